@@ -1,0 +1,112 @@
+"""Everything that can go wrong, and whose fault it is.
+
+    P2pflError
+    ├── RunFileError            what the user wrote: the file, line, key, what was found, what is known
+    ├── DataError               a dataset is missing, damaged, or too small for the partition asked of it
+    ├── RunFolderError          a run folder cannot be read, written, or is not what the command needs
+    │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
+    ├── MissingExtra            an optional package is not installed
+    ├── NetError                what an algorithm asked of its Net (our mistake)
+    │   ├── NotANeighbor        it addressed a peer that is no neighbour, or does not listen
+    │   └── Deadlock            in one process: every peer waits and nothing is under way
+    ├── HandshakeError          a neighbour runs another version, another run or another run file
+    └── WireError               what a neighbour sent (their mistake): dropped, counted and logged, never fatal
+        ├── Malformed           not a message of this protocol
+        ├── WrongVersion        another protocol version
+        ├── WrongRun            a message of another run
+        └── Unexpected          well formed, but a kind, sender, dtype or shape that this peer does not take
+
+Every class renders as one line that says what to do. Nothing in the project raises a bare ``Exception``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class P2pflError(Exception):
+    """Base of all errors that this project raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a run file.
+
+    Attributes:
+        where: ``file:line`` or the ``--set`` flag that it came from.
+        key: dotted path of the key, e.g. ``algorithm.lr``; empty for the file as a whole.
+        message: what was found, what is known, what to do.
+    """
+
+    where: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.where, self.key, self.message) if part)
+
+
+class RunFileError(P2pflError):
+    """A run file cannot be used; ``problems`` holds every reason found, one line each."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+class DataError(P2pflError):
+    """A dataset is missing, damaged, or too small for the partition asked of it."""
+
+
+class RunFolderError(P2pflError):
+    """A run folder cannot be read, written, or is not what the command needs."""
+
+
+class CheckpointError(RunFolderError):
+    """A checkpoint is unreadable or belongs to another run."""
+
+
+class MissingExtra(P2pflError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs {package}, which is not installed: pip install 'p2pfl-mesh[{extra}]'"
+        )
+
+
+class NetError(P2pflError):
+    """An algorithm asked its Net for something impossible."""
+
+
+class NotANeighbor(NetError):
+    """A body was addressed to a peer that is no neighbour, or that stopped listening."""
+
+
+class Deadlock(NetError):
+    """In one process: every peer waits for a message and none is under way."""
+
+
+class HandshakeError(P2pflError):
+    """A neighbour runs another protocol version, another run or another run file."""
+
+
+class WireError(P2pflError):
+    """A neighbour sent something this peer does not take. Dropped, counted, logged; never fatal."""
+
+
+class Malformed(WireError):
+    """Not a message of this protocol."""
+
+
+class WrongVersion(WireError):
+    """A message of another protocol version."""
+
+
+class WrongRun(WireError):
+    """A message of another run."""
+
+
+class Unexpected(WireError):
+    """Well formed, but with a kind, sender, dtype or shape that this peer does not take."""

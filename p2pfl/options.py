@@ -1,0 +1,154 @@
+"""Named things with parameters: what stands behind ``{name: ring, ...}`` in a run file.
+
+An :class:`Options` subclass is a frozen dataclass whose fields are the parameters; the string under a field is
+its note. A :class:`Table` maps the names that a run file may use to the things they name. Both know how to say
+what is known when something else was asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+O = TypeVar("O", bound="Options")
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of every group of parameters that a run file can set.
+
+    ``PRESETS`` maps the values of a field called ``preset`` to the defaults which that preset changes; keys
+    that the run file gives explicitly win over the preset.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @classmethod
+    def known(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def parse(cls: type[O], given: Mapping[str, Any]) -> O:
+        """Build the options from a mapping. Raises OptionErrors, which lists every problem found."""
+        preset = given.get("preset")
+        values = {**(cls.PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given}
+        try:
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            raise OptionErrors(explain(error, cls)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parameters as plain YAML-able values, in the order of declaration."""
+        plain: dict[str, Any] = TypeAdapter(type(self)).dump_python(self, mode="json")
+        return plain
+
+
+class OptionErrors(ValueError):
+    """Every problem found in one group of options, as (path below the group, message)."""
+
+    def __init__(self, problems: Iterable[tuple[Loc, str]]) -> None:
+        self.problems = list(problems)
+        super().__init__("; ".join(f"{'.'.join(map(str, loc))}: {text}" for loc, text in self.problems))
+
+
+@dataclass(frozen=True)
+class Note:
+    """One line of documentation about one parameter."""
+
+    name: str
+    type: str
+    default: Any
+    text: str
+
+
+def notes(options: type[Options]) -> list[Note]:
+    """Name, type, default and note of each parameter, in the order of declaration."""
+    described = TypeAdapter(options).json_schema().get("properties", {})
+    result = []
+    for field in dataclasses.fields(options):
+        if field.default is not dataclasses.MISSING:
+            default: Any = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        else:
+            default = "(required)"
+        text = " ".join(str(described.get(field.name, {}).get("description", "")).split())
+        result.append(Note(field.name, _readable(str(field.type)), default, text))
+    return result
+
+
+class Table(Mapping[str, T], Generic[T]):
+    """Names that a run file may use, and what they name. ``what`` is the word for an entry in messages."""
+
+    def __init__(self, what: str, entries: Mapping[str, T]) -> None:
+        self.what = what
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> T:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, name: str) -> T:
+        """The entry called ``name``. Raises OptionErrors that lists the known names and the nearest one."""
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
+
+
+def unknown(found: object, known: Iterable[str]) -> str:
+    """``unknown 'mapel'; known: local, dpsgd, mapl; did you mean 'mapl'?``"""
+    names = list(known)
+    text = f"unknown {found!r}; known: {', '.join(names) or '(none)'}"
+    close = difflib.get_close_matches(str(found), names, n=1)
+    return f"{text}; did you mean {close[0]!r}?" if close else text
+
+
+def explain(error: ValidationError, options: type[Options] | Iterable[str]) -> list[tuple[Loc, str]]:
+    """A pydantic error in our own words: (path, what was found and what is expected) per problem."""
+    known = options.known() if isinstance(options, type) else tuple(options)
+    problems = []
+    for item in error.errors(include_url=False):
+        loc: Loc = item["loc"]
+        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            text = unknown_key(loc[-1], known) if len(loc) == 1 else "unknown key"
+        elif item["type"] in ("missing", "missing_argument"):
+            text = "missing; it has no default"
+        else:
+            text = f"{item['msg'].removeprefix('Value error, ')} (found {_short(item['input'])})"
+        problems.append((loc, text))
+    return problems
+
+
+def unknown_key(key: object, known: Iterable[str]) -> str:
+    return unknown(key, known).replace("unknown ", "unknown key ", 1)
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _readable(annotation: str) -> str:
+    for name, plain in (
+        ("PositiveInt", "int > 0"),
+        ("NonNegativeInt", "int >= 0"),
+        ("PositiveFloat", "float > 0"),
+        ("NonNegativeFloat", "float >= 0"),
+    ):
+        annotation = annotation.replace(name, plain)
+    return annotation

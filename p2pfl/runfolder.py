@@ -1,0 +1,235 @@
+"""The run folder: where one launch keeps everything, and the only thing its processes share besides sockets.
+
+    runs/mesh20-20261121-093000/
+        run.yaml            the resolved run file; can be launched again as it is
+        run.json            run id, versions, command line, host           (RunFolder.about)
+        addresses/03        where peer 3 listens, e.g. tcp://127.0.0.1:40123
+        slots/0             locks that bound how many peers compute at once on this host
+        summary.json        the table printed at the end
+        peers/03/
+            peer.log        one line per event, for people
+            metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.metrics)
+            status.json     what the peer is doing now                     (Status)
+            result.json     how it ended                                   (Result)
+            checkpoint.pt   everything needed to go on after the last checkpointed round
+            output.log      anything that wrote to stdout or stderr
+
+Files that others read while they change (addresses, status, result, summary) are replaced atomically.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from p2pfl.errors import RunFolderError
+
+PeerId = int
+Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
+"""``queued`` waits for a compute slot, ``waiting`` for neighbours; the last three are final."""
+
+FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
+
+
+@dataclass
+class Status:
+    """What a peer is doing now. ``t`` is the round it is in; ``rounds_done`` counts completed rounds."""
+
+    peer: PeerId
+    pid: int
+    phase: Phase = "starting"
+    t: int = 0
+    rounds_done: int = 0
+    waiting_for: list[PeerId] = field(default_factory=list)
+    accuracy: float | None = None
+    bytes_out: int = 0
+    bytes_in: int = 0
+    error: str = ""
+
+
+@dataclass
+class Result:
+    """How a peer ended.
+
+    ``accuracy``, ``correct`` and ``samples`` are the last evaluation on the peer's own test split, ``best`` the
+    highest accuracy of the run and ``best_round`` its round. ``out`` and ``inn`` count
+    ``{neighbour: {kind: [messages, payload bytes, header bytes]}}`` over the whole run. ``weights`` is the
+    last row of mixing weights, if the method has one; ``group`` the peer's group in the partition.
+    """
+
+    peer: PeerId
+    phase: Phase
+    rounds_done: int
+    digest: str
+    model: str
+    group: int
+    accuracy: float | None = None
+    loss: float | None = None
+    correct: int = 0
+    samples: int = 0
+    global_accuracy: float | None = None
+    best: float | None = None
+    best_round: int | None = None
+    out: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    inn: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    weights: dict[str, float] | None = None
+    missing: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class PeerFolder:
+    """One peer's files."""
+
+    root: Path
+    peer: PeerId
+
+    @property
+    def log(self) -> Path:
+        return self.root / "peer.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint.pt"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output.log"
+
+    def write_status(self, status: Status) -> None:
+        write_json(self.root / "status.json", asdict(status))
+
+    def status(self) -> Status | None:
+        """The peer's status, or None before it wrote one."""
+        found = read_json(self.root / "status.json")
+        return None if found is None else Status(**found)
+
+    def write_result(self, result: Result) -> None:
+        write_json(self.root / "result.json", asdict(result))
+
+    def result(self) -> Result | None:
+        """How the peer ended, or None while it has not."""
+        found = read_json(self.root / "result.json")
+        return None if found is None else Result(**found)
+
+    def clear_result(self) -> None:
+        """Forget how an earlier process of this peer ended; called when a new one takes over."""
+        (self.root / "result.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One launch on disk. ``create`` makes a new one, ``open`` finds an existing one."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path, peers: int) -> RunFolder:
+        """Make the folder (new or empty) with a place for each peer. Raises RunFolderError if it is in use."""
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if any(root.iterdir()):
+                raise RunFolderError(f"{root}: not empty; give a new or an empty folder")
+            folder = cls(root.resolve())
+            for place in (folder.addresses, folder.slots, folder.root / "peers"):
+                place.mkdir()
+            for peer in range(peers):
+                folder.peer(peer).root.mkdir()
+        except OSError as error:
+            raise RunFolderError(f"{root}: cannot be made: {error.strerror}") from error
+        return folder
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        """An existing run. Raises RunFolderError if there is none."""
+        if not (root / "run.yaml").is_file():
+            raise RunFolderError(f"{root}: no run folder (no run.yaml in it); `p2pfl list` shows the runs")
+        return cls(root.resolve())
+
+    @property
+    def run_file(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def addresses(self) -> Path:
+        return self.root / "addresses"
+
+    @property
+    def slots(self) -> Path:
+        return self.root / "slots"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host."""
+        found = read_json(self.root / "run.json")
+        if found is None:
+            raise RunFolderError(f"{self.root}: run.json is missing")
+        return found
+
+    def write_about(self, about: dict[str, Any]) -> None:
+        write_json(self.root / "run.json", about)
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    def peer(self, peer: PeerId) -> PeerFolder:
+        return PeerFolder(self.root / "peers" / f"{peer:02d}", peer)
+
+    def peers(self) -> Iterator[PeerFolder]:
+        """All peers' folders, ascending."""
+        try:
+            ids = sorted(int(entry.name) for entry in (self.root / "peers").iterdir() if entry.name.isdigit())
+        except OSError as error:
+            raise RunFolderError(f"{self.root}: no peers folder: {error.strerror}") from error
+        return (self.peer(peer) for peer in ids)
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replace ``path`` as a whole: a reader sees the old bytes or the new ones, never a part.
+
+    ``durable`` also waits until the disk has it, so that it survives a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from error
+    if durable:
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in ``path``, or None if there is no such file. Raises RunFolderError if it is damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path}: unreadable: {error}") from error
+    if not isinstance(value, dict):
+        raise RunFolderError(f"{path}: not a JSON object")
+    return value
