@@ -1,0 +1,103 @@
+"""One seed, many independent streams, each with a name.
+
+Every random choice of a run comes from ``(seed, peer, name)`` through numpy's SeedSequence, so that peers and
+purposes never disturb one another: drawing one more augmentation on peer 3 changes nothing on peer 4, nor the
+order in which peer 3 visits its samples. No stream depends on a clock, a process id or the order of events.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_SHARED, _PEER = 0, 1
+
+
+def _sequence(seed: int, *key: int | str) -> np.random.SeedSequence:
+    spawn_key = tuple(zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key)
+    return np.random.SeedSequence(seed, spawn_key=spawn_key)
+
+
+def shared(seed: int, name: str, t: int = 0) -> np.random.Generator:
+    """A stream that draws the same on every peer; ``t`` starts it afresh each round."""
+    return np.random.default_rng(_sequence(seed, _SHARED, name, t))
+
+
+@contextmanager
+def torch_seeded(seed: int, name: str) -> Iterator[None]:
+    """Torch's global RNG seeded by a *shared* stream inside, and as it was before outside.
+
+    For initial values that are equal on every peer.
+    """
+    with _global_rng(_torch_state(_sequence(seed, _SHARED, name))):
+        yield
+
+
+class Streams:
+    """The named random streams of one peer.
+
+    ``numpy(name)`` hands out a numpy Generator that lives as long as the peer; ``torch(name)`` swaps the
+    peer's stream into torch's global RNG for a block of code that draws from there (initialisation,
+    augmentation, dropout). Such a block must not await: other peers may share the process.
+    """
+
+    def __init__(self, seed: int, peer: int) -> None:
+        self.seed = seed
+        self.peer = peer
+        self._numpy: dict[str, np.random.Generator] = {}
+        self._torch: dict[str, torch.Tensor] = {}
+
+    def numpy(self, name: str) -> np.random.Generator:
+        if name not in self._numpy:
+            self._numpy[name] = np.random.default_rng(_sequence(self.seed, _PEER, self.peer, name))
+        return self._numpy[name]
+
+    @contextmanager
+    def torch(self, name: str) -> Iterator[None]:
+        if name not in self._torch:
+            self._torch[name] = _torch_state(_sequence(self.seed, _PEER, self.peer, name))
+        with _global_rng(self._torch[name]) as after:
+            yield
+        self._torch[name] = after[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Positions of all streams used so far: plain numbers and uint8 tensors."""
+        return {
+            "numpy": {name: stream.bit_generator.state for name, stream in self._numpy.items()},
+            "torch": dict(self._torch),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, position in state["numpy"].items():
+            self.numpy(name).bit_generator.state = position
+        self._torch = dict(state["torch"])
+
+
+def _torch_state(sequence: np.random.SeedSequence) -> torch.Tensor:
+    seed = int(sequence.generate_state(1, np.uint64)[0])
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+@contextmanager
+def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """Put ``state`` into the global CPU generator; yields a list that holds the state reached, at the end.
+
+    On a GPU the device generator is seeded from the same stream, so that dropout there is repeatable too.
+    """
+    before = torch.get_rng_state()
+    after: list[torch.Tensor] = []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    try:
+        torch.set_rng_state(state)
+        with torch.random.fork_rng(devices=devices, enabled=bool(devices)):
+            if devices:
+                torch.cuda.manual_seed(int(torch.randint(0, 2**62, ())))
+            yield after
+            after.append(torch.get_rng_state())
+    finally:
+        torch.set_rng_state(before)
