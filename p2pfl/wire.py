@@ -249,15 +249,18 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(copy.reshape(-1).view(torch.uint8).numpy())
 
 
-def decode(frames: Sequence[Buffer], run: str, vocabulary: Vocabulary) -> Message:
-    """Frames to message. Raises a WireError that says what is wrong; touches no tensor memory before that."""
+def decode(frames: Sequence[Buffer], run: str | None, vocabulary: Vocabulary) -> Message:
+    """Frames to message. Raises a WireError that says what is wrong; touches no tensor memory before that.
+
+    ``run`` None takes messages of any run: only for the answer to a handshake.
+    """
     if not frames:
         raise Malformed("a message without frames")
     envelope = _header(frames[0])
     version, theirs, kind, t, sender, seq, flags, count, fields, entries = envelope
     if version != VERSION:
         raise WrongVersion(f"protocol version {version!r}; this peer speaks {VERSION}")
-    if theirs != run:
+    if run is not None and theirs != run:
         raise WrongRun(f"a message of run {theirs!r}; this is run {run!r}")
     if type(kind) is not str or type(fields) is not dict or type(entries) is not list:
         raise Malformed("kind, fields or tensors of the wrong type")

@@ -1,0 +1,181 @@
+"""What every algorithm has: a model, samples, random streams, hyper-parameters, and one round at a time.
+
+An algorithm is the paper's pseudo-code as a coroutine, ``round``, with the paper's equations as pure functions
+beside it. It trains, predicts, speaks and mixes. It does not evaluate, time, count, log or write: the session
+that drives it does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from p2pfl.models import Model
+from p2pfl.net import Net
+from p2pfl.options import Options
+from p2pfl.rng import Streams
+from p2pfl.runfolder import PeerId
+from p2pfl.training import Meter, PeerData
+from p2pfl.wire import Layout
+
+H = TypeVar("H", bound=Options)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a peer is given before round 0."""
+
+    me: PeerId
+    peers: int
+    seed: int
+    model: Model
+    data: PeerData
+    streams: Streams
+    device: torch.device
+
+
+class Algorithm(ABC, Generic[H]):
+    """Base of all methods. A subclass sets the class attributes, ``setup``, ``round``, ``loss``, ``layouts``."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    authors: ClassVar[str]
+    venue: ClassVar[str]
+    url: ClassVar[str]
+    Hyper: ClassVar[type[Options]]
+    homogeneous: ClassVar[bool] = False
+    """Whole models are mixed, so all peers need one architecture; they also start from one initial model."""
+    state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
+    """Attributes that make up the method's state: what a checkpoint holds and a digest covers."""
+
+    model: Model
+    optimizer: torch.optim.Optimizer
+    views: int = 1
+    """Augmented views of each sample in a training batch."""
+    finished: bool = False
+    """Set by a method that ends before the run's last round."""
+
+    def __init__(self, hyper: H, setting: Setting) -> None:
+        self.hyper = hyper
+        self.me = setting.me
+        self.peers = setting.peers
+        self.seed = setting.seed
+        self.model = setting.model
+        self.data = setting.data
+        self.streams = setting.streams
+        self.device = setting.device
+        self.meter = Meter()
+        self.training_seconds = 0.0
+        self.after_batch: Callable[[], None] = lambda: None
+        self.setup()
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Make what the method needs besides the model: optimiser, prototypes, weights."""
+
+    @abstractmethod
+    async def round(self, t: int, net: Net) -> None:
+        """One round of the paper's algorithm."""
+
+    @abstractmethod
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Terms of the training loss on one batch; their sum is minimised.
+
+        Args:
+            x: float [views * B, C, H, W], the first views of all samples, then the second ones.
+            labels: int64 [views * B].
+        """
+
+    @abstractmethod
+    def layouts(self) -> Sequence[Layout]:
+        """What neighbours may say: kinds, dtypes, shapes. Anything else is refused on arrival."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Class scores [B, K] of normalised images [B, C, H, W]."""
+        scores: Tensor = self.model(x)
+        return scores
+
+    def weights(self) -> Mapping[PeerId, float] | None:
+        """The last row of mixing weights, self included, for the records; None if the method has none."""
+        return None
+
+    # -- what subclasses use
+
+    def train(self, *, epochs: int | None = None, steps: int | None = None, batch: int) -> None:
+        """Train for so many epochs over the own samples, or for so many steps."""
+        began = perf_counter()
+        with self.training():
+            for images, labels in self._batches(epochs, steps, batch):
+                self.step(images, labels)
+                self.after_batch()
+        self.training_seconds += perf_counter() - began
+
+    def _batches(self, epochs: int | None, steps: int | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self.streams.numpy("batches")
+        if steps is None:
+            for _ in range(epochs or 0):
+                yield from self.data.batches(size, order)
+            return
+        done = 0
+        while done < steps and len(self.data.train):
+            for batch in self.data.batches(size, order):
+                yield batch
+                done += 1
+                if done == steps:
+                    return
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """One optimiser step on a batch of uint8 images."""
+        with self.streams.torch("augmentation"):
+            x = torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
+        labels = labels.repeat(self.views)
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.streams.torch("dropout"):
+            terms = self.loss(x, labels)
+            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.meter.add(terms, len(images))
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Modules in training mode inside, in evaluation mode outside."""
+        for module in self._modules():
+            module.train()
+        try:
+            yield
+        finally:
+            for module in self._modules():
+                module.eval()
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return (value for value in vars(self).values() if isinstance(value, nn.Module))
+
+    # -- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The method's whole state, as nested dicts of tensors and plain values (not copied)."""
+        return {name: _state_of(getattr(self, name)) for name in self.state}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in self.state:
+            current = getattr(self, name)
+            if hasattr(current, "load_state_dict"):
+                current.load_state_dict(state[name])
+            elif isinstance(current, Tensor):
+                current.copy_(state[name])
+            else:
+                setattr(self, name, state[name])
+
+
+def _state_of(value: Any) -> Any:
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    return value.detach() if isinstance(value, Tensor) else value

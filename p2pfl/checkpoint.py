@@ -1,0 +1,49 @@
+"""Checkpoints: everything a peer needs to go on after a round as if nothing had happened.
+
+A checkpoint is one file, replaced atomically and durably, loaded with ``weights_only`` (tensors and plain
+containers; nothing in it is executed). It names the run and the peer that it belongs to.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2pfl.errors import CheckpointError
+from p2pfl.runfolder import PeerId, write_atomically
+
+
+def snapshot(state: Any) -> Any:
+    """A deep copy on the CPU that later training does not touch."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: snapshot(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(snapshot(value) for value in state)
+    return copy.deepcopy(state)
+
+
+def save(path: Path, state: dict[str, Any]) -> None:
+    """Write ``state`` so that after a crash the old or the new file is there, whole. Raises RunFolderError."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_atomically(path, buffer.getvalue(), durable=True)
+
+
+def load(path: Path, run_id: str, me: PeerId) -> dict[str, Any] | None:
+    """The state last saved, or None if there is none. Raises CheckpointError."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{path}: damaged: {error}; remove it to start this peer from round 0") from None
+    if not isinstance(state, dict) or (state.get("run"), state.get("peer")) != (run_id, me):
+        raise CheckpointError(f"{path}: belongs to another run or peer; remove it to start from round 0")
+    return state

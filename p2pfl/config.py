@@ -1,0 +1,373 @@
+"""The run file: everything one launch needs to know, typed and validated.
+
+``load`` reads YAML, applies ``--set`` overrides, resolves every named thing (graph, partition, augmentation,
+models, algorithm) against its table and checks what can be checked before a process is started. All problems
+are reported at once, each as ``file:line: key: what was found; what is known``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+)
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Partition, Source
+from p2pfl.errors import P2pflError, Problem, RunFileError
+from p2pfl.models import MODELS, architecture
+from p2pfl.options import Loc, OptionErrors, Options, Table, explain, unknown, unknown_key
+from p2pfl.topology import GRAPHS, Graph, Topology
+
+
+class Section(BaseModel):
+    """A mapping of the run file with a fixed set of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Named(BaseModel):
+    """A named thing with parameters: ``ring``, or ``{name: regular, degree: 4}``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Data(Section):
+    """What the peers learn from."""
+
+    dataset: Named
+    """Which images, e.g. digits, mnist, fashion-mnist."""
+    partition: Named = Named(name="iid")
+    """Who gets which samples."""
+    augment: Named = Named(name="none")
+    """What happens to training images; methods with two views draw it twice."""
+    root: Annotated[Path, AfterValidator(Path.absolute)] | None = None
+    """Where the files lie; default $P2PFL_DATA, else a folder in the user's cache."""
+    download: bool = True
+    """Fetch missing files."""
+
+    _short = field_validator("dataset", "partition", "augment", mode="before")(_named)
+
+
+class Models(Section):
+    """Which networks the peers train: peer m gets entry m mod len of the group."""
+
+    name: str = "tiny4"
+    """A group (tiny4, mapl4) or one backbone that all peers have."""
+    features: PositiveInt | None = None
+    """Width d of the feature vector; default: the group's."""
+
+
+class Transport(Section):
+    """How peers reach each other, and how long they wait."""
+
+    host: str = "127.0.0.1"
+    """Address that peers bind; the port is chosen by the system."""
+    deadline: PositiveFloat = 600.0
+    """Seconds that one wait for a neighbour's message may last while its link is up or not yet made."""
+    grace: PositiveFloat = 10.0
+    """Seconds that a wait goes on after a neighbour's link was lost."""
+    queue: PositiveInt = 64
+    """Messages per neighbour that may wait to be sent, and that may wait to be read."""
+    max_message: PositiveInt = 1 << 30
+    """Bytes of the largest message that is accepted."""
+    jitter: float = Field(default=0.0, ge=0.0, le=60.0)
+    """Each message is held back by a random time up to this many seconds: for tests of order independence."""
+
+
+class Gpu(Section):
+    """How peers share the GPUs of a host; peer i uses GPU i mod n."""
+
+    peers_per_gpu: PositiveInt = 1
+    """Peers that may compute on one GPU at the same time."""
+    memory_fraction: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Share of the GPU's memory that one peer may allocate; default 1 / (peers placed on that GPU)."""
+    mps: bool = False
+    """Run the peers under NVIDIA's Multi-Process Service, so that their kernels overlap."""
+
+
+class RunFile(Section):
+    """One launch, as the file says it. ``load`` makes it; ``Run`` adds what follows from it."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Goes into the name of the run folder."""
+    seed: int = Field(default=0, ge=0)
+    """All randomness follows from it."""
+    rounds: PositiveInt
+    peers: PositiveInt
+    graph: Named = Named(name="complete")
+    """Who may talk to whom."""
+    data: Data
+    models: Models = Models()
+    algorithm: Named
+    transport: Transport = Transport()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu: Gpu = Gpu()
+    threads: PositiveInt = 1
+    """CPU threads of one peer. Sums may round differently with another number."""
+    slots: PositiveInt | None = None
+    """Peers that compute at the same time on one host; default: cores / threads, or GPUs * peers_per_gpu."""
+    eval_every: PositiveInt = 1
+    """Evaluate after every n-th round, and after the last."""
+    global_test: bool = False
+    """Evaluate on the whole test set too."""
+    checkpoint_every: PositiveInt = 10
+    """Write a checkpoint after every n-th round, and after the last."""
+    out: Path = Path("runs")
+    """Folder in which run folders are made."""
+
+    _short = field_validator("graph", "algorithm", mode="before")(_named)
+    _short_models = field_validator("models", mode="before")(_named)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run file that has been checked, with every named thing resolved."""
+
+    file: RunFile
+    hyper: Options
+    """The algorithm's hyper-parameters."""
+    graph: Graph
+    topology: Topology
+    source: Source
+    """Of the dataset."""
+    partition: Partition
+    augmentation: Augmentation
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def seed(self) -> int:
+        return self.file.seed
+
+    @property
+    def rounds(self) -> int:
+        return self.file.rounds
+
+    @property
+    def peers(self) -> int:
+        return self.file.peers
+
+    @property
+    def algorithm(self) -> type[Algorithm[Any]]:
+        return ALGORITHMS[self.file.algorithm.name]
+
+    def resolved(self) -> dict[str, Any]:
+        """The run as plain values with every default filled in; loading it gives an equal run."""
+        plain = self.file.model_dump(mode="json")
+        plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology)
+        plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict()}
+        data = plain["data"]
+        data["dataset"] = {"name": self.file.data.dataset.name, **self.source.to_dict()}
+        data["partition"] = {"name": self.file.data.partition.name, **self.partition.to_dict()}
+        data["augment"] = {"name": self.file.data.augment.name, **self.augmentation.to_dict()}
+        return plain
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=100)
+
+    def digest(self) -> str:
+        """SHA-256 over everything that a peer computes from; equal on all peers of one run."""
+        plain = self.resolved()
+        for local in ("out", "slots", "gpu", "device", "checkpoint_every"):
+            plain.pop(local)
+        plain["data"].pop("root")
+        plain["data"].pop("download")
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def load(path: Path, sets: Sequence[str] = ()) -> Run:
+    """Read, override, validate. ``sets`` are ``dotted.key=YAML value``. Raises RunFileError with all problems."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RunFileError([Problem(str(path), "", f"cannot be read: {reason}")]) from None
+    source = _Source(str(path))
+    tree = source.read(text)
+    for assignment in sets:
+        source.override(tree, assignment)
+    return _check(tree, source, path.parent)
+
+
+def from_dict(tree: Mapping[str, Any], where: str = "run") -> Run:
+    """The same for a run that a program made. ``where`` names it in messages."""
+    return _check(dict(tree), _Source(where), Path())
+
+
+# ---- from YAML to plain values, remembering lines ---------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-4 as a string; ours reads it as the number it is."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:float"]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)|\d[\d_]*\.[\d_]*|\.\d[\d_]*([eE][-+]?\d+)?|\.inf|\.nan)$"),
+    list("-+0123456789."),
+)
+
+
+class _Source:
+    """Where each key came from: a line of the file, or a ``--set`` flag."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.places: dict[Loc, str] = {}
+
+    def read(self, text: str) -> dict[str, Any]:
+        try:
+            loader = _Loader(text)
+            node = loader.get_single_node()
+            self._walk(node, ())
+            value = loader.construct_document(node) if node is not None else None
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise RunFileError([Problem(f"{self.name}:{line}", "", f"not YAML: {error.problem}")]) from None
+        except (yaml.YAMLError, ValueError) as error:
+            raise RunFileError([Problem(self.name, "", f"not YAML: {error}")]) from None
+        if not isinstance(value, dict):
+            raise RunFileError([Problem(self.name, "", "holds no mapping of keys to values (is it empty?)")])
+        return value
+
+    def _walk(self, node: yaml.Node | None, path: Loc) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: dict[str, int] = {}
+            for key, value in node.value:
+                line, name = key.start_mark.line + 1, str(key.value)
+                if name in seen:
+                    text = f"given twice, first in line {seen[name]}"
+                    dotted = ".".join(map(str, (*path, name)))
+                    raise RunFileError([Problem(f"{self.name}:{line}", dotted, text)])
+                seen[name] = line
+                self.places[(*path, name)] = f"{self.name}:{line}"
+                self._walk(value, (*path, name))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self.places[(*path, index)] = f"{self.name}:{item.start_mark.line + 1}"
+                self._walk(item, (*path, index))
+
+    def override(self, tree: dict[str, Any], assignment: str) -> None:
+        where = f"--set {assignment}"
+        dotted, equals, text = assignment.partition("=")
+        path = tuple(dotted.split("."))
+        if not equals or not all(path):
+            raise RunFileError([Problem(where, "", "not of the form key=value or section.key=value")])
+        try:
+            value = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+        except yaml.YAMLError:
+            raise RunFileError([Problem(where, dotted, f"the value is not YAML: {text!r}")]) from None
+        here: dict[str, Any] = tree
+        for part in path[:-1]:
+            below = here.get(part)
+            if below is None or isinstance(below, str):
+                # `algorithm: mapl` with --set algorithm.lr=... means {name: mapl, lr: ...}
+                below = {} if below is None else {"name": below}
+                here[part] = below
+            if not isinstance(below, dict):
+                raise RunFileError([Problem(where, dotted, f"{part} is no section")])
+            here = below
+        here[path[-1]] = value
+        for known in [known for known in self.places if known[: len(path)] == path]:
+            del self.places[known]
+        self.places[path] = where
+
+    def problem(self, loc: Loc, message: str) -> Problem:
+        """Placed at the key itself, else at the nearest enclosing one."""
+        for length in range(len(loc), 0, -1):
+            place = self.places.get(loc[:length])
+            if place is not None:
+                return Problem(place, ".".join(map(str, loc)), message)
+        return Problem(self.name, ".".join(map(str, loc)), message)
+
+
+# ---- from plain values to a Run -----------------------------------------------------------------------------
+
+_Entry = TypeVar("_Entry", bound=Options)
+
+
+def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
+    problems: list[Problem] = []
+
+    def resolve(loc: Loc, table: Table[type[_Entry]], named: Named) -> _Entry | None:
+        try:
+            return table.find(named.name).parse(named.given)
+        except OptionErrors as errors:
+            problems.extend(source.problem(loc + below, text) for below, text in errors.problems)
+            return None
+
+    try:
+        file = RunFile.model_validate(tree)
+    except ValidationError as error:
+        raise RunFileError(
+            source.problem(loc, _with_known_keys(loc, text)) for loc, text in explain(error, RunFile.model_fields)
+        ) from None
+
+    hypers = Table("algorithm", {name: method.Hyper for name, method in ALGORITHMS.items()})
+    hyper = resolve(("algorithm",), hypers, file.algorithm)
+    graph = resolve(("graph",), GRAPHS, file.graph)
+    dataset = resolve(("data", "dataset"), DATASETS, file.data.dataset)
+    partition = resolve(("data", "partition"), PARTITIONS, file.data.partition)
+    augmentation = resolve(("data", "augment"), AUGMENTATIONS, file.data.augment)
+    if file.models.name not in MODELS:
+        problems.append(source.problem(("models", "name"), unknown(file.models.name, MODELS)))
+    elif hyper is not None and ALGORITHMS[file.algorithm.name].homogeneous:
+        kinds = sorted({architecture(file.models.name, peer) for peer in range(file.peers)})
+        if len(kinds) > 1:
+            text = (
+                f"{file.algorithm.name} mixes whole models, so all peers need one architecture; "
+                f"{file.models.name!r} has {', '.join(kinds)}: name one of these instead"
+            )
+            problems.append(source.problem(("models", "name"), text))
+    topology = None
+    if graph is not None:
+        try:
+            topology = graph.build(file.peers, file.seed, base)
+        except P2pflError as error:
+            problems.append(source.problem(("graph",), str(error)))
+    if problems:
+        raise RunFileError(problems)
+    assert hyper and graph and topology and dataset and partition and augmentation  # else there were problems
+    return Run(file, hyper, graph, topology, dataset, partition, augmentation)
+
+
+def _with_known_keys(loc: Loc, text: str) -> str:
+    """``explain`` knows the keys of the top level; here are those of the sections below."""
+    if text != "unknown key":
+        return text
+    section: Any = RunFile
+    for part in loc[:-1]:
+        section = section.model_fields[part].annotation
+    return unknown_key(loc[-1], section.model_fields)

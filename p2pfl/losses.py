@@ -1,0 +1,64 @@
+"""Losses that several papers share, as pure functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss (Khosla et al., 2020, L_out).
+
+    −(1/|Q|) Σ_q 1/|X+(q)| Σ_{r∈X+(q)} log[ exp(cos(p_q, p_r)/τ) / Σ_{m≠q} exp(cos(p_q, p_m)/τ) ],
+    where X+(q) are the other samples with q's label; a q without any contributes 0.
+
+    Args:
+        p: projections, float [Q, d]; normalised here.
+        labels: int64 [Q].
+        temperature: τ.
+    """
+    p = normalize(p, dim=1)
+    similarity = p @ p.T / temperature
+    itself = torch.eye(len(p), dtype=torch.bool, device=p.device)
+    log_probability = similarity - similarity.masked_fill(itself, -torch.inf).logsumexp(1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    per_sample = log_probability.masked_fill(~positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)
+    return -per_sample.mean()
+
+
+def supervised_contrastive_inside(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The variant with the sum inside the logarithm (Khosla et al., 2020, L_in, without its 1/|X+|).
+
+    −(1/|Q|) Σ_q log[ Σ_{r∈X+(q)} exp(cos/τ) / Σ_{m≠q} exp(cos/τ) ]; same arguments.
+    """
+    p = normalize(p, dim=1)
+    similarity = p @ p.T / temperature
+    itself = torch.eye(len(p), dtype=torch.bool, device=p.device)
+    positive = (labels[:, None] == labels[None, :]) & ~itself
+    everyone = similarity.masked_fill(itself, -torch.inf).logsumexp(1)
+    friends = similarity.masked_fill(~positive, -torch.inf).logsumexp(1)
+    has_friends = positive.any(1)
+    return -(friends - everyone)[has_friends].sum() / len(p)
+
+
+def prototype_contrastive(p: Tensor, labels: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of the cosines between projections and class prototypes.
+
+    −(1/|Q|) Σ_q log[ exp(cos(p_q, ξ^{y_q})/τ) / Σ_k exp(cos(p_q, ξ^k)/τ) ].
+
+    Args:
+        p: projections, float [Q, d].
+        labels: int64 [Q].
+        prototypes: ξ, float [K, d].
+        temperature: τ.
+    """
+    cosines = normalize(p, dim=1) @ normalize(prototypes, dim=1).T
+    return torch.nn.functional.cross_entropy(cosines / temperature, labels)
+
+
+def uniformity(prototypes: Tensor) -> Tensor:
+    """(1/K) Σ_k Σ_{r≠k} cos(ξ^k, ξ^r) of prototypes [K, d]: small when they point apart."""
+    unit = normalize(prototypes, dim=1)
+    cosines = unit @ unit.T
+    return (cosines.sum() - cosines.diagonal().sum()) / len(prototypes)

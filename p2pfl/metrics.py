@@ -1,0 +1,118 @@
+"""What is measured in a round, and the record that is written for it: one JSON object per line of metrics.jsonl.
+
+    {"peer": 3, "t": 12,
+     "loss": {"ce": 0.31, "cont": 1.92, …},            means over the round's training samples, by term
+     "seconds": {"training": …, "waiting": …, "queued": …, "evaluating": …, "total": …},
+     "out": {"7": {"Prototypes": [1, 2560, 61]}, …},    messages, payload bytes, header bytes by neighbour, kind
+     "in": {…},                                         the same for what was taken
+     "missing": {"Prototypes": [5]},                    neighbours that missed the deadline, by kind
+     "sources": 19, "listeners": 19,                    peers heard, peers hearing, in this round
+     "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
+     "personal": {"accuracy", "loss", "correct", "samples"} | null,      own test split, when evaluated
+     "global": {…} | null}                              whole test set, when asked for
+
+Seconds of ``mixing`` and everything else are what remains of ``total``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2pfl.net import Counts
+from p2pfl.runfolder import PeerId
+from p2pfl.training import Evaluation
+
+
+@dataclass
+class RoundRecord:
+    """One peer's round; see the module's docstring for units."""
+
+    peer: PeerId
+    t: int
+    loss: dict[str, float]
+    seconds: dict[str, float]
+    out: Counts
+    inn: Counts
+    missing: dict[str, list[PeerId]]
+    sources: int
+    listeners: int
+    weights: Mapping[PeerId, float] | None = None
+    personal: Evaluation | None = None
+    whole: Evaluation | None = None
+
+    def to_json(self) -> str:
+        record = {
+            "peer": self.peer,
+            "t": self.t,
+            "loss": {name: round(value, 6) for name, value in self.loss.items()},
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "out": self.out,
+            "in": self.inn,
+            "missing": self.missing,
+            "sources": self.sources,
+            "listeners": self.listeners,
+            "weights": self.weights,
+            "personal": None if self.personal is None else asdict(self.personal),
+            "global": None if self.whole is None else asdict(self.whole),
+        }
+        return json.dumps(record)
+
+
+def append(path: Path, record: RoundRecord) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(record.to_json() + "\n")
+
+
+def keep_before(path: Path, t: int) -> None:
+    """Drop records of round ``t`` and later: a peer that resumes writes them again."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["t"] < t]
+    path.write_text("".join(kept), encoding="utf-8")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All complete records; a line cut off by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+@dataclass
+class Totals:
+    """What adds up over a run."""
+
+    out: Counts = field(default_factory=dict)
+    inn: Counts = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    missing: int = 0
+    best: float | None = None
+    best_round: int | None = None
+
+    def add(self, record: RoundRecord) -> None:
+        for total, counts in ((self.out, record.out), (self.inn, record.inn)):
+            for neighbor, kinds in counts.items():
+                for kind, entry in kinds.items():
+                    into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
+                    into[:] = [a + b for a, b in zip(into, entry, strict=True)]
+        for name, value in record.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.missing += sum(map(len, record.missing.values()))
+        if record.personal is not None and (self.best is None or record.personal.accuracy > self.best):
+            self.best, self.best_round = record.personal.accuracy, record.t
+
+    def bytes_out(self) -> int:
+        return _bytes(self.out)
+
+    def bytes_in(self) -> int:
+        return _bytes(self.inn)
+
+
+def _bytes(counts: Counts) -> int:
+    return sum(entry[1] + entry[2] for kinds in counts.values() for entry in kinds.values())

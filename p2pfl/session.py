@@ -1,0 +1,393 @@
+"""One peer's run from its first round to its last: build, round, evaluate, record, checkpoint.
+
+The same session runs over any link: ``simulate`` drives many of them in one process, ``peers`` one per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from p2pfl import checkpoint, metrics, rng
+from p2pfl.algorithms.base import Algorithm, Setting
+from p2pfl.config import Run
+from p2pfl.data import Dataset, Share, open_dataset
+from p2pfl.metrics import RoundRecord, Totals
+from p2pfl.models import build
+from p2pfl.net import Endpoint
+from p2pfl.rng import Streams
+from p2pfl.runfolder import PeerFolder, PeerId, Phase, Result, Status
+from p2pfl.tensors import digest
+from p2pfl.training import Evaluation, PeerData, evaluate
+
+STATUS_EVERY = 0.5
+"""Seconds between two updates of the status file while waiting."""
+
+
+class Stopped(Exception):
+    """The session was asked to stop; its last completed round is checkpointed."""
+
+
+class Slot(Protocol):
+    """Permission to compute, of which a host has only so many at a time."""
+
+    async def acquire(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class FreeSlot:
+    """Always granted: within one process only one peer computes anyway."""
+
+    async def acquire(self) -> None:
+        return
+
+    def release(self) -> None:
+        return
+
+
+def load_data(run: Run) -> tuple[Dataset, list[Share]]:
+    """The run's images, mapped from this host's cache, and who gets which of them."""
+    file = run.file.data
+    dataset = open_dataset(file.dataset.name, run.source, file.root, file.download)
+    shares = run.partition.split(
+        dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
+    )
+    return dataset, shares
+
+
+def make_algorithm(
+    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Share]], device: torch.device, streams: Streams
+) -> Algorithm[Any]:
+    """Peer ``me``'s model, samples and method as they are before round 0."""
+    dataset, shares = data
+    augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
+    models = run.file.models
+    initialised = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
+    with initialised:
+        model = build(
+            models.name, me, dataset.channels, dataset.size, dataset.classes, models.features
+        ).to(device)
+    setting = Setting(
+        me=me,
+        peers=run.peers,
+        seed=run.seed,
+        model=model,
+        data=PeerData(dataset, shares[me], augment, device),
+        streams=streams,
+        device=device,
+    )
+    return run.algorithm(run.hyper, setting)
+
+
+class Session:
+    """One peer's run.
+
+    Args:
+        run: the run.
+        me: this peer.
+        run_id: id of the launch, equal on all peers.
+        data: what ``load_data`` returned.
+        folder: where the peer's files go; None keeps nothing.
+        device: where the model lives.
+        deadline: seconds that one wait for a neighbour may last; None for ever.
+        slot: permission to compute.
+        log: receives one line per event.
+        pid: goes into the status file.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        me: PeerId,
+        run_id: str,
+        data: tuple[Dataset, Sequence[Share]],
+        *,
+        folder: PeerFolder | None = None,
+        device: torch.device | None = None,
+        deadline: float | None = None,
+        slot: Slot | None = None,
+        log: logging.Logger | None = None,
+        pid: int = 0,
+        on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+    ) -> None:
+        self.settings = run.file
+        self.me = me
+        self.run_id = run_id
+        self.folder = folder
+        self.log = log or logging.getLogger("p2pfl.null")
+        self.slot = slot or FreeSlot()
+        self.on_round = on_round
+        self.streams = Streams(run.seed, me)
+        self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
+        self.algorithm.after_batch = self._after_batch
+        self.endpoint = Endpoint(
+            me, run.topology, run_id, run.seed, self.algorithm.layouts(), deadline, self._idle
+        )
+        self.totals = Totals()
+        self.status = Status(me, pid)
+        self.rounds_done = 0
+        self.personal: Evaluation | None = None
+        self.whole: Evaluation | None = None
+        self.stopping = False
+        self._current: asyncio.Future[None] | None = None
+        self._queued = 0.0
+        self._computing = False
+        self._saved: dict[str, Any] | None = None
+        self._saved_on_disk = -1
+
+    # -- the loop
+
+    async def run(self) -> Result:
+        """All rounds that are left. Returns the result; it is also written to the folder.
+
+        Raises Stopped after a request to stop (the last completed round is then on disk); whatever else goes
+        wrong is raised after it was written down too.
+        """
+        try:
+            self._resume()
+            self._take_snapshot()
+            while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
+                if self.stopping:
+                    raise Stopped
+                self._current = asyncio.ensure_future(self._round(self.rounds_done))
+                await self._current
+            self._save()
+            return self._end("finished")
+        except (Stopped, asyncio.CancelledError):
+            self._save()
+            self._end("stopped")
+            self.log.info("stopped after %d rounds; checkpointed", self.rounds_done)
+            if self.stopping:
+                raise Stopped from None
+            raise
+        except BaseException as error:
+            self._end("failed", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self._release()
+
+    async def _round(self, t: int) -> None:
+        began = perf_counter()
+        self._queued = 0.0
+        self._say("queued", t)
+        await self._acquire()
+        self._say("training", t)
+        net = self.endpoint.begin(t)
+        sources, listeners = len(net.sources), len(net.listeners)
+        await self.algorithm.round(t, net)
+        await self.endpoint.finish(t)
+        last = t + 1 == self.settings.rounds or self.algorithm.finished
+        evaluating = perf_counter()
+        personal = whole = None
+        if last or (t + 1) % self.settings.eval_every == 0:
+            self._say("evaluating", t)
+            personal, whole = self._evaluate()
+        now = perf_counter()
+        record = RoundRecord(
+            peer=self.me,
+            t=t,
+            loss=self.algorithm.meter.drain(),
+            seconds={
+                "training": self.algorithm.training_seconds,
+                "waiting": self.endpoint.waited,
+                "queued": self._queued,
+                "evaluating": now - evaluating,
+                "total": now - began,
+            },
+            out=self.endpoint.out,
+            inn=self.endpoint.inn,
+            missing=self.endpoint.missing,
+            sources=sources,
+            listeners=listeners,
+            weights=self.algorithm.weights(),
+            personal=personal,
+            whole=whole,
+        )
+        self.algorithm.training_seconds = 0.0
+        self.rounds_done = t + 1
+        self.totals.add(record)
+        self._report(record)
+        self._take_snapshot()
+        if self.rounds_done % self.settings.checkpoint_every == 0:
+            self._save()
+        self.on_round(self.me, t)
+
+    def _evaluate(self) -> tuple[Evaluation | None, Evaluation | None]:
+        data = self.algorithm.data
+        self.personal = evaluate(self.algorithm.predict, data, data.test)
+        if self.settings.global_test:
+            self.whole = evaluate(self.algorithm.predict, data, data.everything)
+        return self.personal, self.whole
+
+    # -- compute slots: held while computing, given up in every wait
+
+    async def _acquire(self) -> None:
+        if not self._computing:
+            began = perf_counter()
+            await self.slot.acquire()
+            self._computing = True
+            self._queued += perf_counter() - began
+
+    def _release(self) -> None:
+        if self._computing:
+            self.slot.release()
+            self._computing = False
+
+    @asynccontextmanager
+    async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
+        self._release()
+        watch = asyncio.create_task(self._watch(waits_for)) if self.folder else None
+        try:
+            yield
+        finally:
+            if watch is not None:
+                watch.cancel()
+        self._say("queued", self.status.t)
+        await self._acquire()
+        self._say("training", self.status.t)
+
+    async def _watch(self, waits_for: Callable[[], list[PeerId]]) -> None:
+        """Keep the status file saying whom this peer waits for."""
+        while True:
+            self._say("waiting", self.status.t, waits_for())
+            await asyncio.sleep(STATUS_EVERY)
+
+    # -- stopping
+
+    def stop(self) -> None:
+        """Ask the session to stop after the current batch; ``interrupt`` must follow from the event loop."""
+        self.stopping = True
+
+    def interrupt(self) -> None:
+        """End whatever the round waits for."""
+        if self._current is not None:
+            self._current.cancel()
+
+    def _after_batch(self) -> None:
+        if self.stopping:
+            raise Stopped
+
+    # -- state
+
+    def _take_snapshot(self) -> None:
+        """Remember the state between two rounds; it is what a stop in mid-round goes back to."""
+        if self.folder is None:
+            return
+        self._saved = {
+            "run": self.run_id,
+            "peer": self.me,
+            "rounds_done": self.rounds_done,
+            "finished": self.algorithm.finished,
+            "algorithm": checkpoint.snapshot(self.algorithm.state_dict()),
+            "streams": checkpoint.snapshot(self.streams.state_dict()),
+            "endpoint": self.endpoint.state_dict(),
+            "totals": checkpoint.snapshot(asdict(self.totals)),
+        }
+
+    def _save(self) -> None:
+        if self.folder is None or self._saved is None or self._saved_on_disk == self.rounds_done:
+            return
+        checkpoint.save(self.folder.checkpoint, self._saved)
+        self._saved_on_disk = self.rounds_done
+        self.log.debug("checkpoint after round %d", self.rounds_done - 1)
+
+    def _resume(self) -> None:
+        if self.folder is None:
+            return
+        self.folder.clear_result()
+        saved = checkpoint.load(self.folder.checkpoint, self.run_id, self.me)
+        if saved is None:
+            metrics.keep_before(self.folder.metrics, 0)
+            return
+        self.algorithm.load_state_dict(saved["algorithm"])
+        self.algorithm.finished = saved["finished"]
+        self.streams.load_state_dict(saved["streams"])
+        self.endpoint.load_state_dict(saved["endpoint"])
+        self.totals = Totals(**saved["totals"])
+        self.rounds_done = self._saved_on_disk = saved["rounds_done"]
+        self.personal, self.whole = self._evaluate()
+        metrics.keep_before(self.folder.metrics, self.rounds_done)
+        self.log.info("resumed after round %d", self.rounds_done - 1)
+
+    # -- records
+
+    def _say(self, phase: Phase, t: int, waiting_for: Sequence[PeerId] = ()) -> None:
+        self.status.phase = phase
+        self.status.t = t
+        self.status.rounds_done = self.rounds_done
+        self.status.waiting_for = list(waiting_for)
+        self.status.accuracy = self.personal.accuracy if self.personal else None
+        self.status.bytes_out = self.totals.bytes_out()
+        self.status.bytes_in = self.totals.bytes_in()
+        if self.folder is not None:
+            self.folder.write_status(self.status)
+
+    def _report(self, record: RoundRecord) -> None:
+        if self.folder is not None:
+            metrics.append(self.folder.metrics, record)
+        parts = [f"round {record.t}"]
+        if record.loss:
+            parts.append(" ".join(f"{name} {value:.4f}" for name, value in record.loss.items()))
+        if record.personal is not None:
+            parts.append(f"accuracy {record.personal.accuracy:.4f} (best {self.totals.best:.4f})")
+        if record.sources or record.listeners:
+            heard = f"heard by {record.listeners}, hears {record.sources}"
+            parts.append(heard)
+        if record.weights:
+            largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
+            parts.append("weights " + " ".join(f"{j}:{w:.3f}" for j, w in largest))
+        if record.out:
+            out = sum(entry[1] + entry[2] for kinds in record.out.values() for entry in kinds.values())
+            parts.append(f"sent {out} B in {sum(e[0] for k in record.out.values() for e in k.values())}")
+        seconds = record.seconds
+        parts.append(f"train {seconds['training']:.2f} s, wait {seconds['waiting']:.2f} s")
+        self.log.info(" | ".join(parts))
+        for kind, absent in record.missing.items():
+            self.log.warning("round %d: no %s from %s", record.t, kind, ", ".join(map(str, absent)))
+
+    def _end(self, phase: Phase, error: str = "") -> Result:
+        keyed = partial(_by_name, self.totals)
+        weights = self.algorithm.weights()
+        result = Result(
+            peer=self.me,
+            phase=phase,
+            rounds_done=self.rounds_done,
+            digest=digest(self.algorithm.state_dict()),
+            model=self.algorithm.model.name,
+            group=self.algorithm.data.group,
+            accuracy=self.personal.accuracy if self.personal else None,
+            loss=self.personal.loss if self.personal else None,
+            correct=self.personal.correct if self.personal else 0,
+            samples=self.personal.samples if self.personal else 0,
+            global_accuracy=self.whole.accuracy if self.whole else None,
+            best=self.totals.best,
+            best_round=self.totals.best_round,
+            out=keyed("out"),
+            inn=keyed("inn"),
+            weights=None if weights is None else {str(j): w for j, w in weights.items()},
+            missing=self.totals.missing,
+            seconds=self.totals.seconds,
+            error=error,
+        )
+        self.status.error = error
+        self._say(phase, max(0, self.rounds_done - 1))
+        if self.folder is not None:
+            self.folder.write_result(result)
+        return result
+
+
+def _by_name(totals: Totals, which: str) -> dict[str, dict[str, list[int]]]:
+    counts = getattr(totals, which)
+    return {str(neighbor): counts[neighbor] for neighbor in sorted(counts)}
+
+
+__all__ = ["FreeSlot", "Session", "Slot", "Stopped", "load_data", "make_algorithm"]

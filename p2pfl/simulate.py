@@ -1,0 +1,93 @@
+"""All peers in one process, over LocalLinks: the same bits as a run over sockets, and the same files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from p2pfl.config import Run
+from p2pfl.net import LocalHub
+from p2pfl.runfolder import PeerId, Result, RunFolder
+from p2pfl.session import Session, load_data
+
+
+def simulate(
+    run: Run,
+    folder: RunFolder | None = None,
+    on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+) -> list[Result]:
+    """Drive all peers of ``run`` to the end; results by peer id.
+
+    With a folder, every peer writes the files that it would write as a process. The calculation is always on
+    the CPU, with the run's number of threads. Raises what any peer raised; Deadlock if none can go on.
+    """
+    return asyncio.run(_simulate(run, folder, on_round))
+
+
+async def _simulate(
+    run: Run, folder: RunFolder | None, on_round: Callable[[PeerId, int], None]
+) -> list[Result]:
+    torch.set_num_threads(run.file.threads)
+    data = load_data(run)
+    run_id = folder.about["id"] if folder else "0" * 16
+    hub = LocalHub()
+    sessions = []
+    for me in range(run.peers):
+        place = folder.peer(me) if folder else None
+        session = Session(
+            run,
+            me,
+            run_id,
+            data,
+            folder=place,
+            log=peer_logger(me, place.log if place else None),
+            pid=os.getpid(),
+            on_round=on_round,
+        )
+        hub.join(session.endpoint)
+        sessions.append(session)
+
+    async def one(session: Session) -> Result:
+        try:
+            return await session.run()
+        finally:
+            hub.finish(session.me)
+            close_logger(session.log)
+
+    with deterministic():
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(session)) for session in sessions]
+    return [task.result() for task in tasks]
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Torch refuses to use kernels whose results vary from run to run, inside."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def peer_logger(me: PeerId, path: Path | None) -> logging.Logger:
+    """A logger of its own for one peer: one line per event, with the time to the millisecond."""
+    logger = logging.Logger(f"peer {me}", logging.INFO)
+    if path is not None:
+        handler = logging.FileHandler(path, encoding="utf-8")
+        form = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        handler.setFormatter(form)
+        logger.addHandler(handler)
+    return logger
+
+
+def close_logger(logger: logging.Logger) -> None:
+    for handler in logger.handlers:
+        handler.close()

@@ -1,0 +1,73 @@
+"""Named arithmetic on models as ``dict[str, Tensor]``. Sums run over the given order and never reorder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Tensors = Mapping[str, Tensor]
+
+
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters, detached and shared with it (no copy); buffers are left out."""
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+@torch.no_grad()
+def assign(target: Tensors, values: Tensors) -> None:
+    """Copy ``values`` into ``target`` in place."""
+    for name, tensor in target.items():
+        tensor.copy_(values[name])
+
+
+def weighted_sum(terms: Iterable[tuple[float, Tensors]]) -> dict[str, Tensor]:
+    """Σ w · x over (w, x), in the given order, in the dtype of the first x."""
+    total: dict[str, Tensor] = {}
+    for weight, tensors in terms:
+        for name, tensor in tensors.items():
+            if name in total:
+                total[name] = total[name].add(tensor.to(total[name].device), alpha=weight)
+            else:
+                total[name] = tensor * weight
+    return total
+
+
+def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
+    return {name: tensor - right[name] for name, tensor in left.items()}
+
+
+def clone(tensors: Tensors) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def digest(state: Any) -> str:
+    """SHA-256 over a state of nested dicts, lists, tensors and plain values, in a fixed order.
+
+    Equal exactly when every key, dtype, shape and bit is equal.
+    """
+    sha = hashlib.sha256()
+    _feed(sha, state)
+    return sha.hexdigest()
+
+
+def _feed(sha: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, Tensor):
+        tensor = value.detach().to("cpu").contiguous()
+        sha.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        if tensor.numel():
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, Mapping):
+        sha.update(f"map {len(value)} ".encode())
+        for key in sorted(value, key=str):
+            sha.update(f"key {key!r} ".encode())
+            _feed(sha, value[key])
+    elif isinstance(value, list | tuple):
+        sha.update(f"list {len(value)} ".encode())
+        for item in value:
+            _feed(sha, item)
+    else:
+        sha.update(f"{type(value).__name__} {value!r} ".encode())

@@ -1,0 +1,154 @@
+"""The local loop: a peer's own samples, batches, optimisers, evaluation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from p2pfl.data import Dataset, Share
+from p2pfl.data import Split as Images
+
+Augment = Callable[[Tensor], Tensor]
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some of a dataset's images: ``indices`` into ``images``, which may be mapped from disk."""
+
+    images: Images
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """int64 [N]."""
+        return np.asarray(self.images.labels[self.indices])
+
+    def take(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """uint8 [B, C, H, W] and int64 [B]."""
+        return self.images.take(self.indices[positions])
+
+
+class PeerData:
+    """One peer's samples, and how they become network input.
+
+    Args:
+        dataset: all images; shared by all peers of a host, mapped read-only.
+        share: which of them are this peer's.
+        augment: [B, C, H, W] floats in [0, 1] to the same; draws from torch's global RNG.
+        device: where batches go.
+    """
+
+    def __init__(self, dataset: Dataset, share: Share, augment: Augment, device: torch.device) -> None:
+        self.classes = dataset.classes
+        self.group = share.group
+        self.device = device
+        self.augment = augment
+        self.train = Samples(dataset.train, share.train)
+        self.validation = Samples(dataset.train, share.validation)
+        self.test = Samples(dataset.test, share.test)
+        self.everything = Samples(dataset.test, np.arange(len(dataset.test.labels)))
+        shape = (1, dataset.channels, 1, 1)
+        self._mean = torch.tensor(dataset.mean, device=device).reshape(shape)
+        self._std = torch.tensor(dataset.std, device=device).reshape(shape)
+
+    @cached_property
+    def own_classes(self) -> tuple[int, ...]:
+        """Classes of which this peer has training samples, ascending."""
+        return tuple(int(label) for label in np.unique(self.train.labels))
+
+    def batches(self, size: int, order: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch over the training samples in random order: uint8 [B, C, H, W] and int64 [B], on the device.
+
+        A last batch of a single sample is left out when there are others: batch normalisation cannot use it.
+        """
+        positions = order.permutation(len(self.train))
+        for start in range(0, len(positions), size):
+            chosen = positions[start : start + size]
+            if len(chosen) == 1 and start > 0:
+                return
+            images, labels = self.train.take(chosen)
+            yield images.to(self.device), labels.to(self.device)
+
+    def input(self, images: Tensor, *, augmented: bool) -> Tensor:
+        """uint8 [B, C, H, W] to normalised float32 of the same shape."""
+        x = images.to(torch.float32) / 255.0
+        if augmented:
+            x = self.augment(x)
+        return (x - self._mean) / self._std
+
+
+OptimizerName = Literal["sgd", "adam"]
+
+
+def make_optimizer(
+    name: OptimizerName,
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    weight_decay: float = 0.0,
+) -> torch.optim.Optimizer:
+    """SGD takes ``momentum``, Adam takes ``betas``."""
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+    return torch.optim.Adam(parameters, lr=lr, betas=betas, weight_decay=weight_decay)
+
+
+class Meter:
+    """Sample-weighted means of loss terms between two readings."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._samples = 0
+
+    def add(self, terms: dict[str, Tensor], samples: int) -> None:
+        for name, value in terms.items():
+            self._sums[name] += float(value.detach()) * samples
+        self._samples += samples
+
+    def drain(self) -> dict[str, float]:
+        means = {name: total / self._samples for name, total in self._sums.items()}
+        self._sums.clear()
+        self._samples = 0
+        return means
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outcome on one test split. ``loss`` is the mean cross-entropy."""
+
+    accuracy: float
+    loss: float
+    correct: int
+    samples: int
+
+
+@torch.no_grad()
+def evaluate(predict: Callable[[Tensor], Tensor], data: PeerData, samples: Samples) -> Evaluation | None:
+    """Classify ``samples`` by the largest score; ``predict`` maps [B, C, H, W] to scores [B, K].
+
+    None if there are no samples.
+    """
+    correct, loss, total = 0, 0.0, len(samples)
+    if total == 0:
+        return None
+    for start in range(0, total, EVALUATION_BATCH):
+        images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, total)))
+        labels = labels.to(data.device)
+        scores = predict(data.input(images.to(data.device), augmented=False))
+        correct += int((scores.argmax(1) == labels).sum())
+        loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
+    return Evaluation(correct / total, loss / total, correct, total)

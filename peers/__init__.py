@@ -1,0 +1,1 @@
+"""One peer as an operating-system process: sockets, device slice, compute slots, signals, logs."""

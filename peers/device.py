@@ -1,0 +1,38 @@
+"""One peer's slice of the machine: threads, GPU, GPU memory."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from p2pfl.config import RunFile
+from p2pfl.errors import P2pflError
+from p2pfl.runfolder import PeerId
+
+
+def claim_device(run: RunFile, me: PeerId) -> torch.device:
+    """The device that ``me`` computes on, with its memory capped at its share.
+
+    Peer i uses GPU i mod n. Raises P2pflError if the run file wants a GPU and there is none.
+    """
+    torch.set_num_threads(run.threads)
+    gpus = torch.cuda.device_count() if run.device != "cpu" else 0
+    if gpus == 0:
+        if run.device == "cuda":
+            raise P2pflError("device: cuda, but torch sees no GPU here; use device: auto or cpu")
+        return torch.device("cpu")
+    # cuBLAS is deterministic only with a workspace of fixed size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    index = me % gpus
+    placed = len(range(index, run.peers, gpus))
+    torch.cuda.set_device(index)
+    torch.cuda.set_per_process_memory_fraction(run.gpu.memory_fraction or 1.0 / placed, index)
+    return torch.device("cuda", index)
+
+
+def slots_on(run: RunFile, device: torch.device) -> tuple[int, str]:
+    """How many peers may compute at once where this peer does, and the name of that place."""
+    if device.type == "cuda":
+        return run.slots or run.gpu.peers_per_gpu, f"gpu{device.index}-"
+    return run.slots or max(1, len(os.sched_getaffinity(0)) // run.threads), ""

@@ -1,0 +1,120 @@
+"""One peer's life as a process: device, data, sockets, session, signals, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from setproctitle import setproctitle
+
+from p2pfl.config import Run, load
+from p2pfl.data import Dataset, Share
+from p2pfl.errors import P2pflError
+from p2pfl.runfolder import PeerId, RunFolder, Status
+from p2pfl.session import Session, Stopped, load_data
+from p2pfl.simulate import close_logger, deterministic, peer_logger
+from peers.device import claim_device, slots_on
+from peers.slots import HostSlot
+from peers.zmqlink import ZmqLink
+
+Data = tuple[Dataset, Sequence[Share]]
+
+
+def run_peer(folder: RunFolder, me: PeerId, run: Run | None = None, data: Data | None = None) -> int:
+    """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped.
+
+    ``run`` and ``data`` may be handed over by a process that has loaded them already.
+    """
+    setproctitle(f"p2pfl peer {me} {folder.root}")
+    log = peer_logger(me, folder.peer(me).log)
+    try:
+        run = run or load(folder.run_file)
+        return asyncio.run(_run(folder, me, run, data or load_data(run), log))
+    except Stopped:
+        return 0
+    except Exception as error:
+        if isinstance(error, P2pflError):
+            log.error("%s", error)
+        else:
+            log.exception("peer %d failed", me)
+        if folder.peer(me).result() is None:  # it failed before its session began
+            folder.peer(me).write_status(Status(me, os.getpid(), "failed", error=str(error)))
+        return 1
+    finally:
+        close_logger(log)
+
+
+async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging.Logger) -> int:
+    allow_many_sockets()
+    about = folder.about
+    device = claim_device(run.file, me)
+    count, place = slots_on(run.file, device)
+    transport = run.file.transport
+    session = Session(
+        run,
+        me,
+        about["id"],
+        data,
+        folder=folder.peer(me),
+        device=device,
+        deadline=transport.deadline,
+        slot=HostSlot(folder.slots, count, place),
+        log=log,
+        pid=os.getpid(),
+    )
+    link = ZmqLink(session.endpoint, folder.addresses, transport, run.digest(), log)
+    await link.start()
+    session.endpoint.link = link
+    log.info(
+        "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
+        *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
+        *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
+    )
+    try:
+        with deterministic(), stop_on_sigterm(session):
+            result = await session.run()
+        log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
+    finally:
+        await link.close()
+    return 0
+
+
+@contextmanager
+def stop_on_sigterm(session: Session) -> Iterator[None]:
+    """SIGTERM and SIGINT finish the batch, go back to the last completed round, checkpoint and end."""
+    loop = asyncio.get_running_loop()
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        # Runs between two bytecodes, also in the middle of an epoch, when the event loop does not turn.
+        session.stop()
+        loop.call_soon_threadsafe(session.interrupt)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def allow_many_sockets() -> None:
+    """A peer with a hundred neighbours needs more files than the usual soft limit of 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 8192 if hard == resource.RLIM_INFINITY else min(hard, 8192)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _short(peers: Sequence[PeerId], most: int = 8) -> str:
+    text = ", ".join(map(str, peers[:most])) or "none"
+    return f"{text}, … ({len(peers)})" if len(peers) > most else text
+
+
+def _percent(accuracy: float | None) -> str:
+    return "—" if accuracy is None else f"{accuracy:.2%}"

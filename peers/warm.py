@@ -1,0 +1,121 @@
+"""The warm process: imports torch once, then forks as many peers as it is asked for.
+
+Forking twenty peers from it takes seconds and shares its memory; starting twenty interpreters takes minutes.
+It speaks newline-delimited JSON:
+
+    ← {"run": "<folder>", "peers": [0, 1, 2]}
+    → {"event": "ready"}                            imports are done
+    → {"event": "started", "peer": 0, "pid": 123}
+    → {"event": "exited", "peer": 0, "code": 0}     negative: killed by that signal
+
+It plays no part in training. If whoever talks to it goes away, it waits for its children and ends; if it is
+killed, they go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from setproctitle import setproctitle
+
+from p2pfl.config import load
+from p2pfl.errors import P2pflError
+from p2pfl.runfolder import PeerId, RunFolder
+from p2pfl.session import load_data
+from peers.runtime import Data, Run, run_peer
+
+
+def serve() -> int:
+    """Serve requests on stdin until it closes and all children have ended."""
+    setproctitle("p2pfl warm")
+    # Building an optimiser imports a good part of torch's compiler; better here once than in every peer.
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    _say({"event": "ready"})
+    children: dict[int, PeerId] = {}
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    listening, pending = True, b""
+    while listening or children:
+        ready, _, _ = select.select([woken, *([0] if listening else [])], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _reap(children)
+        if 0 in ready:
+            chunk = os.read(0, 65536)
+            listening = bool(chunk)
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                _fork_all(json.loads(line), children, close=(woken, wake))
+    return 0
+
+
+def _fork_all(request: dict[str, Any], children: dict[int, PeerId], close: tuple[int, ...]) -> None:
+    folder = RunFolder.open(Path(request["run"]))
+    setproctitle(f"p2pfl warm {folder.root}")
+    try:
+        run = load(folder.run_file)
+        data = load_data(run)
+    except P2pflError as error:
+        # Each peer will meet the same error and write it down where its user looks.
+        print(error, file=sys.stderr)
+        run, data = None, None
+    gc.collect()
+    gc.freeze()  # what is shared stays shared: no collector touches it in the children
+    for peer in request["peers"]:
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in close:
+                os.close(descriptor)
+            _become(folder, peer, run, data)
+        children[pid] = peer
+        _say({"event": "started", "peer": peer, "pid": pid})
+
+
+def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None) -> None:
+    """Turn this fresh fork into a peer, and never return."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        detach(folder, peer)
+        code = run_peer(folder, peer, run, data)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the parent's exit handlers are not ours to run
+
+
+def detach(folder: RunFolder, peer: PeerId) -> None:
+    """Cut the ties to whoever started us: nothing to read, and output goes to the peer's own file."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(folder.peer(peer).output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, target)
+    os.close(nothing)
+    os.close(output)
+
+
+def _reap(children: dict[int, PeerId]) -> None:
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        if pid in children:
+            _say({"event": "exited", "peer": children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(event: dict[str, Any]) -> None:
+    try:
+        os.write(1, (json.dumps(event) + "\n").encode())
+    except OSError:
+        pass  # nobody listens any more; the children matter more

@@ -1,0 +1,485 @@
+"""ZmqLink: frames over ZeroMQ sockets, on an I/O thread of its own.
+
+    peer 3                                  peer 7
+    DEALER  ── HELLO, messages, CLOSE ──▶  ROUTER
+            ◀── WELCOME | REFUSED, CLOSED ──
+    ROUTER  ◀──────── the same ───────────  DEALER
+
+Each peer binds one ROUTER to hear and connects one DEALER per neighbour to speak. It writes the address of its
+ROUTER into the run folder and reads its neighbours' there, so that peers may start in any order.
+
+Rules:
+
+1. The first message on a connection is HELLO (protocol version, run id, digest of the run file). Nothing else is
+   sent until WELCOME comes back. REFUSED is a named error on the sender's side, at once.
+2. A DEALER's socket identity is its peer id; whoever restarts takes its identity back (ROUTER_HANDOVER). The
+   sender in a header must be that identity.
+3. CLOSE is the last message on an edge. CLOSED comes back when everything before it has been read: after that
+   nothing is lost if this process ends.
+4. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
+   has not within ``grace`` seconds, waits for that neighbour end.
+5. Queues are bounded on both sides. What does not fit waits; what waits past the deadline is given up and counted.
+
+The I/O thread owns all sockets but one end of the pipe that wakes it. A peer in the middle of an epoch, which
+blocks its event loop, still hears, answers and sends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from p2pfl import wire
+from p2pfl.config import Transport
+from p2pfl.errors import HandshakeError, RunFolderError, WireError, WrongRun, WrongVersion
+from p2pfl.net import Endpoint
+from p2pfl.runfolder import PeerId, write_atomically
+from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
+
+TICK = 0.1
+"""Seconds between two looks for neighbours that are not up yet."""
+CLOSING = 10.0
+"""Seconds that CLOSED may take."""
+HEARTBEAT = 5.0
+SILENCE = 30.0
+"""Seconds between heartbeats, and without any until a connection counts as dead."""
+
+
+@dataclass(frozen=True)
+class Hello(Body):
+    digest: str
+
+
+@dataclass(frozen=True)
+class Welcome(Body):
+    pass
+
+
+@dataclass(frozen=True)
+class Refused(Body):
+    reason: str
+
+
+@dataclass(frozen=True)
+class Close(Body):
+    pass
+
+
+@dataclass(frozen=True)
+class Closed(Body):
+    pass
+
+
+ANSWERS = Vocabulary([Layout.of(Welcome()), Layout.of(Refused("")), Layout.of(Closed())])
+
+
+@dataclass
+class _Edge:
+    """The way to one neighbour; touched by the I/O thread only."""
+
+    to: PeerId
+    dealer: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    address: str = ""
+    up: bool = False
+    """WELCOME has come on this connection."""
+    lost_at: float | None = None
+    given_up: bool = False
+    """Lost for longer than the grace period; the endpoint was told."""
+    full: bool = False
+    """libzmq took no more; wait for POLLOUT."""
+    close_sent: bool = False
+    closed: bool = False
+    """CLOSED has come."""
+    outbox: deque[tuple[float, Sequence[Buffer]]] = field(default_factory=deque)
+    """(not before, frames)"""
+
+
+class ZmqLink:
+    """A Link over sockets. ``await start()`` before use; ``await close()`` at the end.
+
+    Args:
+        endpoint: decodes and takes what arrives.
+        addresses: folder in which each peer writes where it listens.
+        transport: the run file's section.
+        digest: of the run file.
+        log: the peer's log.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, addresses: Path, transport: Transport, digest: str, log: logging.Logger
+    ) -> None:
+        self.endpoint = endpoint
+        self.me = endpoint.me
+        self.addresses = addresses
+        self.transport = transport
+        self.digest = digest
+        self.log = log
+        self.address = ""
+        self._vocabulary = Vocabulary([*endpoint.layouts, Layout.of(Hello("")), Layout.of(Close())])
+        # Shared between the threads; appends and pops of a deque are atomic.
+        self._commands: deque[Callable[[], None]] = deque()
+        # Owned by the event loop's thread; the I/O thread may read.
+        self._accepted: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        self._room: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, transport.queue)
+        self._gone: set[PeerId] = set()
+        self._room_changed = asyncio.Event()
+        # Owned by the I/O thread once it runs.
+        self._edges: dict[PeerId, _Edge] = {}
+        self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        self._seen_addresses = 0
+        self._closing: float | None = None
+        self._jitter = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
+
+    # ---- the event loop's side
+
+    async def start(self) -> None:
+        """Bind, publish the address, start the I/O thread. Raises RunFolderError if the address cannot be bound."""
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 4096)
+        self._wake = self._context.socket(zmq.PAIR)
+        self._wake.bind("inproc://wake")
+        self._router = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.ROUTER_HANDOVER, 1),
+            (zmq.MAXMSGSIZE, self.transport.max_message),
+            (zmq.BACKLOG, 1024),
+            (zmq.LINGER, 0),
+        ):
+            self._router.set(option, value)
+        _heartbeats(self._router)
+        try:
+            self._router.bind(f"tcp://{self.transport.host}:*")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise RunFolderError(f"transport.host {self.transport.host!r} cannot be bound: {error}") from None
+        self.address = self._router.get_string(zmq.LAST_ENDPOINT)
+        write_atomically(self.addresses / f"{self.me:02d}", self.address.encode())
+        self._thread = threading.Thread(target=self._io, name="p2pfl-io", daemon=True)
+        self._thread.start()
+
+    async def send(self, to: PeerId, frames: Sequence[Buffer]) -> bool:
+        try:
+            async with asyncio.timeout(self.transport.deadline):
+                while self._room[to] <= 0:
+                    if to in self._gone:
+                        return False
+                    self._room_changed.clear()
+                    await self._room_changed.wait()
+        except TimeoutError:
+            self.log.warning("gave up a message to peer %d: %d are waiting", to, self.transport.queue)
+            return False
+        self._room[to] -= 1
+        self._command(lambda: self._enqueue(to, frames))
+        return True
+
+    async def close(self) -> None:
+        """Say CLOSE on every edge that is up and wait until all came back, or CLOSING seconds have passed."""
+        self._command(self._begin_closing)
+        await asyncio.to_thread(self._thread.join)
+        self._wake.close(0)
+        self._context.term()
+
+    def _command(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        with suppress(zmq.Again):  # the I/O thread has ended, or is awake anyway
+            self._wake.send(b"", zmq.NOBLOCK)
+
+    def _handed_over(self, to: PeerId) -> None:
+        self._room[to] += 1
+        self._room_changed.set()
+
+    def _neighbor_gone(self, to: PeerId) -> None:
+        self._gone.add(to)
+        self._room_changed.set()
+        self.endpoint.mailbox.lost(to)
+
+    def _neighbor_back(self, to: PeerId) -> None:
+        self._gone.discard(to)
+        self.endpoint.mailbox.regained(to)
+
+    def _arrived(self, message: Message) -> None:
+        self._accepted[message.sender] += 1
+        self.endpoint.accept(message)
+
+    # ---- the I/O thread's side
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the event loop call something; calls arrive in order."""
+        with suppress(RuntimeError):  # the loop has ended: nobody is left to be told
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _io(self) -> None:
+        woken = self._context.socket(zmq.PAIR)
+        woken.connect("inproc://wake")
+        self._poller = zmq.Poller()
+        self._poller.register(woken, zmq.POLLIN)
+        self._poller.register(self._router, zmq.POLLIN)
+        try:
+            for neighbor in self.endpoint.neighbors:
+                self._edges[neighbor] = self._new_edge(neighbor)
+            while not self._done():
+                ready = dict(self._poller.poll(self._patience() * 1000))
+                if woken in ready:
+                    while woken.poll(0):
+                        woken.recv()
+                while self._commands:
+                    self._commands.popleft()()
+                if self._router in ready:
+                    self._hear()
+                for edge in self._edges.values():
+                    if edge.monitor in ready:
+                        self._watch(edge)
+                    if ready.get(edge.dealer, 0) & zmq.POLLIN:
+                        self._answered(edge)
+                    if edge.outbox:
+                        self._flush(edge)
+                self._look_for_neighbors()
+        except BaseException as error:
+            self.log.exception("the I/O thread failed")
+            self._tell(self.endpoint.fail, error)
+        finally:
+            for edge in self._edges.values():
+                edge.dealer.disable_monitor()
+                edge.monitor.close(0)
+                edge.dealer.close(0)
+            self._router.close(0)
+            woken.close(0)
+
+    def _new_edge(self, to: PeerId) -> _Edge:
+        dealer = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IDENTITY, str(self.me).encode()),
+            (zmq.SNDHWM, self.transport.queue),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 2000),
+        ):
+            dealer.set(option, value)
+        _heartbeats(dealer)
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._poller.register(dealer, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        return _Edge(to, dealer, monitor)
+
+    def _patience(self) -> float:
+        """Seconds until something is due even if no socket stirs."""
+        now, due = monotonic(), 1.0
+        for edge in self._edges.values():
+            if edge.outbox and edge.up:
+                due = min(due, max(0.001, edge.outbox[0][0] - now) if not edge.full else due)
+            if not edge.up:
+                due = min(due, TICK)
+        return due if self._closing is None else min(due, TICK)
+
+    # -- finding neighbours
+
+    def _look_for_neighbors(self) -> None:
+        """Connect to neighbours whose address has appeared or changed; give up those lost for too long."""
+        down = [edge for edge in self._edges.values() if not edge.up]
+        if not down:
+            return
+        now = monotonic()
+        for edge in down:
+            if edge.lost_at is not None and not edge.given_up and now - edge.lost_at > self.transport.grace:
+                self._give_up(edge, f"lost for {self.transport.grace:g} s")
+        try:
+            changed = self.addresses.stat().st_mtime_ns
+        except OSError:
+            return  # the run folder is gone; running neighbours need no addresses
+        if changed == self._seen_addresses:
+            return
+        self._seen_addresses = changed
+        for edge in down:
+            try:
+                address = (self.addresses / f"{edge.to:02d}").read_text()
+            except OSError:
+                continue  # not there yet
+            if address != edge.address:
+                if edge.address:
+                    edge.dealer.disconnect(edge.address)
+                edge.address = address
+                edge.dealer.connect(address)
+                self._greet(edge)
+
+    def _greet(self, edge: _Edge) -> None:
+        self._control(edge, Hello(self.digest))
+
+    def _control(self, edge: _Edge, body: Body) -> None:
+        frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, 0)
+        try:
+            edge.dealer.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            self.log.debug("no room for %s to peer %d", body.kind(), edge.to)
+
+    def _watch(self, edge: _Edge) -> None:
+        while edge.monitor.poll(0):
+            event = recv_monitor_message(edge.monitor)["event"]
+            if event == zmq.EVENT_DISCONNECTED and (edge.up or edge.lost_at is None):
+                edge.up = False
+                edge.lost_at = monotonic()
+                if not edge.given_up and self._closing is None:
+                    self.log.info("peer %d: connection lost", edge.to)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and edge.lost_at is not None:
+                self._greet(edge)
+
+    def _give_up(self, edge: _Edge, why: str) -> None:
+        edge.given_up = True
+        for _ in range(len(edge.outbox)):
+            self._tell(self._handed_over, edge.to)
+        edge.outbox.clear()
+        self.log.info("peer %d is gone: %s", edge.to, why)
+        self._tell(self._neighbor_gone, edge.to)
+
+    def _answered(self, edge: _Edge) -> None:
+        """A control message on our own connection to a neighbour."""
+        while edge.dealer.poll(0):
+            frames = edge.dealer.recv_multipart()
+            try:
+                body = wire.decode(frames, None, ANSWERS).body
+            except WrongVersion as error:
+                body = Refused(str(error))
+            except WireError as error:
+                self._drop(edge.to, error)
+                continue
+            if isinstance(body, Welcome):
+                edge.up, edge.lost_at = True, None
+                if edge.given_up:
+                    edge.given_up = False
+                    self.log.info("peer %d is back", edge.to)
+                    self._tell(self._neighbor_back, edge.to)
+                edge.close_sent = False
+            elif isinstance(body, Refused):
+                error = HandshakeError(f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}")
+                self._tell(self.endpoint.fail, error)
+            else:
+                edge.closed = True
+
+    # -- hearing
+
+    def _hear(self) -> None:
+        """Everything that waits in the ROUTER, up to a bound so that the other sockets get their turn."""
+        for _ in range(256):
+            try:
+                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            self._heard(identity.bytes, [frame.buffer for frame in frames])
+
+    def _heard(self, identity: bytes, frames: list[Buffer]) -> None:
+        via = int(identity) if identity.isdigit() else -1
+        if via not in self._edges:
+            self.log.warning("dropped a message of a stranger: %r", identity[:32])
+            return
+        try:
+            message = self.endpoint.decode(frames, via, self._vocabulary)
+        except WireError as error:
+            self._drop(via, error)
+            if isinstance(error, WrongRun | WrongVersion):
+                self._reply(identity, Refused(str(error)))
+            return
+        if isinstance(message.body, Hello):
+            self._greeted(via, identity, message.body)
+        elif isinstance(message.body, Close):
+            self._reply(identity, Closed())
+            # Everything that this neighbour ever sent stands before its CLOSE.
+            self._edges[via].given_up = True
+            self._tell(self._neighbor_gone, via)
+        elif self._delivered[via] - self._accepted[via] >= self.transport.queue:
+            self._drop(via, WireError(f"{self.transport.queue} messages are waiting already"))
+        else:
+            self._delivered[via] += 1
+            self._tell(self._arrived, message)
+
+    def _greeted(self, via: PeerId, identity: bytes, hello: Hello) -> None:
+        if hello.digest != self.digest:
+            reason = f"run file differs: digest {hello.digest[:12]}…, here {self.digest[:12]}…"
+            self.log.error("refused peer %d: %s", via, reason)
+            self._reply(identity, Refused(reason))
+            return
+        self._reply(identity, Welcome())
+        edge = self._edges[via]
+        if not edge.up:
+            self._seen_addresses = 0  # it may listen at a new address: look again
+
+    def _reply(self, identity: bytes, body: Body) -> None:
+        frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, 0)
+        self._router.send_multipart([identity, *frames])
+
+    def _drop(self, via: PeerId, error: WireError) -> None:
+        self.log.warning("dropped a message of peer %d: %s", via, error)
+        self._tell(self.endpoint.refuse, via)
+
+    # -- speaking
+
+    def _enqueue(self, to: PeerId, frames: Sequence[Buffer]) -> None:
+        edge = self._edges[to]
+        if edge.given_up:
+            self._tell(self._handed_over, to)
+            return
+        after = monotonic()
+        if self.transport.jitter:
+            after += self._jitter.uniform(0.0, self.transport.jitter)
+            if edge.outbox:  # the order on an edge stays
+                after = max(after, edge.outbox[-1][0])
+        edge.outbox.append((after, frames))
+
+    def _flush(self, edge: _Edge) -> None:
+        while edge.up and edge.outbox and edge.outbox[0][0] <= monotonic():
+            try:
+                # pyzmq sends large frames without copying; they are snapshots that nobody changes.
+                edge.dealer.send_multipart(edge.outbox[0][1], zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._wait_for_room(edge, True)
+                return
+            edge.outbox.popleft()
+            self._tell(self._handed_over, edge.to)
+        self._wait_for_room(edge, False)
+
+    def _wait_for_room(self, edge: _Edge, full: bool) -> None:
+        if edge.full != full:
+            edge.full = full
+            self._poller.register(edge.dealer, zmq.POLLIN | zmq.POLLOUT if full else zmq.POLLIN)
+
+    # -- ending
+
+    def _begin_closing(self) -> None:
+        self._closing = monotonic()
+
+    def _done(self) -> bool:
+        if self._closing is None:
+            return False
+        waiting = [
+            edge
+            for edge in self._edges.values()
+            if not edge.closed and not edge.given_up and (edge.up or edge.outbox)
+        ]
+        for edge in waiting:
+            if edge.up and not edge.outbox and not edge.close_sent:
+                self._control(edge, Close())
+                edge.close_sent = True
+        if monotonic() - self._closing > CLOSING:
+            for edge in waiting:
+                self.log.warning("peer %d did not confirm our last messages", edge.to)
+            return True
+        return not waiting
+
+
+def _heartbeats(socket: zmq.Socket[bytes]) -> None:
+    socket.set(zmq.HEARTBEAT_IVL, int(HEARTBEAT * 1000))
+    socket.set(zmq.HEARTBEAT_TIMEOUT, int(SILENCE * 1000))
+    socket.set(zmq.HEARTBEAT_TTL, int(SILENCE * 1000))
