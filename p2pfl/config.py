@@ -286,7 +286,7 @@ class _Source:
         if not equals or not all(path):
             raise RunFileError([Problem(where, "", "not of the form key=value or section.key=value")])
         try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506  (a SafeLoader)
+            value = yaml.load(text, Loader=_Loader)
         except yaml.YAMLError:
             raise RunFileError([Problem(where, dotted, f"the value is not YAML: {text!r}")]) from None
         here: dict[str, Any] = tree
@@ -359,8 +359,9 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
             problems.append(source.problem(("graph",), str(error)))
     if problems:
         raise RunFileError(problems)
-    assert hyper and graph and topology and dataset and partition and augmentation  # else there were problems
-    return Run(file, hyper, graph, topology, dataset, partition, augmentation)
+    parts = (hyper, graph, topology, dataset, partition, augmentation)
+    assert all(part is not None for part in parts)  # else there were problems
+    return Run(file, *parts)  # type: ignore[arg-type]
 
 
 def _with_known_keys(loc: Loc, text: str) -> str:

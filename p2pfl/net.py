@@ -421,7 +421,8 @@ class Net:
         the same round. Whoever is missing takes its subtree out of the result, on this side.
         """
         endpoint = self._endpoint
-        parent, children = (part[self.me] for part in endpoint.topology.spanning_tree())
+        parents, all_children = endpoint.topology.spanning_tree()
+        parent, children = parents[self.me], all_children[self.me]
         if len(wire.tensors_of(body)) != len(_fields(body)):
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")
         # Those below or above in the tree wait in turn: whoever is further up has more patience.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
-O = TypeVar("O", bound="Options")
+OptionsT = TypeVar("OptionsT", bound="Options")
 
 Loc = tuple[str | int, ...]
 
@@ -37,7 +37,7 @@ class Options:
         return tuple(field.name for field in dataclasses.fields(cls))
 
     @classmethod
-    def parse(cls: type[O], given: Mapping[str, Any]) -> O:
+    def parse(cls: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
         """Build the options from a mapping. Raises OptionErrors, which lists every problem found."""
         preset = given.get("preset")
         values = {**(cls.PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given}

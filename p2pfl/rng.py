@@ -91,7 +91,7 @@ def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     """
     before = torch.get_rng_state()
     after: list[torch.Tensor] = []
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         torch.set_rng_state(state)
         with torch.random.fork_rng(devices=devices, enabled=bool(devices)):

@@ -59,7 +59,7 @@ def _feed(sha: hashlib._Hash, value: Any) -> None:
         tensor = value.detach().to("cpu").contiguous()
         sha.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} ".encode())
         if tensor.numel():
-            sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     elif isinstance(value, Mapping):
         sha.update(f"map {len(value)} ".encode())
         for key in sorted(value, key=str):

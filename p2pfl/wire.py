@@ -224,9 +224,9 @@ def _take_apart(body: Body) -> tuple[dict[tuple[str, str | None], Tensor], dict[
         elif isinstance(value, Mapping):
             for key, tensor in value.items():
                 tensors[field.name, key] = tensor
-        elif isinstance(value, bool | int | float | str):
-            plain[field.name] = value
-        elif isinstance(value, tuple) and all(type(item) is int for item in value):
+        elif isinstance(value, bool | int | float | str) or (
+            isinstance(value, tuple) and all(type(item) is int for item in value)
+        ):
             plain[field.name] = value
         else:
             raise TypeError(f"{body.kind()}.{field.name}: a {type(value).__name__} cannot travel; see Body")
@@ -246,7 +246,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")
     copy = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-    return memoryview(copy.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(copy.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def decode(frames: Sequence[Buffer], run: str | None, vocabulary: Vocabulary) -> Message:

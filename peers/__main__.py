@@ -17,13 +17,15 @@ from p2pfl.runfolder import RunFolder
 @click.option("--me", type=click.IntRange(min=0), help="Which peer to be.")
 @click.option("--warm", is_flag=True, help="Fork peers on request (for the launcher; see peers.warm).")
 def main(run: Path | None, me: int | None, warm: bool) -> None:
-    """Run one peer of a run that `p2pfl launch` or `p2pfl prepare` has made."""
+    """Run one peer of a run that `p2pfl launch` has made."""
     if warm:
         # Kernels must not start threads before the fork, so the limit comes before torch.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         from peers.warm import serve
 
-        sys.exit(serve())
+        # Not sys.exit: what was frozen before the fork is never collected, and extension modules would call
+        # that a leak on their way out.
+        os._exit(serve())
     if run is None or me is None:
         raise click.UsageError("give --run FOLDER and --me N")
     try:

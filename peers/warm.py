@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from setproctitle import setproctitle
 
-from p2pfl.config import load
+from p2pfl.config import Run, load
 from p2pfl.errors import P2pflError
 from p2pfl.runfolder import PeerId, RunFolder
 from p2pfl.session import load_data
-from peers.runtime import Data, Run, run_peer
+from peers.runtime import Data, run_peer
 
 
 def serve() -> int:

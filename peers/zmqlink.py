@@ -147,7 +147,7 @@ class ZmqLink:
     # ---- the event loop's side
 
     async def start(self) -> None:
-        """Bind, publish the address, start the I/O thread. Raises RunFolderError if the address cannot be bound."""
+        """Bind, publish the address, start the I/O thread. Raises RunFolderError if it cannot bind."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
@@ -233,7 +233,7 @@ class ZmqLink:
             for neighbor in self.endpoint.neighbors:
                 self._edges[neighbor] = self._new_edge(neighbor)
             while not self._done():
-                ready = dict(self._poller.poll(self._patience() * 1000))
+                ready = dict(self._poller.poll(int(self._patience() * 1000)))
                 if woken in ready:
                     while woken.poll(0):
                         woken.recv()
@@ -364,8 +364,8 @@ class ZmqLink:
                     self._tell(self._neighbor_back, edge.to)
                 edge.close_sent = False
             elif isinstance(body, Refused):
-                error = HandshakeError(f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}")
-                self._tell(self.endpoint.fail, error)
+                refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}"
+                self._tell(self.endpoint.fail, HandshakeError(refusal))
             else:
                 edge.closed = True
 
