@@ -1,0 +1,81 @@
+"""The four backbones of MAPL (arXiv 2403.19792): three stock torchvision networks and a small AlexNet.
+
+No pretrained weights, images at their native size, one input channel for grey images, and the last linear
+layer makes the features. torchvision is imported when the first of its networks is built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+
+def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+    """ResNet-18 (arXiv 1512.03385)."""
+    import torchvision.models
+
+    network = torchvision.models.resnet18(weights=None, num_classes=features)
+    return _taking(channels, network, "conv1")
+
+
+def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+    """ShuffleNet V2 x1.0 (arXiv 1807.11164)."""
+    import torchvision.models
+
+    network = torchvision.models.shufflenet_v2_x1_0(weights=None, num_classes=features)
+    return _taking(channels, network, "conv1.0")
+
+
+def googlenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+    """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers.
+
+    It is made for images of 15x15 or more; smaller ones, a single pixel by then, skip the third pooling.
+    """
+    import torchvision.models
+
+    # init_weights=True is the stock initialisation; left out, torchvision warns that the default may change.
+    network = torchvision.models.googlenet(weights=None, num_classes=features, aux_logits=False, init_weights=True)
+    if min(size) < 15:
+        network.maxpool3 = nn.Identity()
+    return _taking(channels, network, "conv1.conv")
+
+
+def alexnet_small(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+    """The AlexNet that MAPL inherits from FedClassAvg: three convolutions, 64, 128 and 256 wide.
+
+    Its first pooling has stride 1, so that small images keep their resolution.
+    """
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=1, padding=1),
+        nn.Conv2d(64, 128, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2, stride=2, padding=1),
+        nn.Conv2d(128, 256, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(256 * 3 * 3, 512),
+        nn.ReLU(),
+        nn.Linear(512, features),
+    )
+
+
+def _taking(channels: int, network: nn.Module, first: str) -> nn.Module:
+    """``network`` with its first convolution, the submodule ``first``, taking images of ``channels``."""
+    convolution: Any = network.get_submodule(first)
+    if convolution.in_channels != channels:
+        place, _, name = first.rpartition(".")
+        replacement = nn.Conv2d(
+            channels,
+            convolution.out_channels,
+            convolution.kernel_size,
+            convolution.stride,
+            convolution.padding,
+            bias=False,
+        )
+        setattr(network.get_submodule(place), name, replacement)
+    return network
