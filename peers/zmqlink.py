@@ -142,6 +142,7 @@ class ZmqLink:
         self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         self._seen_addresses = 0
         self._closing: float | None = None
+        self._told: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._jitter = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
 
     # ---- the event loop's side
@@ -196,6 +197,8 @@ class ZmqLink:
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
+        if len(self._commands) > 1:
+            return  # the I/O thread has been woken and takes them until none is left
         with suppress(zmq.Again):  # the I/O thread has ended, or is awake anyway
             self._wake.send(b"", zmq.NOBLOCK)
 
@@ -219,9 +222,21 @@ class ZmqLink:
     # ---- the I/O thread's side
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have the event loop call something; calls arrive in order."""
+        """Have the event loop call something, in order, at the end of this turn of the I/O loop."""
+        self._told.append((function, arguments))
+
+    def _hand_in(self) -> None:
+        """Wake the event loop once for all that happened in this turn."""
+        if not self._told:
+            return
+        told, self._told = self._told, []
+
+        def call() -> None:
+            for function, arguments in told:
+                function(*arguments)
+
         with suppress(RuntimeError):  # the loop has ended: nobody is left to be told
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self._loop.call_soon_threadsafe(call)
 
     def _io(self) -> None:
         woken = self._context.socket(zmq.PAIR)
@@ -249,10 +264,12 @@ class ZmqLink:
                     if edge.outbox:
                         self._flush(edge)
                 self._look_for_neighbors()
+                self._hand_in()
         except BaseException as error:
             self.log.exception("the I/O thread failed")
             self._tell(self.endpoint.fail, error)
         finally:
+            self._hand_in()
             for edge in self._edges.values():
                 edge.dealer.disable_monitor()
                 edge.monitor.close(0)
