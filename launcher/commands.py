@@ -1,0 +1,312 @@
+"""What the ``p2pfl`` command can do. Each command imports what it needs when it runs, so that none waits for
+torch that does without it.
+
+Exit codes: 0 done; 1 something did not finish, differs or cannot be read; 2 the command line or the run file
+is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pfl.errors import P2pflError, RunFileError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.logs import Entry
+    from launcher.prepare import Order
+    from launcher.summary import Summary
+    from p2pfl.runfolder import RunFolder
+
+Command = Callable[..., Any]
+
+
+class Commands(click.Group):
+    """Shows our own errors as their message, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except P2pflError as error:
+            click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+            ctx.exit(2 if isinstance(error, RunFileError) else 1)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="p2pfl-mesh", prog_name="p2pfl-mesh")
+def commands() -> None:
+    """Peer-to-peer personalized learning: every client a process, no server."""
+
+
+RUN = click.argument("run", type=click.Path(path_type=Path))
+FILE = click.argument("file", type=click.Path(path_type=Path))
+SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key, e.g. algorithm.lr=0.01.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def run_options(command: Command) -> Command:
+    """What ``launch`` and ``simulate`` have in common."""
+    for option in (
+        JSON,
+        click.option("--run-dir", type=click.Path(path_type=Path), help="Folder of the run, new or empty."),
+        click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N."),
+        click.option("--seed", type=click.IntRange(min=0), help="Short for --set seed=N."),
+        SETS,
+        FILE,
+    ):
+        command = option(command)
+    return command
+
+
+# ---- running ------------------------------------------------------------------------------------------------
+
+
+@commands.command()
+@run_options
+def launch(as_json: bool, **order: Any) -> None:
+    """Start one process per peer, follow them, sum up.
+
+    Ctrl-C stops the peers, a second one kills them. Whatever happens to this command, the peers go on.
+    """
+    from launcher.local import launch as run_peers
+
+    _run(run_peers, order, as_json)
+
+
+@commands.command()
+@run_options
+def simulate(as_json: bool, **order: Any) -> None:
+    """Run all peers in one process, without sockets.
+
+    The result is the same bits, the same files and the same summary as those of launch, on the CPU.
+    """
+    from launcher.simulation import simulate as run_here
+
+    _run(run_here, order, as_json)
+
+
+def _run(
+    backend: Callable[[Order, Console], tuple[RunFolder, Summary]], order: dict[str, Any], as_json: bool
+) -> None:
+    from launcher.prepare import Order
+    from launcher.summary import failures, show
+
+    console = _console(err=as_json)
+    folder, summary = backend(Order(**order), console)
+    if as_json:
+        click.echo(json.dumps(summary.to_dict()))
+    else:
+        show(summary, console)
+    for line in failures(summary):
+        click.echo(line, err=True)
+    if any(peer.ended == "stopped" for peer in summary.peers):
+        click.echo(f"a stopped peer can go on: p2pfl peer --run {folder.root} --me N", err=True)
+    click.echo(f"run: {folder.root}", err=as_json)
+    sys.exit(0 if summary.finished else 1)
+
+
+@commands.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def peer(arguments: tuple[str, ...]) -> None:
+    """Be one peer of a run: --run RUN --me N. It goes on after its last checkpoint."""
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "peers", *arguments])
+
+
+# ---- looking at runs ----------------------------------------------------------------------------------------
+
+
+@commands.command("list")
+@click.argument("where", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
+@JSON
+def list_runs(where: Path, as_json: bool) -> None:
+    """The runs in DIR (default: runs) and how they do."""
+    from launcher.runs import find_runs
+    from launcher.text import percent
+
+    lines = list(find_runs(where))
+    if as_json:
+        click.echo(json.dumps([vars(line) for line in lines]))
+        return
+    rows = [
+        [
+            line.run,
+            f"running ({line.alive} of {line.peers} peers)" if line.alive else line.state,
+            f"{line.rounds_done}/{line.rounds}",
+            percent(line.accuracy),
+            line.started,
+        ]
+        for line in lines
+    ]
+    _table(["run", "state", "rounds", "acc %", "started"], rows)
+
+
+@commands.command()
+@RUN
+@click.option("--peer", "peers", type=click.IntRange(min=0), multiple=True, help="Only this peer; repeatable.")
+@click.option("-f", "--follow", "follow", is_flag=True, help="Go on until these peers have ended.")
+@click.option("--grep", "pattern", metavar="REGEX", default="", help="Only entries that match.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N entries of what is there.")
+def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, lines: int | None) -> None:
+    """What the peers of RUN say, merged by time."""
+    from launcher.logs import follow as follow_logs
+    from launcher.logs import last, open_logs, read_all
+    from p2pfl.runfolder import RunFolder
+
+    try:
+        matches = re.compile(pattern).search
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--grep") from None
+    folder = RunFolder.open(run)
+    files = open_logs(folder, peers)
+    several = len(files) > 1
+    for entry in last(read_all(files, matches), lines):
+        _show_entry(entry, several)
+    if follow:
+        for entry in follow_logs(folder, files, matches):
+            _show_entry(entry, several)
+
+
+def _show_entry(entry: Entry, several: bool) -> None:
+    colors = ("cyan", "green", "yellow", "magenta", "blue", "red")
+    prefix = click.style(f"{entry.peer:>3} │ ", fg=colors[entry.peer % len(colors)]) if several else ""
+    for line in entry.text.splitlines():
+        click.echo(prefix + line)
+
+
+@commands.command()
+@RUN
+@click.argument("other", metavar="[RUN2]", required=False, type=click.Path(path_type=Path))
+@JSON
+def digest(run: Path, other: Path | None, as_json: bool) -> None:
+    """Hash every peer's final state, or compare two runs.
+
+    Prints the SHA-256 of each. With RUN2, names the peers that differ and exits with 1 if there are any.
+    """
+    from launcher.digests import differing, digests
+    from p2pfl.runfolder import RunFolder
+
+    one = RunFolder.open(run)
+    if other is None:
+        found = digests(one)
+        if as_json:
+            click.echo(json.dumps([vars(found[peer]) for peer in sorted(found)]))
+        else:
+            _table(
+                ["peer", "rounds", "digest"],
+                [[str(peer), str(found[peer].rounds_done), found[peer].digest] for peer in sorted(found)],
+            )
+        return
+    peers = differing(one, RunFolder.open(other))
+    if as_json:
+        click.echo(json.dumps({"same": not peers, "differ": peers}))
+    elif peers:
+        click.echo(f"different: peers {', '.join(map(str, peers))}")
+    else:
+        click.echo("the same: all peers ended with the same bits")
+    sys.exit(1 if peers else 0)
+
+
+@commands.command()
+@RUN
+@click.option("--kill", is_flag=True, help="At once, without a last checkpoint.")
+def stop(run: Path, kill: bool) -> None:
+    """Stop the living peers of RUN.
+
+    Each ends its batch, goes back to the last completed round, writes a checkpoint and leaves.
+    """
+    from launcher.runs import stop as stop_peers
+    from p2pfl.runfolder import RunFolder
+
+    stops = stop_peers(RunFolder.open(run), kill=kill)
+    if not stops:
+        click.echo("no peer of this run is running")
+    for one in stops:
+        click.echo(f"peer {one.peer}: {one.ended or 'still running; p2pfl stop --kill ends it at once'}")
+    sys.exit(1 if any(one.ended is None for one in stops) else 0)
+
+
+# ---- looking things up --------------------------------------------------------------------------------------
+
+
+@commands.command()
+@click.argument("name", required=False)
+@JSON
+def algorithms(name: str | None, as_json: bool) -> None:
+    """Algorithms and papers; with NAME, its hyper-parameters."""
+    from launcher.describe import describe_algorithm
+    from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.options import unknown
+
+    if name is not None and name not in ALGORITHMS:
+        raise click.BadParameter(unknown(name, ALGORITHMS), param_hint="NAME")
+    found = [describe_algorithm(one) for one in ([name] if name else ALGORITHMS)]
+    if as_json:
+        click.echo(json.dumps(found[0] if name else found))
+        return
+    for one in found:
+        click.echo(f"{click.style(one['name'], bold=True)}: {one['title']}")
+        click.echo("    " + ", ".join(part for part in (one["authors"], one["venue"], one["url"]) if part))
+        if name:
+            click.echo()
+            _table(
+                ["hyper-parameter", "type", "default", ""],
+                [[note["name"], note["type"], str(note["default"]), note["text"]] for note in one["hyper"]],
+            )
+
+
+@commands.command()
+@FILE
+@SETS
+@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")
+@JSON
+def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
+    """Degrees, diameter, spectral gap of a run file's graph."""
+    from launcher.describe import describe_graph, draw_graph
+    from p2pfl.config import load
+
+    topology = load(file, sets).topology
+    if png is not None:
+        draw_graph(topology, png)
+    found = describe_graph(topology)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    degree = found["degree"]
+    diameter = f"none: {found['components']} components" if found["diameter"] is None else found["diameter"]
+    click.echo(f"peers         {found['peers']}")
+    click.echo(f"edges         {found['edges']}")
+    click.echo(f"degree        {degree['min']} to {degree['max']}, mean {degree['mean']:.2f}")
+    click.echo(f"diameter      {diameter}")
+    click.echo(f"spectral gap  {found['spectral_gap']:.4f}")
+
+
+# ---- output -------------------------------------------------------------------------------------------------
+
+
+def _console(*, err: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=err, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # not 80, where tables would be cut
+    return console
+
+
+def _table(head: list[str], rows: list[list[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(*head, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)

@@ -1,0 +1,61 @@
+"""``p2pfl algorithms`` and ``p2pfl graph``: what can be asked for, and what a graph is like."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import networkx as nx
+
+from p2pfl.errors import MissingExtra
+from p2pfl.topology import Topology
+
+
+def describe_algorithm(name: str) -> dict[str, Any]:
+    """Paper and hyper-parameters of one algorithm. Raises OptionErrors for a name that is not known."""
+    from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.options import notes
+
+    algorithm = ALGORITHMS.find(name)
+    paper = {key: getattr(algorithm, key) for key in ("name", "title", "authors", "venue", "url")}
+    return {**paper, "hyper": [asdict(note) for note in notes(algorithm.Hyper)]}
+
+
+def describe_graph(topology: Topology) -> dict[str, Any]:
+    """The figures that decide how fast and at what cost a graph spreads what is said on it."""
+    degrees = [topology.degree(peer) for peer in range(topology.peers)]
+    return {
+        "peers": topology.peers,
+        "edges": len(topology.edges),
+        "degree": {"min": min(degrees), "mean": fmean(degrees), "max": max(degrees)},
+        "components": len(topology.components),
+        "diameter": topology.diameter,
+        "spectral_gap": topology.spectral_gap,
+    }
+
+
+def draw_graph(topology: Topology, file: Path) -> None:
+    """Write a picture. Raises MissingExtra without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "report", "drawing a graph") from None
+    graph = nx.Graph(topology.edges)
+    graph.add_nodes_from(range(topology.peers))
+    # Springs pull a complete graph into a clump; everything else they untangle.
+    complete = topology.diameter is not None and topology.diameter <= 1
+    places = nx.circular_layout(graph) if complete else nx.spring_layout(graph, seed=0)
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(aspect="equal")
+    axes.set_axis_off()
+    for i, j in topology.edges:
+        axes.plot(*zip(places[i], places[j], strict=True), color="0.7", linewidth=0.8, zorder=1)
+    for peer in range(topology.peers):
+        x, y = places[peer]
+        axes.scatter(x, y, s=220, color="white", edgecolors="black", zorder=2)
+        axes.annotate(str(peer), (x, y), ha="center", va="center", fontsize=8, zorder=3)
+    figure.savefig(file, dpi=150)

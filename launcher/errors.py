@@ -1,0 +1,9 @@
+"""What can go wrong while peers are started; the tree of all errors is in p2pfl.errors."""
+
+from __future__ import annotations
+
+from p2pfl.errors import P2pflError
+
+
+class LaunchError(P2pflError):
+    """Peers could not be started on this host."""

@@ -1,0 +1,55 @@
+"""Which process is a peer, whether it lives, and how it ended."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+
+from p2pfl.runfolder import FINAL, PeerFolder, PeerId, RunFolder
+
+
+def living(folder: RunFolder, peer: PeerId, pid: int | None = None) -> psutil.Process | None:
+    """The process of ``peer``, if it lives. ``pid`` is a hint; by default the peer's status file gives it.
+
+    A process id alone proves nothing, since it may be another process's by now: the title must be the peer's.
+    """
+    if pid is None:
+        status = folder.peer(peer).status()
+        if status is None:
+            return None
+        pid = status.pid
+    try:
+        process = psutil.Process(pid)
+        title = " ".join(process.cmdline()).rstrip()
+    except psutil.Error:
+        return None
+    return process if title in (peer_title(folder, peer), simulation_title(folder)) else None
+
+
+def peer_title(folder: RunFolder, peer: PeerId) -> str:
+    """What a peer calls itself in ps and htop."""
+    return f"p2pfl peer {peer} {folder.root}"
+
+
+def simulation_title(folder: RunFolder) -> str:
+    """What the one process of ``p2pfl simulate`` calls itself."""
+    return f"p2pfl simulate {folder.root}"
+
+
+def how_it_ended(place: PeerFolder, code: int | None = None) -> str:
+    """``finished``, or in a few words what happened instead. ``code`` is the exit code, where it is known.
+
+    A peer that goes on counts as ``died``: the caller knows that it has ended.
+    """
+    result, status = place.result(), place.status()
+    last = result or status
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    if last is not None and last.phase == "failed":
+        return f"failed: {last.error.splitlines()[0] if last.error else 'no reason given'}"
+    if code:
+        return f"exit code {code}"
+    if last is not None and last.phase in FINAL:
+        return last.phase
+    return "never started" if status is None else "died"

@@ -1,0 +1,97 @@
+"""``p2pfl list`` and ``p2pfl stop``: which runs there are, how they are doing, and how to end one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from launcher.processes import how_it_ended, living
+from launcher.snapshot import Snapshot
+from launcher.summary import settings
+from p2pfl.errors import RunFolderError
+from p2pfl.runfolder import PeerId, RunFolder
+
+PATIENCE = 120.0
+"""Seconds that peers may take to end their batch and write a checkpoint."""
+
+State = Literal["running", "finished", "stopped", "failed", "died"]
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run in the list. ``alive`` counts peers whose process lives; rounds are those of the slowest peer."""
+
+    run: str
+    state: State
+    peers: int
+    alive: int
+    rounds_done: int
+    rounds: int
+    accuracy: float | None
+    started: str
+
+
+def find_runs(where: Path) -> Iterator[RunLine]:
+    """The runs in a folder, oldest first. Raises RunFolderError if there is no such folder."""
+    try:
+        entries = sorted(entry for entry in where.iterdir() if (entry / "run.yaml").is_file())
+    except OSError as error:
+        raise RunFolderError(f"{where}: cannot be read: {error.strerror}") from None
+    lines = (_line(RunFolder.open(entry), str(entry)) for entry in entries)
+    yield from sorted(lines, key=lambda line: line.started)
+
+
+def _line(folder: RunFolder, shown: str) -> RunLine:
+    plain = settings(folder)
+    snapshot = Snapshot.take(folder, plain["peers"], plain["rounds"])
+    alive = sum(living(folder, status.peer) is not None for status in snapshot.statuses)
+    return RunLine(
+        run=shown,
+        state="running" if alive else _ended(folder),
+        peers=plain["peers"],
+        alive=alive,
+        rounds_done=min(snapshot.done),
+        rounds=plain["rounds"],
+        accuracy=snapshot.accuracy,
+        started=folder.about["started"],
+    )
+
+
+def _ended(folder: RunFolder) -> State:
+    """The worst that happened to any peer."""
+    endings = {how_it_ended(place) for place in folder.peers()}
+    if any(ending.startswith("failed") for ending in endings):
+        return "failed"
+    if endings & {"died", "never started"}:
+        return "died"
+    return "stopped" if "stopped" in endings else "finished"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """What one peer did when it was told to stop."""
+
+    peer: PeerId
+    ended: str | None
+    """None: it still lives."""
+
+
+def stop(folder: RunFolder, *, kill: bool, patience: float = PATIENCE) -> list[Stop]:
+    """Tell all living peers to stop, and wait until they have. Returns what each did; empty if none lived."""
+    found = [(place.peer, living(folder, place.peer)) for place in folder.peers()]
+    processes = [(peer, process) for peer, process in found if process is not None]
+    for process in {process for _, process in processes}:  # the peers of a simulation share one
+        try:
+            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        except psutil.NoSuchProcess:
+            pass
+    _, stubborn = psutil.wait_procs([process for _, process in processes], timeout=patience)
+    return [
+        Stop(peer, None if process in stubborn else how_it_ended(folder.peer(peer), -9 if kill else None))
+        for peer, process in processes
+    ]

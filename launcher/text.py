@@ -1,0 +1,38 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def duration(seconds: float) -> str:
+    """``0:07``, ``12:30``, ``1:02:03``"""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def size(count: float) -> str:
+    """``999 B``, ``1.5 kB``, ``12.3 MB``"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def percent(share: float | None) -> str:
+    """``97.3``, without the sign; a dash where nothing was measured."""
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def ids(peers: Iterable[int], most: int = 8) -> str:
+    """``0-3 7 9``; runs of ids are folded, and of more than ``most`` parts the rest is left out."""
+    parts: list[list[int]] = []
+    for peer in sorted(peers):
+        if parts and parts[-1][1] == peer - 1:
+            parts[-1][1] = peer
+        else:
+            parts.append([peer, peer])
+    words = [str(low) if low == high else f"{low}-{high}" for low, high in parts]
+    return " ".join(words[:most] + (["…"] if len(words) > most else []))
