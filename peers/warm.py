@@ -28,8 +28,10 @@ from setproctitle import setproctitle
 
 from p2pfl.config import Run, load
 from p2pfl.errors import P2pflError
+from p2pfl.models import architecture
+from p2pfl.rng import Streams
 from p2pfl.runfolder import PeerId, RunFolder
-from p2pfl.session import load_data
+from p2pfl.session import load_data, make_algorithm
 from peers.runtime import Data, run_peer
 
 
@@ -65,6 +67,7 @@ def _fork_all(request: dict[str, Any], children: dict[int, PeerId], close: tuple
     try:
         run = load(folder.run_file)
         data = load_data(run)
+        _import_what_peers_import(run, data)
     except P2pflError as error:
         # Each peer will meet the same error and write it down where its user looks.
         print(error, file=sys.stderr)
@@ -79,6 +82,13 @@ def _fork_all(request: dict[str, Any], children: dict[int, PeerId], close: tuple
             _become(folder, peer, run, data)
         children[pid] = peer
         _say({"event": "started", "peer": peer, "pid": pid})
+
+
+def _import_what_peers_import(run: Run, data: Data) -> None:
+    """Build one peer of each architecture and throw it away: its imports stay, and are shared."""
+    first_of = {architecture(run.file.models.name, peer): peer for peer in reversed(range(run.peers))}
+    for peer in first_of.values():
+        make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
 
 
 def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None) -> None:

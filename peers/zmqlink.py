@@ -50,7 +50,11 @@ from p2pfl.runfolder import PeerId, write_atomically
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
 
 TICK = 0.1
-"""Seconds between two looks for neighbours that are not up yet."""
+"""Seconds between two looks for neighbours while some are not up."""
+SLOW_TICK = 1.0
+"""Seconds between two looks at connections that are up."""
+STALE = 2.0
+"""Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 CLOSING = 10.0
 """Seconds that CLOSED may take."""
 HEARTBEAT = 5.0
@@ -99,8 +103,9 @@ class _Edge:
     lost_at: float | None = None
     given_up: bool = False
     """Lost for longer than the grace period; the endpoint was told."""
-    full: bool = False
-    """libzmq took no more; wait for POLLOUT."""
+    polled: int = 0
+    """Events that the poller watches the DEALER for: answers while one is due, room while it is full."""
+    connected_at: float = 0.0
     close_sent: bool = False
     closed: bool = False
     """CLOSED has come."""
@@ -141,6 +146,7 @@ class ZmqLink:
         self._edges: dict[PeerId, _Edge] = {}
         self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         self._seen_addresses = 0
+        self._next_look = 0.0
         self._closing: float | None = None
         self._told: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._jitter = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
@@ -257,13 +263,12 @@ class ZmqLink:
                 if self._router in ready:
                     self._hear()
                 for edge in self._edges.values():
-                    if edge.monitor in ready:
-                        self._watch(edge)
                     if ready.get(edge.dealer, 0) & zmq.POLLIN:
                         self._answered(edge)
                     if edge.outbox:
                         self._flush(edge)
-                self._look_for_neighbors()
+                if monotonic() >= self._next_look:
+                    self._look_around()
                 self._hand_in()
         except BaseException as error:
             self.log.exception("the I/O thread failed")
@@ -289,57 +294,71 @@ class ZmqLink:
             dealer.set(option, value)
         _heartbeats(dealer)
         monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self._poller.register(dealer, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
         return _Edge(to, dealer, monitor)
 
     def _patience(self) -> float:
         """Seconds until something is due even if no socket stirs."""
-        now, due = monotonic(), 1.0
+        due = self._next_look
         for edge in self._edges.values():
-            if edge.outbox and edge.up:
-                due = min(due, max(0.001, edge.outbox[0][0] - now) if not edge.full else due)
-            if not edge.up:
-                due = min(due, TICK)
-        return due if self._closing is None else min(due, TICK)
+            if edge.outbox and edge.up and not edge.polled & zmq.POLLOUT:
+                due = min(due, edge.outbox[0][0])
+        return max(0.001, due - monotonic())
 
     # -- finding neighbours
 
-    def _look_for_neighbors(self) -> None:
-        """Connect to neighbours whose address has appeared or changed; give up those lost for too long."""
-        down = [edge for edge in self._edges.values() if not edge.up]
-        if not down:
-            return
+    def _look_around(self) -> None:
+        """See to connections that were lost, to neighbours that came up, and to those lost for too long."""
         now = monotonic()
-        for edge in down:
+        for edge in self._edges.values():
+            self._watch(edge)
             if edge.lost_at is not None and not edge.given_up and now - edge.lost_at > self.transport.grace:
                 self._give_up(edge, f"lost for {self.transport.grace:g} s")
+        down = [edge for edge in self._edges.values() if not edge.up]
+        if down:
+            self._look_for_addresses(down, now)
+        self._next_look = now + (TICK if down or self._closing is not None else SLOW_TICK)
+
+    def _look_for_addresses(self, down: list[_Edge], now: float) -> None:
+        """Connect to neighbours whose address has appeared or changed."""
         try:
             changed = self.addresses.stat().st_mtime_ns
+            if changed == self._seen_addresses:
+                return
+            present = set(os.listdir(self.addresses))
         except OSError:
             return  # the run folder is gone; running neighbours need no addresses
-        if changed == self._seen_addresses:
-            return
         self._seen_addresses = changed
         for edge in down:
-            try:
-                address = (self.addresses / f"{edge.to:02d}").read_text()
-            except OSError:
-                continue  # not there yet
+            name = f"{edge.to:02d}"
+            if name not in present:
+                continue
+            if edge.address and edge.lost_at is None and now - edge.connected_at < STALE:
+                self._seen_addresses = 0  # it has not had the time to answer: look again later
+                continue
+            address = (self.addresses / name).read_text()
             if address != edge.address:
                 if edge.address:
                     edge.dealer.disconnect(edge.address)
                 edge.address = address
                 edge.dealer.connect(address)
+                edge.connected_at = now
                 self._greet(edge)
 
     def _greet(self, edge: _Edge) -> None:
         self._control(edge, Hello(self.digest))
 
+    def _poll(self, edge: _Edge, events: int) -> None:
+        """Watch the DEALER for ``events`` only: a poller that watches a hundred idle sockets costs more than
+        the messages do."""
+        if edge.polled != events:
+            edge.polled = events
+            self._poller.register(edge.dealer, events)  # 0 takes it out
+
     def _control(self, edge: _Edge, body: Body) -> None:
         frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, 0)
         try:
             edge.dealer.send_multipart(frames, zmq.NOBLOCK)
+            self._poll(edge, edge.polled | zmq.POLLIN)
         except zmq.Again:
             self.log.debug("no room for %s to peer %d", body.kind(), edge.to)
 
@@ -380,6 +399,7 @@ class ZmqLink:
                     self.log.info("peer %d is back", edge.to)
                     self._tell(self._neighbor_back, edge.to)
                 edge.close_sent = False
+                self._poll(edge, edge.polled & ~zmq.POLLIN)
             elif isinstance(body, Refused):
                 refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}"
                 self._tell(self.endpoint.fail, HandshakeError(refusal))
@@ -431,7 +451,8 @@ class ZmqLink:
         self._reply(identity, Welcome())
         edge = self._edges[via]
         if not edge.up:
-            self._seen_addresses = 0  # it may listen at a new address: look again
+            self._seen_addresses = 0  # it may listen at a new address: look again, soon
+            self._next_look = min(self._next_look, monotonic() + TICK)
 
     def _reply(self, identity: bytes, body: Body) -> None:
         frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, 0)
@@ -461,21 +482,17 @@ class ZmqLink:
                 # pyzmq sends large frames without copying; they are snapshots that nobody changes.
                 edge.dealer.send_multipart(edge.outbox[0][1], zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                self._wait_for_room(edge, True)
+                self._poll(edge, edge.polled | zmq.POLLOUT)
                 return
             edge.outbox.popleft()
             self._tell(self._handed_over, edge.to)
-        self._wait_for_room(edge, False)
-
-    def _wait_for_room(self, edge: _Edge, full: bool) -> None:
-        if edge.full != full:
-            edge.full = full
-            self._poller.register(edge.dealer, zmq.POLLIN | zmq.POLLOUT if full else zmq.POLLIN)
+        self._poll(edge, edge.polled & ~zmq.POLLOUT)
 
     # -- ending
 
     def _begin_closing(self) -> None:
         self._closing = monotonic()
+        self._next_look = 0.0
 
     def _done(self) -> bool:
         if self._closing is None:
