@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -133,7 +134,7 @@ class Vocabulary:
     ) -> Layout:  # fmt: skip
         """The layout that such a body has. Raises Unexpected, saying what does not fit."""
         if kind not in self._layouts:
-            raise Unexpected(f"kind {kind!r} is not spoken here; known: {', '.join(self._layouts)}")
+            raise Unexpected(f"kind {_shown(kind)} is not spoken here; known: {', '.join(self._layouts)}")
         for layout in self._layouts[kind]:
             if (misfit := _misfit(layout, tensors, plain)) is None:
                 return layout
@@ -146,14 +147,14 @@ def _misfit(
     plain: Mapping[str, object],
 ) -> str | None:
     if plain.keys() != layout.plain.keys():
-        return f"fields {sorted(plain)} instead of {sorted(layout.plain)}"
+        return f"fields {_shown(sorted(plain))} instead of {sorted(layout.plain)}"
     for name, value in plain.items():
         if type(value) is not layout.plain[name]:
             return f"{name} is a {type(value).__name__} instead of a {layout.plain[name].__name__}"
     if tensors.keys() != layout.tensors.keys():
         surplus = [_path(path) for path in tensors if path not in layout.tensors]
         lacking = [_path(path) for path in layout.tensors if path not in tensors]
-        return f"tensors {surplus[:3]} are not expected, {lacking[:3]} are missing"
+        return f"tensors {_shown(surplus)} are not expected, {_shown(lacking)} are missing"
     for path, (dtype, shape) in tensors.items():
         if not layout.tensors[path].admits(dtype, shape):
             found = TensorSpec(dtype, shape)
@@ -162,7 +163,17 @@ def _misfit(
 
 
 def _path(path: tuple[str, str | None]) -> str:
-    return path[0] if path[1] is None else f"{path[0]}[{path[1]!r}]"
+    field = path[0] if path[0].isidentifier() and len(path[0]) <= _BRIEF.maxstring else _shown(path[0])
+    return field if path[1] is None else f"{field}[{_shown(path[1])}]"
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 60
+
+
+def _shown(value: object) -> str:
+    """What a neighbour sent, for a message: on one line, and not a megabyte of it."""
+    return _BRIEF.repr(value)
 
 
 @dataclass(frozen=True)
@@ -204,7 +215,10 @@ class Encoded:
 
 
 def encode(body: Body) -> Encoded:
-    """Take ``body`` apart. Tensors of any device, layout or stride are copied to contiguous host memory."""
+    """Take ``body`` apart. Dense tensors of any device and stride are copied to contiguous host memory.
+
+    Raises TypeError, naming the field, if the body holds something that cannot travel.
+    """
     tensors, plain = _take_apart(body)
     specs: list[list[Any]] = []
     frames: list[memoryview] = []
@@ -230,9 +244,12 @@ def _take_apart(body: Body) -> tuple[dict[tuple[str, str | None], Tensor], dict[
             plain[field.name] = value
         else:
             raise TypeError(f"{body.kind()}.{field.name}: a {type(value).__name__} cannot travel; see Body")
-    for path, tensor in tensors.items():
-        if tensor.dtype not in _DTYPE_NAMES:
-            raise TypeError(f"{body.kind()}.{_path(path)}: dtype {tensor.dtype} cannot travel")
+    for (field_name, key), tensor in tensors.items():
+        where = f"{body.kind()}.{field_name}"
+        if not isinstance(tensor, Tensor) or not isinstance(key, str | None):
+            raise TypeError(f"{where}: a dict that travels maps names to tensors")
+        if tensor.dtype not in _DTYPE_NAMES or tensor.layout is not torch.strided:
+            raise TypeError(f"{where}: a tensor of {tensor.dtype}, {tensor.layout} cannot travel")
     return tensors, plain
 
 
@@ -258,15 +275,17 @@ def decode(frames: Sequence[Buffer], run: str | None, vocabulary: Vocabulary) ->
         raise Malformed("a message without frames")
     envelope = _header(frames[0])
     version, theirs, kind, t, sender, seq, flags, count, fields, entries = envelope
-    if version != VERSION:
-        raise WrongVersion(f"protocol version {version!r}; this peer speaks {VERSION}")
+    if type(version) is not int or version != VERSION:
+        raise WrongVersion(f"protocol version {_shown(version)}; this peer speaks {VERSION}")
+    if type(theirs) is not str:
+        raise Malformed("the run id is no string")
     if run is not None and theirs != run:
-        raise WrongRun(f"a message of run {theirs!r}; this is run {run!r}")
+        raise WrongRun(f"a message of run {_shown(theirs)}; this is run {run!r}")
     if type(kind) is not str or type(fields) is not dict or type(entries) is not list:
         raise Malformed("kind, fields or tensors of the wrong type")
     for name, value in (("t", t), ("sender", sender), ("seq", seq), ("flags", flags), ("count", count)):
         if type(value) is not int or not 0 <= value < 1 << 53:
-            raise Malformed(f"{name} is {value!r}")
+            raise Malformed(f"{name} is {_shown(value)}")
 
     plain: dict[str, Plain] = {}
     for name, value in fields.items():
@@ -313,9 +332,11 @@ def _entry(entry: object) -> tuple[tuple[str, str | None], torch.dtype, tuple[in
         raise Malformed("a tensor's entry is not [field, key, dtype, shape]")
     field, key, dtype, shape = entry
     if type(dtype) is not str or dtype not in DTYPES:
-        raise Malformed(f"unknown dtype {dtype!r}")
+        raise Malformed(f"unknown dtype {_shown(dtype)}")
     if type(shape) is not list or not all(type(n) is int and 0 <= n < 1 << 48 for n in shape) or len(shape) > 16:
         raise Malformed("a tensor's shape is not a short list of lengths")
+    if 0 in shape and math.prod(n for n in shape if n) >= 1 << 48:  # its strides would overflow
+        raise Malformed("an empty tensor with lengths that no tensor has")
     path = (_text(field, "a tensor's field"), None if key is None else _text(key, "a tensor's key"))
     return path, DTYPES[dtype], tuple(shape)
 
