@@ -94,6 +94,7 @@ class Collaboration:
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> Collaboration | None:
+        results = [result for result in results if result.rounds_done]  # before, weights are initial values
         rows = {result.peer: result.weights for result in results if result.weights is not None}
         if not rows:
             return None
@@ -255,8 +256,8 @@ def failures(summary: Summary) -> list[str]:
 
 
 def _peer_table(summary: Summary) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("peer", "model", "group", "rounds", "acc %", "best %", "out", "in", "missing", "s", "ended"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("peer", "model", "group", "rounds", "acc %", "best %", "out", "in", "miss", "time", "ended"):
         table.add_column(column, justify="left" if column in ("model", "ended") else "right", no_wrap=True)
     for peer in summary.peers:
         table.add_row(
@@ -269,8 +270,8 @@ def _peer_table(summary: Summary) -> Table:
             text.size(peer.bytes_out),
             text.size(peer.bytes_in),
             str(peer.missing),
-            f"{peer.seconds:.1f}",
-            peer.ended,
+            text.duration(peer.seconds),
+            peer.ended.partition(":")[0],  # the reason follows below the tables
         )
     return table
 

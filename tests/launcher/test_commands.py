@@ -1,0 +1,149 @@
+"""The command line as a whole: what it imports, how it fails, what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from launcher import cli
+from launcher.commands import commands
+
+BAD = "name: toy\nrounds: 0\npeers: 2\nalgorithm: {name: mapel}\ndata: {dataset: digits}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["list", "."], ["digest", "RUN"], ["logs", "RUN"], ["stop", "RUN"]]
+)
+def test_what_does_not_compute_does_not_wait_for_torch(make_run, arguments):
+    root = str(make_run().root)
+    code = (
+        "import sys\nfrom launcher.commands import commands\n"
+        "try: commands(sys.argv[1:])\n"
+        "finally: assert not {'torch', 'zmq', 'pydantic', 'matplotlib'} & sys.modules.keys()"
+    )
+    given = [root if argument == "RUN" else argument for argument in arguments]
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
+def test_every_command_has_help(invoke):
+    for name in commands.commands:
+        if name != "peer":  # a door to another program, which has its own
+            assert "Usage:" in invoke(name, "--help").output
+
+
+def test_peer_is_the_door_to_the_peers_package():
+    done = subprocess.run([sys.executable, "-m", "launcher.cli", "peer", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--me" in done.stdout
+
+
+def test_the_namesake_is_refused(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: {"p2pfl": "0.4.2"}[name])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    message = str(caught.value.code)
+    assert "p2pfl 0.4.2, another project's distribution" in message
+    assert "-m pip uninstall p2pfl p2pfl-mesh" in message
+
+
+def test_a_wrong_run_file_exits_with_2_and_no_traceback(tmp_path, invoke):
+    file = tmp_path / "bad.yaml"
+    file.write_text(BAD)
+    outcome = invoke("graph", file)
+    assert outcome.exit_code == 2
+    assert outcome.stdout == ""
+    assert outcome.stderr.startswith(f"error: {file}:2: rounds: ")
+
+
+def test_a_folder_that_is_no_run_exits_with_1(tmp_path, invoke):
+    for command in ("logs", "digest", "stop"):
+        outcome = invoke(command, tmp_path)
+        assert outcome.exit_code == 1
+        assert "no run folder (no run.yaml in it)" in outcome.stderr
+
+
+def test_wrong_usage_exits_with_2(make_run, invoke):
+    root = make_run().root
+    assert invoke("launch", "x.yaml", "--rounds", "0").exit_code == 2
+    assert invoke("logs", root, "--grep", "(").exit_code == 2
+    outcome = invoke("algorithms", "mapel")
+    assert outcome.exit_code == 2
+    assert "did you mean 'mapl'?" in outcome.stderr
+
+
+def test_algorithms(invoke):
+    assert {one["name"] for one in json.loads(invoke("algorithms", "--json").stdout)} >= {"local", "dpsgd", "mapl"}
+    text = invoke("algorithms").stdout
+    assert "dpsgd: " in text
+    assert "http" in text
+    mapl = json.loads(invoke("algorithms", "mapl", "--json").stdout)
+    (warmup,) = [note for note in mapl["hyper"] if note["name"] == "warmup"]
+    assert warmup["default"] == 100
+    assert warmup["text"]
+    assert "warmup" in invoke("algorithms", "mapl").stdout
+
+
+RING = "name: toy\nrounds: 1\npeers: 6\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\n"
+
+
+def test_graph(tmp_path, invoke):
+    file = tmp_path / "ring.yaml"
+    file.write_text(RING)
+    found = json.loads(invoke("graph", file, "--json").stdout)
+    assert found.pop("spectral_gap") == pytest.approx(1 / 3)
+    assert found == {
+        "peers": 6, "edges": 6, "degree": {"min": 2, "mean": 2.0, "max": 2}, "components": 1, "diameter": 3
+    }  # fmt: skip
+    assert "diameter      3\n" in invoke("graph", file).stdout
+    outcome = invoke("graph", file, "--set", "graph={name: edges, edges: [[0, 1]], allow_disconnected: true}")
+    assert "diameter      none: 5 components\n" in outcome.stdout
+
+
+@pytest.mark.parametrize("graph", ["ring", "complete"])
+def test_graph_draws_a_png(tmp_path, invoke, graph):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "ring.yaml"
+    file.write_text(RING)
+    assert invoke("graph", file, "--set", f"graph={graph}", "--png", tmp_path / "g.png").exit_code == 0
+    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_graph_names_the_extra_that_draws(tmp_path, invoke, monkeypatch):
+    file = tmp_path / "ring.yaml"
+    file.write_text(RING)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    outcome = invoke("graph", file, "--png", tmp_path / "g.png")
+    assert outcome.exit_code == 1
+    assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr
+
+
+def test_digest(make_run, invoke):
+    one, same = make_run("one"), make_run("same")
+    other = make_run("other", results={1: {"digest": "f" * 64}})
+    partial = make_run("partial", results={0: None})
+    assert json.loads(invoke("digest", one.root, "--json").stdout)[1] == {
+        "peer": 1, "rounds_done": 3, "digest": f"{1:064x}"
+    }  # fmt: skip
+    assert f"{1:064x}" in invoke("digest", one.root).stdout
+    assert invoke("digest", one.root, same.root).exit_code == 0
+    for there, peers in ((other, [1]), (partial, [0])):
+        outcome = invoke("digest", one.root, there.root, "--json")
+        assert outcome.exit_code == 1
+        assert json.loads(outcome.stdout) == {"same": False, "differ": peers}
+    assert invoke("digest", partial.root, partial.root).exit_code == 1  # nothing says that they are the same
+    assert invoke("digest", one.root, other.root).stdout == "different: peers 1\n"
+
+
+def test_the_module_runs_as_a_program(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher.cli", "list", tmp_path / "no"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {tmp_path / 'no'}: cannot be read: No such file or directory\n"

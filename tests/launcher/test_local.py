@@ -1,0 +1,167 @@
+"""The local backend against a stand-in for the warm process: who ended how, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from launcher.errors import LaunchError
+from launcher.local import Crew, follow
+from launcher.mps import CONTROL, multi_process_service
+from launcher.summary import failures, summarize
+from launcher.warm import WarmProcess
+from p2pfl.runfolder import RunFolder
+
+
+@pytest.fixture
+def play(make_run, fake_peers) -> Callable[..., tuple[RunFolder, Crew, str]]:
+    """Follow peers that play the given roles to the end; returns what the launcher knows and said."""
+
+    def run(*roles: str, meanwhile: Callable[[RunFolder], None] | None = None) -> tuple[RunFolder, Crew, str]:
+        folder = make_run(peers=len(roles), results=dict.fromkeys(range(len(roles))))
+        console = Console(file=io.StringIO())
+        other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
+        with WarmProcess(fake_peers(roles)) as warm:
+            if other:
+                other.start()
+            crew = follow(folder, len(roles), 3, warm, console)
+        if other:
+            other.join()
+        return folder, crew, console.file.getvalue()
+
+    return run
+
+
+def soon(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "did not happen within 30 s"
+        time.sleep(0.01)
+
+
+def test_the_exit_of_every_peer_is_known(play):
+    folder, crew, _ = play("finishes", "crashes", "exits with 3", "finishes")
+    assert crew.codes == {0: 0, 1: -signal.SIGSEGV, 2: 3, 3: 0}
+    assert [line.partition(";")[0] for line in failures(summarize(folder, crew.codes))] == [
+        "peer 1: killed by SIGSEGV", "peer 2: exit code 3"
+    ]  # fmt: skip
+
+
+def test_peers_that_outlive_the_warm_process_are_followed_to_the_end(play):
+    folder, crew, _ = play("outlives the warm process", "outlives the warm process")
+    assert crew.codes == {}
+    assert summarize(folder, crew.codes).finished
+
+
+def test_ctrl_c_stops_and_a_second_one_kills(play):
+    def press_twice(folder: RunFolder) -> None:
+        soon(lambda: all(place.status() for place in folder.peers()))
+        os.kill(os.getpid(), signal.SIGINT)
+        soon(lambda: folder.peer(0).result())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    folder, crew, said = play("waits", "stubborn", meanwhile=press_twice)
+    assert crew.codes == {0: 0, 1: -signal.SIGKILL}
+    assert [line.partition(";")[0] for line in failures(summarize(folder, crew.codes))] == [
+        "peer 0: stopped", "peer 1: killed by SIGKILL"
+    ]  # fmt: skip
+    assert "stopping: " in said
+    assert "killing" in said
+
+
+def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_run, fake_peers, monkeypatch):
+    folder = make_run(peers=1, results={0: None})
+    with WarmProcess(fake_peers(["waits"])) as warm:
+        # The stand-in is stopped before it can fork, as a real one is that still imports.
+        os.kill(warm._process.pid, signal.SIGSTOP)
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        crew = follow(folder, 1, 3, warm, Console(file=io.StringIO()))
+        timer.join()
+    assert crew.pids == {}
+    assert warm._process.returncode == -signal.SIGKILL
+    assert failures(summarize(folder, crew.codes)) == ["peer 0: never started"]
+
+
+def test_a_warm_process_that_dies_at_once_is_quoted(make_run, fake_peers):
+    folder = make_run(peers=1, results={0: None})
+    with (
+        WarmProcess(fake_peers("dies at once")) as warm,
+        pytest.raises(LaunchError, match="no torch here"),
+    ):
+        follow(folder, 1, 3, warm, Console(file=io.StringIO()))
+    assert (folder.root / "warm.log").read_text() == "no torch here\n"
+
+
+def test_a_warm_process_that_is_not_needed_after_all_is_killed(fake_peers):
+    warm = WarmProcess(fake_peers(["waits"]))
+    with pytest.raises(KeyboardInterrupt), warm:
+        raise KeyboardInterrupt
+    assert warm._process.returncode == -signal.SIGKILL
+
+
+# ---- NVIDIA's Multi-Process Service ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch) -> Path:
+    """A stand-in for the control program, which writes down how it was called."""
+    calls = tmp_path / "calls"
+    program = tmp_path / "bin" / CONTROL
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY|$*|$(cat)" >> {calls}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return calls
+
+
+def test_mps_runs_as_long_as_the_peers(control, tmp_path):
+    with multi_process_service(tmp_path / "mps", peers_per_gpu=3) as environment:
+        pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
+        assert control.read_text().splitlines() == [f"{pipes}|-d|"]
+        assert Path(pipes).is_dir()
+        assert len(pipes) < 60
+        assert environment["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path / "mps")
+        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33"
+    assert control.read_text().splitlines()[1:] == [f"{pipes}||quit"]
+    assert not Path(pipes).exists()
+
+
+def test_mps_that_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(LaunchError, match=f"gpu.mps needs {CONTROL}"),
+        multi_process_service(tmp_path / "mps", peers_per_gpu=1),
+    ):
+        pass
+
+
+def test_mps_that_does_not_start(control, tmp_path):
+    (tmp_path / "bin" / CONTROL).write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(LaunchError, match="failed with exit code 1"), multi_process_service(tmp_path / "mps", 1):
+        pass
+
+
+def test_events_may_come_in_pieces(fake_peers):
+    with WarmProcess(fake_peers(["waits"])) as warm:
+        warm._pending = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[:10]
+        rest = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[10:]
+        read, write = os.pipe()
+        os.write(write, rest + b'\n{"event": "ready"}\n{"ev')
+        os.close(write)
+        real, warm._process.stdout = warm._process.stdout, os.fdopen(read, "rb", buffering=0)
+        try:
+            events = warm.events(1)
+        finally:
+            warm._process.stdout.close()
+            warm._process.stdout = real
+    assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
