@@ -24,12 +24,12 @@ from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import build
 from p2pfl.net import Endpoint
 from p2pfl.rng import Streams
-from p2pfl.runfolder import PeerFolder, PeerId, Phase, Result, Status
+from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status
 from p2pfl.tensors import digest
 from p2pfl.training import Evaluation, PeerData, evaluate
 
-STATUS_EVERY = 0.5
-"""Seconds between two updates of the status file while waiting."""
+STATUS_EVERY = 0.25
+"""Seconds between two updates of the status file, at least: phases may last milliseconds."""
 
 
 class Stopped(Exception):
@@ -134,6 +134,7 @@ class Session:
         )
         self.totals = Totals()
         self.status = Status(me, pid)
+        self._status_written = -STATUS_EVERY
         self.rounds_done = 0
         self.personal: Evaluation | None = None
         self.whole: Evaluation | None = None
@@ -273,6 +274,7 @@ class Session:
             self._current.cancel()
 
     def _after_batch(self) -> None:
+        self._write_status()
         if self.stopping:
             raise Stopped
 
@@ -328,8 +330,13 @@ class Session:
         self.status.accuracy = self.personal.accuracy if self.personal else None
         self.status.bytes_out = self.totals.bytes_out()
         self.status.bytes_in = self.totals.bytes_in()
-        if self.folder is not None:
+        self._write_status(now=phase in FINAL)
+
+    def _write_status(self, now: bool = False) -> None:
+        due = self._status_written + STATUS_EVERY
+        if self.folder is not None and (now or perf_counter() >= due):
             self.folder.write_status(self.status)
+            self._status_written = perf_counter()
 
     def _report(self, record: RoundRecord) -> None:
         if self.folder is not None:
