@@ -71,16 +71,18 @@ class Mailbox:
         self.blocked: Callable[[], None] = lambda: None
         """Called whenever a take has to wait."""
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Message) -> bool:
+        """False if the message comes too late for its round."""
         if message.t < self._oldest:
             self.late += 1
-            return
+            return False
         key = (message.t, message.kind, message.sender)
         future = self._waiting.pop(key, None)
         if future is not None and not future.done():
             future.set_result(message)
         else:
             self._queues[key].append(message)
+        return True
 
     def take_now(self, key: Key) -> Message | None:
         """The oldest message under ``key``, if one is here."""
@@ -105,7 +107,8 @@ class Mailbox:
             async with asyncio.timeout_at(until):
                 return await future
         except TimeoutError:
-            return None
+            # Both may have happened in the same turn of the loop.
+            return future.result() if future.done() and not future.cancelled() else None
         finally:
             self._waiting.pop(key, None)
 
@@ -130,11 +133,13 @@ class Mailbox:
     def regained(self, sender: PeerId) -> None:
         self._gone.discard(sender)
 
-    def begin(self, t: int) -> None:
-        """Forget what came for earlier rounds and was never taken."""
+    def begin(self, t: int) -> list[Message]:
+        """Hand out what came for earlier rounds and was never taken."""
         self._oldest = t
-        for key in [key for key in self._queues if key[0] < t]:
-            self.late += len(self._queues.pop(key))
+        old = [self._queues.pop(key) for key in [key for key in self._queues if key[0] < t]]
+        untaken = [message for queue in old for message in queue]
+        self.late += len(untaken)
+        return untaken
 
 
 # ---- one peer, the whole run ---------------------------------------------------------------------------------
@@ -208,7 +213,8 @@ class Endpoint:
     def begin(self, t: int) -> Net:
         """The view of round ``t``. Counters start at zero."""
         self.out, self.inn, self.missing, self.waited = {}, {}, {}, 0.0
-        self.mailbox.begin(t)
+        for message in self.mailbox.begin(t):
+            self._note_stop(message)
         return Net(self, t)
 
     async def finish(self, t: int) -> None:
@@ -235,11 +241,11 @@ class Endpoint:
             await self.send_encoded(receiver, encoded, t, count)
 
     async def send_encoded(self, to: PeerId, encoded: Encoded, t: int, count: int = 1) -> None:
-        flags = 0
         if to in self._dropping:
             self._dropping.discard(to)
             self._told.add(to)
-            flags |= STOP
+        # Repeated for as long as it holds: the receiver may have missed it, or gone back to an old checkpoint.
+        flags = STOP if to in self._told or to not in self.sources else 0
         frames = encoded.to(self.run_id, t, self.me, self._sequence[to], flags, count)
         self._sequence[to] += 1
         _count(self.out, to, encoded.kind, encoded.payload, len(frames[0]))
@@ -261,7 +267,13 @@ class Endpoint:
         return message
 
     def accept(self, message: Message) -> None:
-        self.mailbox.put(message)
+        if not self.mailbox.put(message):
+            self._note_stop(message)
+
+    def _note_stop(self, message: Message) -> None:
+        """Who says STOP too late is understood too, or it would wait for ever for us to say Listening."""
+        if message.flags & STOP:
+            self._left.add(message.sender)
 
     def refuse(self, via: PeerId) -> None:
         """Count a message that was no good."""
@@ -296,8 +308,7 @@ class Endpoint:
         arrived = {sender: message for sender, message in taken.items() if message is not None}
         for sender, message in arrived.items():
             _count(self.inn, sender, kind, message.payload, message.header)
-            if message.flags & STOP:
-                self._left.add(sender)
+            self._note_stop(message)
         absent = [sender for sender in senders if sender not in arrived]
         if absent:
             self.missing.setdefault(kind, []).extend(absent)
@@ -423,10 +434,14 @@ class Net:
         endpoint = self._endpoint
         parents, all_children = endpoint.topology.spanning_tree()
         parent, children = parents[self.me], all_children[self.me]
+        root = self.me
+        while (above := parents[root]) is not None:
+            root = above
         if len(wire.tensors_of(body)) != len(_fields(body)):
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")
-        # Those below or above in the tree wait in turn: whoever is further up has more patience.
-        patience = float(self.peers)
+        # Those below wait in turn for those below them: one deadline for each level, so that a missing leaf
+        # costs its own contribution and not that of all who waited for it.
+        patience = float(_levels_below(self.me, all_children))
         total = {path: tensor.detach().clone() for path, tensor in wire.tensors_of(body).items()}
         count = 1
         for message in (await endpoint.take(body.kind(), children, self.t, patience)).values():
@@ -436,7 +451,7 @@ class Net:
         result = wire.with_tensors(body, total)
         if parent is not None:
             await endpoint.send([parent], result, self.t, count)
-            answer = await endpoint.take(body.kind(), [parent], self.t, patience)
+            answer = await endpoint.take(body.kind(), [parent], self.t, _levels_below(root, all_children) + 1.0)
             if parent in answer:
                 result, count = cast(B, answer[parent].body), answer[parent].count
         await endpoint.send(children, result, self.t, count)
@@ -448,6 +463,14 @@ class Net:
         if to not in self._endpoint.listeners:
             why = "stopped listening" if to in self._endpoint.neighbors else "is no neighbour"
             raise NotANeighbor(f"peer {self.me} cannot send to peer {to} in round {self.t}: it {why}")
+
+
+def _levels_below(peer: PeerId, children: Sequence[Sequence[PeerId]]) -> int:
+    """Height of the subtree of ``peer``; 0 for a leaf."""
+    levels, level = 0, list(children[peer])
+    while level:
+        levels, level = levels + 1, [below for one in level for below in children[one]]
+    return levels
 
 
 def _fields(body: Body) -> list[object]:

@@ -8,7 +8,7 @@
     t        = uint                               round that the message belongs to
     sender   = uint                               peer id
     seq      = uint                               0, 1, 2, … on each directed edge
-    flags    = uint                               bit 0: STOP, «I stop hearing you after round t»
+    flags    = uint                               bit 0: STOP, «I do not hear you after round t»
     count    = uint                               peers summed up in this body (allreduce); otherwise 1
     fields   = map of str to (int | float | bool | str | [*int])       the body's plain fields
     tensors  = [*[field, key | nil, dtype, [*uint]]]                    one entry per frame that follows
@@ -43,7 +43,7 @@ from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersio
 
 VERSION = 1
 STOP = 1
-"""Flag: the sender stops hearing the receiver after round ``t``."""
+"""Flag: the sender does not hear the receiver after round ``t``."""
 
 MAX_HEADER = 1 << 20
 """Bytes; a model with ten thousand named tensors fits."""

@@ -1,0 +1,284 @@
+"""What the tests share: conditions with an end, small runs, run folders, a warm process, and a look for what
+was left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from p2pfl.config import Run, Transport, from_dict
+from p2pfl.net import Endpoint, LocalHub
+from p2pfl.runfolder import RunFolder
+from p2pfl.topology import Topology
+from p2pfl.wire import Layout
+from peers.zmqlink import ZmqLink
+
+PATIENCE = 60.0
+"""Seconds after which a condition counts as never met. Nothing waits that long on a machine that is not stuck."""
+
+RUN_ID = "0123456789abcdef"
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "rounds": 3,
+    "peers": 4,
+    "graph": "complete",
+    "data": {
+        "dataset": "digits",
+        "partition": {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5},
+    },
+    "models": "tiny-mixer",
+    "algorithm": {"name": "dpsgd", "batch": 16},
+    "transport": {"deadline": 60, "grace": 1},
+    "device": "cpu",
+}
+"""A run of about a tenth of a second per peer and round."""
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    """TINY with other values; mappings are merged one level deep, except for named things."""
+    tree = copy.deepcopy(TINY)
+    for key, value in changes.items():
+        merged = isinstance(value, dict) and isinstance(tree.get(key), dict) and "name" not in value
+        tree[key] = {**tree[key], **value} if merged else value
+    return tree
+
+
+@pytest.fixture(scope="session")
+def make_run() -> Callable[..., Run]:
+    """``make_run(rounds=5, transport={"jitter": 0.01})``: a checked Run like TINY but for that."""
+
+    def make(**changes: Any) -> Run:
+        return from_dict(tree(**changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prepare() -> Callable[..., RunFolder]:
+    """``prepare(path, run)``: a run folder as `p2pfl launch` would make it."""
+
+    def make(root: Path, run: Run, run_id: str = RUN_ID) -> RunFolder:
+        folder = RunFolder.create(root, run.peers)
+        folder.write_about({"id": run_id})
+        folder.run_file.write_text(run.to_yaml())
+        return folder
+
+    return make
+
+
+def until(condition: Callable[[], Any], what: str = "", patience: float = PATIENCE) -> Any:
+    """Block until ``condition()`` is true and return it; fail after ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while not (met := condition()):
+        assert time.monotonic() < end, f"not within {patience} s: {what or condition}"
+        time.sleep(0.01)
+    return met
+
+
+async def eventually(condition: Callable[[], Any], what: str = "", patience: float = PATIENCE) -> Any:
+    """The same without blocking the event loop."""
+    end = time.monotonic() + patience
+    while not (met := condition()):
+        assert time.monotonic() < end, f"not within {patience} s: {what or condition}"
+        await asyncio.sleep(0.005)
+    return met
+
+
+@pytest.fixture(scope="session", name="until")
+def until_fixture() -> Callable[..., Any]:
+    return until
+
+
+@pytest.fixture(scope="session", name="eventually")
+def eventually_fixture() -> Callable[..., Any]:
+    return eventually
+
+
+class Warm:
+    """A warm process (peers/warm.py) and the peers that it forked."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "peers", "--warm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._pending = b""
+        self.running: dict[int, int] = {}
+        """Process ids of peers that have not ended."""
+        self.codes: dict[int, int] = {}
+        """Exit codes of those that have, by process id."""
+        assert self._event() == {"event": "ready"}
+
+    def _event(self) -> dict[str, Any]:
+        while b"\n" not in self._pending:
+            assert select.select([self._stdout], [], [], PATIENCE)[0], "the warm process says nothing"
+            chunk = os.read(self._stdout.fileno(), 1 << 16)
+            assert chunk, "the warm process has ended"
+            self._pending += chunk
+        line, self._pending = self._pending.split(b"\n", 1)
+        event: dict[str, Any] = json.loads(line)
+        if event["event"] == "exited":
+            self.codes[self.running.pop(event["peer"])] = event["code"]
+        return event
+
+    def start(self, folder: RunFolder, peers: Sequence[int] | None = None) -> dict[int, int]:
+        """Fork peers of a run (all of them if not told which). Returns {peer: process id}."""
+        peers = [place.peer for place in folder.peers()] if peers is None else list(peers)
+        self._stdin.write(json.dumps({"run": str(folder.root), "peers": peers}).encode() + b"\n")
+        started: dict[int, int] = {}
+        while len(started) < len(peers):
+            event = self._event()
+            if event["event"] == "started":
+                started[event["peer"]] = self.running[event["peer"]] = event["pid"]
+                self.codes.pop(event["pid"], None)
+        return started
+
+    def wait(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Wait for peers to end. Returns {peer: exit code}."""
+        while not all(pid in self.codes for pid in pids.values()):
+            self._event()
+        return {peer: self.codes[pid] for peer, pid in pids.items()}
+
+    def run(self, folder: RunFolder) -> dict[int, int]:
+        """All peers of a run from start to end. Returns {peer: exit code}."""
+        return self.wait(self.start(folder))
+
+    def kill(self) -> None:
+        """kill -9 the warm process alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Kill peers that a failed test has left, and let the warm process end by itself."""
+        for pid in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._stdin.close()
+        code = self.process.wait(PATIENCE)
+        self._stdout.close()
+        assert code in (0, -signal.SIGKILL)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """One warm process for all tests."""
+    warm = Warm()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def another_warm() -> Iterator[Warm]:
+    """A warm process of one's own, to be killed."""
+    warm = Warm()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail the session if a process survives it: a child of ours, or a peer of a run in our temporary folder."""
+    yield
+    base = str(tmp_path_factory.getbasetemp())
+
+    def survivors() -> list[psutil.Process]:
+        ours = set(psutil.Process().children(recursive=True))
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if base in " ".join(process.cmdline()) and process.pid != os.getpid():
+                    ours.add(process)
+        return [process for process in ours if _alive(process.pid)]
+
+    end = time.monotonic() + 10.0
+    while survivors() and time.monotonic() < end:
+        time.sleep(0.05)
+    left = survivors()
+    described = [f"{process.pid}: {process.name()}" for process in left]
+    for process in left:
+        process.kill()
+    assert not left, f"processes survived the tests: {described}"
+
+
+class Mesh:
+    """Endpoints of one process on one event loop, over LocalLinks or over sockets."""
+
+    def __init__(self, sort: str, addresses: Path) -> None:
+        self.sort = sort
+        self.addresses = addresses
+        self.hub = LocalHub()
+        self.endpoints: list[Endpoint] = []
+        self.links: list[ZmqLink] = []
+
+    def endpoint(
+        self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = PATIENCE
+    ) -> Endpoint:
+        return Endpoint(me, topology, RUN_ID, 5, layouts, deadline)
+
+    def link(self, endpoint: Endpoint, digest: str = "d", **transport: Any) -> ZmqLink:
+        """A link that is not started."""
+        settings = Transport(**{"deadline": PATIENCE, "grace": 0.5, **transport})
+        endpoint.link = link = ZmqLink(endpoint, self.addresses, settings, digest, logging.getLogger("mesh"))
+        self.links.append(link)
+        return link
+
+    async def open(
+        self, topology: Topology, layouts: Sequence[Layout], deadline: float = PATIENCE, **transport: Any
+    ) -> list[Endpoint]:
+        """One endpoint per peer. Over sockets, messages are held back at random."""
+        self.endpoints = [self.endpoint(me, topology, layouts, deadline) for me in range(topology.peers)]
+        for endpoint in self.endpoints:
+            if self.sort == "local":
+                self.hub.join(endpoint)
+            else:
+                await self.link(endpoint, **{"jitter": 0.004, **transport}).start()
+        return self.endpoints
+
+    async def close(self) -> None:
+        links, self.links = self.links, []
+        await asyncio.gather(*(link.close() for link in links))
+
+
+@pytest.fixture(params=["local", "sockets"])
+async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mesh]:
+    """For the behaviour that both sorts of link have in common."""
+    mesh = Mesh(request.param, tmp_path)
+    yield mesh
+    await mesh.close()
+
+
+@pytest.fixture
+async def sockets(tmp_path: Path) -> AsyncIterator[Mesh]:
+    """For the behaviour that only sockets have."""
+    mesh = Mesh("sockets", tmp_path)
+    yield mesh
+    await mesh.close()

@@ -1,0 +1,567 @@
+"""What Net, Endpoint and Mailbox promise, over both sorts of link; and what LocalHub does besides."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
+from p2pfl.net import Counts, Endpoint, LocalHub, Net
+from p2pfl.topology import Topology
+from p2pfl.wire import Body, Layout
+
+
+@dataclass(frozen=True)
+class Vector(Body):
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Word(Body):
+    text: str
+
+
+@dataclass(frozen=True)
+class Model(Body):
+    values: dict[str, Tensor]
+    count: Tensor
+
+
+LAYOUTS = [
+    Layout.of(Vector(torch.zeros(3))),
+    Layout.of(Word("")),
+    Layout.of(Model({"w": torch.zeros(2, 2), "b": torch.zeros(0)}, torch.tensor(0))),
+]
+
+
+def complete(peers: int) -> Topology:
+    return Topology.from_edges(peers, [(i, j) for i in range(peers) for j in range(i)])
+
+
+def line(peers: int) -> Topology:
+    return Topology.from_edges(peers, [(i, i + 1) for i in range(peers - 1)])
+
+
+def star(peers: int, hub: int = 0) -> Topology:
+    return Topology.from_edges(peers, [(hub, i) for i in range(peers) if i != hub])
+
+
+PAIR = line(2)
+
+
+def vector(*values: float) -> Vector:
+    return Vector(torch.tensor(values, dtype=torch.float32))
+
+
+def words(heard: dict[int, Word]) -> dict[int, str]:
+    return {sender: body.text for sender, body in heard.items()}
+
+
+async def together(endpoints: list[Endpoint], program: Callable[[Endpoint], Awaitable[Any]]) -> list[Any]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_coroutine(program(endpoint))) for endpoint in endpoints]
+    return [task.result() for task in tasks]
+
+
+async def _coroutine(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
+
+
+async def rounds(
+    endpoint: Endpoint, count: int, talk: Callable[[Net], Awaitable[Any]], start: int = 0
+) -> list[Any]:
+    """So many rounds; returns what was said to come out of each."""
+    outcomes = []
+    for t in range(start, start + count):
+        net = endpoint.begin(t)
+        outcomes.append(await talk(net))
+        await endpoint.finish(t)
+    return outcomes
+
+
+async def hesitate(seed: object) -> None:
+    """Let the others go first, or not."""
+    for _ in range(random.Random(f"{seed}").randrange(6)):
+        await asyncio.sleep(0)
+
+
+# ---- the verbs
+
+
+async def test_exchange_gives_one_body_of_each_source_in_ascending_order(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(5), LAYOUTS)
+
+    async def talk(net: Net) -> list[tuple[int, list[float]]]:
+        await hesitate((net.me, net.t))
+        heard = await net.exchange(vector(net.me, net.t, 7))
+        return [(sender, body.x.tolist()) for sender, body in heard.items()]
+
+    for me, outcome in enumerate(await together(endpoints, lambda endpoint: rounds(endpoint, 6, talk))):
+        assert outcome == [[(j, [j, t, 7]) for j in range(5) if j != me] for t in range(6)]
+
+
+async def test_one_sided_sends_arrive_in_ascending_order_whatever_the_order_of_arrival(mesh: Any) -> None:
+    endpoints = await mesh.open(star(6), LAYOUTS)
+    net, *others = (endpoint.begin(0) for endpoint in endpoints)
+    for other in random.sample(others, len(others)):
+        await other.send(0, Word(f"from {other.me}"))
+    assert list(words(await net.gather(Word)).items()) == [(j, f"from {j}") for j in range(1, 6)]
+
+
+async def test_messages_of_one_sender_and_kind_come_in_the_order_in_which_they_were_sent(mesh: Any) -> None:
+    here, there = await mesh.open(PAIR, LAYOUTS)
+    net, other = here.begin(0), there.begin(0)
+    for number in range(40):
+        await other.send(0, Word(str(number)))
+        await other.send(0, vector(number, 0, 0))
+    vectors = [float((await net.gather(Vector))[1].x[0]) for _ in range(40)]
+    texts = [words(await net.gather(Word))[1] for _ in range(40)]
+    assert vectors == list(range(40))
+    assert texts == list(map(str, range(40)))
+
+
+async def test_a_message_for_a_later_round_waits_its_turn(mesh: Any) -> None:
+    slow, fast = await mesh.open(PAIR, LAYOUTS)
+    for t in range(4):
+        await fast.begin(t).send(0, Word(f"round {t}"))
+    heard = []
+    for t in range(4):
+        heard.append(words(await slow.begin(t).gather(Word)))
+        await slow.finish(t)
+    assert heard == [{1: f"round {t}"} for t in range(4)]
+    assert slow.mailbox.late == 0
+
+
+async def test_messages_of_a_round_that_is_over_are_forgotten(mesh: Any, eventually: Any) -> None:
+    slow, fast = await mesh.open(PAIR, LAYOUTS)
+    net = fast.begin(0)
+    for text in ("untaken", "untaken too"):
+        await net.send(0, Word(text))
+    await fast.begin(1).send(0, Word("now"))
+    assert words(await slow.begin(1).gather(Word)) == {1: "now"}
+    assert slow.mailbox.late == 2
+    await net.send(0, Word("late"))
+    await eventually(lambda: slow.mailbox.late == 3)
+
+
+async def test_gather_of_some(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(4), LAYOUTS)
+    net, *others = (endpoint.begin(0) for endpoint in endpoints)
+    await others[0].send(0, Word("one"))
+    await others[2].send(0, Word("three"))
+    assert words(await net.gather(Word, of=[3, 1])) == {1: "one", 3: "three"}
+    assert await net.gather(Word, of=[]) == {}
+    assert endpoints[0].missing == {}
+
+
+async def test_scatter_says_something_else_to_each(mesh: Any) -> None:
+    endpoints = await mesh.open(star(4), LAYOUTS)
+    net, *others = (endpoint.begin(0) for endpoint in endpoints)
+    await net.scatter({3: Word("to 3"), 1: Word("to 1")})
+    assert words(await others[0].gather(Word)) == {0: "to 1"}
+    assert words(await others[2].gather(Word)) == {0: "to 3"}
+    assert sorted(endpoints[0].out) == [1, 3]
+
+
+async def test_broadcast_reaches_neighbors_only(mesh: Any) -> None:
+    endpoints = await mesh.open(line(3), LAYOUTS)
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    await nets[0].broadcast(Word("hello"))
+    assert words(await nets[1].gather(Word, of=[0])) == {0: "hello"}
+    assert list(endpoints[0].out) == [1]
+
+
+@pytest.mark.parametrize("verb", ["send", "scatter", "gather"])
+async def test_whoever_is_no_neighbor_cannot_be_addressed(mesh: Any, verb: str) -> None:
+    endpoints = await mesh.open(line(3), LAYOUTS)
+    net = endpoints[0].begin(4)
+    calls = {
+        "send": lambda: net.send(2, Word("")),
+        "scatter": lambda: net.scatter({1: Word(""), 2: Word("")}),
+        "gather": lambda: net.gather(Word, of=[1, 2]),
+    }
+    with pytest.raises(NotANeighbor, match=r"peer 0 .* peer 2 in round 4"):
+        await calls[verb]()
+    assert endpoints[0].out == {}  # not even to those who are
+
+
+async def test_views_of_the_mesh(mesh: Any) -> None:
+    endpoints = await mesh.open(line(3), LAYOUTS)
+    net = endpoints[1].begin(9)
+    assert (net.me, net.t, net.peers) == (1, 9, 3)
+    assert net.neighbors == net.sources == net.listeners == (0, 2)
+    assert net.degrees == {0: 1, 1: 2, 2: 1}
+
+
+async def test_shared_draws_the_same_on_every_peer_and_afresh_each_round(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(3), LAYOUTS)
+    drawn = np.array([[endpoint.begin(t).shared.random() for t in range(4)] for endpoint in endpoints])
+    assert (drawn == drawn[0]).all()
+    assert len(set(drawn[0])) == 4
+
+
+# ---- allreduce
+
+
+@pytest.mark.parametrize("topology", [line(4), line(1), star(5), star(5, hub=3), complete(5)], ids=str)
+@pytest.mark.parametrize("op", ["mean", "sum"])
+async def test_allreduce_gives_the_same_bits_everywhere(mesh: Any, topology: Topology, op: Any) -> None:
+    endpoints = await mesh.open(topology, LAYOUTS)
+    draw = torch.Generator().manual_seed(1)
+    bodies = [
+        Model({"w": torch.randn(2, 2, generator=draw), "b": torch.zeros(0)}, torch.tensor(me + 1))
+        for me in range(topology.peers)
+    ]
+
+    async def talk(net: Net) -> Model:
+        await hesitate((net.me, net.t))
+        return await net.allreduce(bodies[net.me], op)
+
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 3, talk))
+    first = outcomes[0][0]
+    stacked = torch.stack([body.values["w"] for body in bodies])
+    torch.testing.assert_close(first.values["w"], stacked.sum(0) if op == "sum" else stacked.mean(0))
+    assert first.count == sum(range(1, topology.peers + 1)) / (topology.peers if op == "mean" else 1)
+    for outcome in outcomes:
+        for model in outcome:
+            assert torch.equal(model.values["w"], first.values["w"])
+            assert torch.equal(model.count, first.count)
+    # Two messages per edge of the tree: one up, one down.
+    sent = [sum(kinds["Model"][0] for kinds in endpoint.out.values()) for endpoint in endpoints]
+    assert sum(sent) == 2 * (topology.peers - 1)
+
+
+async def test_allreduce_leaves_the_senders_tensors_alone(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS)
+    mine = [vector(1, 2, 3), vector(5, 6, 7)]
+    await together(endpoints, lambda endpoint: endpoint.begin(0).allreduce(mine[endpoint.me]))
+    assert [body.x.tolist() for body in mine] == [[1, 2, 3], [5, 6, 7]]
+
+
+async def test_allreduce_without_a_peer_that_stays_silent(mesh: Any) -> None:
+    endpoints = await mesh.open(line(4), LAYOUTS, deadline=0.1)
+    silent = endpoints.pop(3)
+    outcomes = await together(endpoints, lambda endpoint: endpoint.begin(0).allreduce(vector(endpoint.me, 0, 0)))
+    assert [outcome.x.tolist() for outcome in outcomes] == [[1, 0, 0]] * 3
+    assert endpoints[2].missing == {"Vector": [3]}
+    assert silent.out == {}
+
+
+async def test_allreduce_of_a_body_that_is_not_all_tensors(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS)
+    with pytest.raises(NetError, match="Word must hold tensors only"):
+        await endpoints[0].begin(0).allreduce(Word("text"))
+
+
+# ---- those who are missing
+
+
+async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(4), LAYOUTS, deadline=0.25)
+    net, one, _, three = (endpoint.begin(0) for endpoint in endpoints)
+    await one.send(0, Word("in time"))
+    await three.send(0, Word("in time"))
+    assert words(await net.gather(Word)) == {1: "in time", 3: "in time"}
+    assert await net.gather(Vector) == {}
+    assert endpoints[0].missing == {"Word": [2], "Vector": [1, 2, 3]}
+    assert endpoints[0].waited >= 0.2
+
+
+async def test_one_deadline_holds_for_all_senders_together(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(6), LAYOUTS, deadline=0.3)
+    began = asyncio.get_running_loop().time()
+    assert await endpoints[0].begin(0).gather(Word) == {}
+    assert asyncio.get_running_loop().time() - began < 5 * 0.3
+
+
+async def test_a_peer_that_was_late_is_heard_again_in_the_next_round(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS, deadline=0.1)
+    here, there = endpoints
+    assert await here.begin(0).gather(Word) == {}
+    await here.finish(0)
+    net = here.begin(1)
+    await there.begin(0).send(0, Word("late"))
+    await there.begin(1).send(0, Word("in time"))
+    here.deadline = 30
+    assert words(await net.gather(Word)) == {1: "in time"}
+    assert here.missing == {}
+    assert here.mailbox.late == 1
+
+
+async def test_a_failure_ends_waits_now_and_later(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS)
+    net = endpoints[0].begin(0)
+    waiting = asyncio.create_task(net.gather(Word))
+    await asyncio.sleep(0)
+    endpoints[0].fail(RuntimeError("the mesh is broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        await waiting
+    with pytest.raises(RuntimeError, match="broken"):
+        await net.gather(Word)
+
+
+# ---- who hears whom
+
+
+def edges(endpoint: Endpoint) -> tuple[list[int], list[int]]:
+    return sorted(endpoint.sources), sorted(endpoint.listeners)
+
+
+async def test_listen_to_takes_effect_after_the_round_on_both_sides(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(3), LAYOUTS)
+
+    async def talk(net: Net) -> dict[str, Any]:
+        if net.me == 0 and net.t == 1:
+            net.listen_to([1])
+        before = net.sources, net.listeners
+        heard = await net.exchange(Word(f"{net.me} in {net.t}"))
+        assert (net.sources, net.listeners) == before  # not before the round's end
+        return words(heard)
+
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 4, talk))
+    assert [list(heard) for heard in outcomes[0]] == [[1, 2], [1, 2], [1], [1]]
+    assert [list(heard) for heard in outcomes[1]] == [[0, 2]] * 4
+    assert [list(heard) for heard in outcomes[2]] == [[0, 1]] * 4  # still hears 0
+    assert [edges(endpoint) for endpoint in endpoints] == [([1], [1, 2]), ([0, 2], [0, 2]), ([0, 1], [1])]
+    # The half-open edge says a bare header each round, and nothing else.
+    assert endpoints[2].out[0].keys() == {"Listening"}
+    assert endpoints[2].out[0] == endpoints[0].inn[2]
+    assert endpoints[2].out[0]["Listening"][:2] == [1, 0]
+
+
+async def test_an_edge_that_both_sides_drop_is_silent(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(3), LAYOUTS)
+
+    async def talk(net: Net) -> None:
+        if net.me == 0 and net.t == 0:
+            net.listen_to([1])
+        if net.me == 2 and net.t == 2:  # tells it in the Listening header
+            net.listen_to([1])
+        await net.exchange(Word("…"))
+
+    await together(endpoints, lambda endpoint: rounds(endpoint, 3, talk))
+    assert [edges(endpoint) for endpoint in endpoints] == [([1], [1]), ([0, 2], [0, 2]), ([1], [1])]
+    await together(endpoints, lambda endpoint: rounds(endpoint, 4, talk, start=3))
+    assert 2 not in endpoints[0].out
+    assert 0 not in endpoints[2].out
+    assert all(endpoint.missing == {} for endpoint in endpoints)
+
+
+async def test_both_sides_may_drop_an_edge_in_the_same_round(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS)
+
+    async def talk(net: Net) -> dict[int, Word]:
+        net.listen_to([])
+        return await net.exchange(Word("the last"))
+
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 3, talk))
+    assert [[len(heard) for heard in outcome] for outcome in outcomes] == [[1, 0, 0]] * 2
+
+
+async def test_listen_to_after_the_last_message_of_a_round_holds_one_round_later(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS)
+
+    async def talk(net: Net) -> dict[int, Word]:
+        heard = await net.exchange(Word("…"))
+        if net.me == 0:
+            net.listen_to([])
+        return heard
+
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 4, talk))
+    assert [[len(heard) for heard in outcome] for outcome in outcomes] == [[1, 1, 0, 0], [1, 1, 1, 1]]
+
+
+async def test_whoever_stopped_listening_cannot_be_addressed(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS)
+
+    async def talk(net: Net) -> None:
+        if net.me == 0:
+            net.listen_to([])
+        await net.exchange(Word("…"))
+
+    await together(endpoints, lambda endpoint: rounds(endpoint, 1, talk))
+    with pytest.raises(NotANeighbor, match="peer 1 cannot send to peer 0 in round 1: it stopped listening"):
+        await endpoints[1].begin(1).send(0, Word("hello?"))
+    with pytest.raises(NotANeighbor, match="peer 0 does not hear peer 1 in round 1"):
+        await endpoints[0].begin(1).gather(Word, of=[1])
+
+
+async def test_a_stop_that_misses_the_deadline_is_still_understood(mesh: Any, eventually: Any) -> None:
+    """Otherwise the one waits for Listening, to the deadline and in every round, of the other, which sends on."""
+    endpoints = await mesh.open(PAIR, LAYOUTS, deadline=0.1)
+    here, there = endpoints
+    assert await there.begin(0).gather(Word) == {}
+    await there.finish(0)
+    there.begin(1)
+    net = here.begin(0)
+    net.listen_to([])
+    await net.broadcast(Word("this comes late"))
+    await eventually(lambda: there.mailbox.late == 1)
+    await here.finish(0)
+    await there.finish(1)
+    assert edges(here) == ([], [1])
+    assert edges(there) == ([0], [])
+
+
+async def test_state_goes_on_in_another_endpoint(mesh: Any, tmp_path: Path) -> None:
+    endpoints = await mesh.open(complete(3), LAYOUTS)
+
+    async def talk(net: Net) -> None:
+        if net.me == 0:
+            net.listen_to([1])
+        await net.exchange(Word("…"))
+
+    await together(endpoints, lambda endpoint: rounds(endpoint, 2, talk))
+    states = [endpoint.state_dict() for endpoint in endpoints]
+    await mesh.close()
+    again = await mesh.open(complete(3), LAYOUTS)
+    for endpoint, state in zip(again, states, strict=True):
+        endpoint.load_state_dict(state)
+    assert [edges(endpoint) for endpoint in again] == [edges(endpoint) for endpoint in endpoints]
+    heard = await together(again, lambda endpoint: endpoint.begin(2).exchange(Word("…")))
+    assert [list(one) for one in heard] == [[1], [0, 2], [0, 1]]
+    assert [endpoint.state_dict()["sequence"] for endpoint in again] == [{1: 3, 2: 3}, {0: 3, 2: 3}, {0: 2, 1: 3}]
+
+
+# ---- equal runs send equal messages
+
+
+async def conversation(endpoint: Endpoint, seed: int) -> list[tuple[Any, Counts, Counts]]:
+    """Some rounds in which peers exchange, stop listening, scatter and reduce as the seed has it."""
+    record = []
+    for t in range(6):
+        net = endpoint.begin(t)
+        choice = random.Random(f"{seed} {net.me} {t}")
+        await hesitate((seed, net.me, t))
+        heard: list[Any] = []
+        if choice.random() < 0.4:
+            net.listen_to(j for j in net.sources if choice.random() < 0.7)
+        heard.append([(j, body.x.tolist()) for j, body in (await net.exchange(vector(net.me, t, seed))).items()])
+        if t % 2:
+            await net.scatter({j: Word(f"{net.me}→{j}") for j in net.listeners})
+            if choice.random() < 0.4:
+                net.listen_to(j for j in net.sources if choice.random() < 0.7)
+            heard.append(list(words(await net.gather(Word)).items()))
+        if t % 3 == 2:
+            reduced = await net.allreduce(Vector(torch.full((3,), 0.1) * (net.me + 1)))
+            heard.append(reduced.x.tolist())
+        await endpoint.finish(t)
+        assert endpoint.missing == {}
+        record.append((heard, endpoint.out, endpoint.inn))
+    return record
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_conversation_is_the_same_over_any_link_and_with_any_delays(
+    mesh: Any, tmp_path: Path, seed: int
+) -> None:
+    peers = 6
+    pairs = [(i, j) for i in range(peers) for j in range(i)]
+    draw = random.Random(seed)
+    topology = Topology.from_edges(peers, [*((i, i + 1) for i in range(peers - 1)), *draw.sample(pairs, 5)])
+    endpoints = await mesh.open(topology, LAYOUTS, jitter=0.01)
+    records = await together(endpoints, lambda endpoint: conversation(endpoint, seed))
+
+    for t in range(6):  # both ends of each edge count the same
+        for i, j in [*topology.edges, *((j, i) for i, j in topology.edges)]:
+            assert records[i][t][1].get(j, {}) == records[j][t][2].get(i, {})
+
+    hub, plain = LocalHub(), [mesh.endpoint(me, topology, LAYOUTS) for me in range(peers)]
+    for endpoint in plain:
+        hub.join(endpoint)
+    assert await together(plain, lambda endpoint: conversation(endpoint, seed)) == records
+
+
+async def test_counts_are_messages_payload_and_header(mesh: Any) -> None:
+    here, there = await mesh.open(PAIR, LAYOUTS)
+    net, other = here.begin(0), there.begin(0)
+    await net.broadcast(vector(1, 2, 3))
+    await net.broadcast(vector(4, 5, 6))
+    for _ in range(2):
+        await other.gather(Vector)
+    messages, payload, header = here.out[1]["Vector"]
+    assert (messages, payload) == (2, 24)
+    assert 40 < header / 2 < 80
+    assert there.inn == {0: here.out[1]}
+    assert here.inn == there.out == {}
+
+
+# ---- no memory in common
+
+
+async def test_tensors_are_never_shared(mesh: Any) -> None:
+    endpoints = await mesh.open(star(3), LAYOUTS)
+    net, one, two = (endpoint.begin(0) for endpoint in endpoints)
+    mine = torch.tensor([1.0, 2.0, 3.0])
+    await net.broadcast(Vector(mine))
+    mine.zero_()  # training goes on
+    first, second = (await one.gather(Vector))[0].x, (await two.gather(Vector))[0].x
+    assert first.tolist() == second.tolist() == [1.0, 2.0, 3.0]
+    first.fill_(9.0)
+    assert second.tolist() == [1.0, 2.0, 3.0]
+    assert mine.tolist() == [0.0, 0.0, 0.0]
+
+
+# ---- one process alone
+
+
+@pytest.fixture
+def hub() -> LocalHub:
+    return LocalHub()
+
+
+def joined(hub: LocalHub, topology: Topology) -> list[Endpoint]:
+    endpoints = [Endpoint(me, topology, "0" * 16, 0, LAYOUTS) for me in range(topology.peers)]
+    for endpoint in endpoints:
+        hub.join(endpoint)
+    return endpoints
+
+
+async def test_a_deadlock_names_who_waits_for_whom(hub: LocalHub) -> None:
+    endpoints = joined(hub, PAIR)
+    outcomes = await asyncio.gather(
+        *(endpoint.begin(3).gather(Word) for endpoint in endpoints), return_exceptions=True
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, Deadlock)
+        assert (
+            str(outcome) == "peer 0 waits for Word of peer 1 in round 3; peer 1 waits for Word of peer 0 in round 3"
+        )
+
+
+async def test_waiting_for_a_peer_that_has_finished_is_a_deadlock(hub: LocalHub) -> None:
+    endpoints = joined(hub, complete(3))
+    waiting = asyncio.gather(*(e.begin(0).gather(Word) for e in endpoints[:2]), return_exceptions=True)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not waiting.done()  # peer 2 may still speak
+    hub.finish(2)
+    assert all(isinstance(outcome, Deadlock) for outcome in await waiting)
+
+
+async def test_waiting_is_no_deadlock_while_a_peer_can_go_on(hub: LocalHub) -> None:
+    endpoints = joined(hub, line(4))
+
+    async def relay(endpoint: Endpoint) -> str:
+        net = endpoint.begin(0)
+        text = "start" if net.me == 0 else words(await net.gather(Word, of=[net.me - 1]))[net.me - 1]
+        if net.me < 3:
+            await net.send(net.me + 1, Word(f"{text} {net.me}"))
+        return text
+
+    assert await together(list(reversed(endpoints)), relay) == ["start 0 1 2", "start 0 1", "start 0", "start"]
+
+
+async def test_a_body_that_no_peer_takes_is_the_senders_error_in_one_process(hub: LocalHub) -> None:
+    endpoints = joined(hub, PAIR)
+    with pytest.raises(Unexpected, match=r"x is float32\[4\] instead of float32\[3\]"):
+        await endpoints[0].begin(0).broadcast(vector(1, 2, 3, 4))
