@@ -432,16 +432,13 @@ class Net:
         the same round. Whoever is missing takes its subtree out of the result, on this side.
         """
         endpoint = self._endpoint
-        parents, all_children = endpoint.topology.spanning_tree()
-        parent, children = parents[self.me], all_children[self.me]
-        root = self.me
-        while (above := parents[root]) is not None:
-            root = above
+        tree = endpoint.topology.spanning_tree
+        parent, children = tree.parent[self.me], tree.children[self.me]
         if len(wire.tensors_of(body)) != len(_fields(body)):
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")
         # Those below wait in turn for those below them: one deadline for each level, so that a missing leaf
         # costs its own contribution and not that of all who waited for it.
-        patience = float(_levels_below(self.me, all_children))
+        patience = float(tree.height[self.me])
         total = {path: tensor.detach().clone() for path, tensor in wire.tensors_of(body).items()}
         count = 1
         for message in (await endpoint.take(body.kind(), children, self.t, patience)).values():
@@ -451,7 +448,7 @@ class Net:
         result = wire.with_tensors(body, total)
         if parent is not None:
             await endpoint.send([parent], result, self.t, count)
-            answer = await endpoint.take(body.kind(), [parent], self.t, _levels_below(root, all_children) + 1.0)
+            answer = await endpoint.take(body.kind(), [parent], self.t, tree.height[tree.root[self.me]] + 1.0)
             if parent in answer:
                 result, count = cast(B, answer[parent].body), answer[parent].count
         await endpoint.send(children, result, self.t, count)
@@ -463,14 +460,6 @@ class Net:
         if to not in self._endpoint.listeners:
             why = "stopped listening" if to in self._endpoint.neighbors else "is no neighbour"
             raise NotANeighbor(f"peer {self.me} cannot send to peer {to} in round {self.t}: it {why}")
-
-
-def _levels_below(peer: PeerId, children: Sequence[Sequence[PeerId]]) -> int:
-    """Height of the subtree of ``peer``; 0 for a leaf."""
-    levels, level = 0, list(children[peer])
-    while level:
-        levels, level = levels + 1, [below for one in level for below in children[one]]
-    return levels
 
 
 def _fields(body: Body) -> list[object]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 from xml.etree.ElementTree import ParseError
 
 import networkx as nx
@@ -30,6 +30,16 @@ DRAWS = 100
 
 Edge = tuple[int, int]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class SpanningTree(NamedTuple):
+    """Per peer: its parent (None at a root), its children, the root above it, and how many edges lie between it
+    and the farthest peer below."""
+
+    parent: tuple[int | None, ...]
+    children: tuple[tuple[int, ...], ...]
+    root: tuple[int, ...]
+    height: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -89,13 +99,15 @@ class Topology:
         magnitudes = np.sort(np.abs(np.linalg.eigvalsh(self.metropolis())))
         return max(0.0, 1.0 - float(magnitudes[-2]))
 
-    def spanning_tree(self) -> tuple[tuple[int | None, ...], tuple[tuple[int, ...], ...]]:
-        """(parent, children) of each peer in the breadth-first tree from the lowest id of each component.
+    @cached_property
+    def spanning_tree(self) -> SpanningTree:
+        """The breadth-first tree from the lowest id of each component; every peer finds the same one.
 
-        A root has no parent (None). Neighbours are visited ascending, so every peer finds the same tree.
+        Neighbours are visited ascending.
         """
         parent: list[int | None] = [None] * self.peers
         children: list[list[int]] = [[] for _ in range(self.peers)]
+        root, height = list(range(self.peers)), [0] * self.peers
         for component in self.components:
             seen, queue = {component[0]}, [component[0]]
             for here in queue:
@@ -105,7 +117,10 @@ class Topology:
                         queue.append(there)
                         parent[there] = here
                         children[here].append(there)
-        return tuple(parent), tuple(map(tuple, children))
+                        root[there] = component[0]
+            for here in reversed(queue):
+                height[here] = max((height[below] + 1 for below in children[here]), default=0)
+        return SpanningTree(tuple(parent), tuple(map(tuple, children)), tuple(root), tuple(height))
 
     @cached_property
     def _graph(self) -> nx.Graph:

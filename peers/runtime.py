@@ -77,7 +77,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
     )
     try:
-        with deterministic(), stop_on_sigterm(session):
+        with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
             result = await session.run()
         log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
     finally:
