@@ -39,7 +39,7 @@ from p2pfl.topology import GRAPHS, Graph, Topology
 class Section(BaseModel):
     """A mapping of the run file with a fixed set of keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
@@ -54,7 +54,21 @@ class Named(BaseModel):
 
 
 def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"name": value}
+    if not isinstance(value, Mapping | BaseModel):
+        raise ValueError("should be a name, or a mapping with a name and its parameters")
+    return value
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _run_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        raise ValueError("should be made of letters, digits, '.', '_' and '-', and not begin with one of these three")
+    return value
 
 
 class Data(Section):
@@ -66,7 +80,7 @@ class Data(Section):
     """Who gets which samples."""
     augment: Named = Named(name="none")
     """What happens to training images; methods with two views draw it twice."""
-    root: Annotated[Path, AfterValidator(Path.absolute)] | None = None
+    root: Annotated[Path, AfterValidator(_absolute)] | None = None
     """Where the files lie; default $P2PFL_DATA, else a folder in the user's cache."""
     download: bool = True
     """Fetch missing files."""
@@ -114,7 +128,7 @@ class Gpu(Section):
 class RunFile(Section):
     """One launch, as the file says it. ``load`` makes it; ``Run`` adds what follows from it."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, AfterValidator(_run_name)]
     """Goes into the name of the run folder."""
     seed: int = Field(default=0, ge=0)
     """All randomness follows from it."""
@@ -226,17 +240,24 @@ def from_dict(tree: Mapping[str, Any], where: str = "run") -> Run:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as a string; ours reads it as the number it is."""
+    """Plain words mean what they mean in YAML 1.2, of which PyYAML knows the version before.
+
+    1e-4 is a number there, and not text; ``off`` and ``no`` and 2026-01-31 are text. (pydantic still takes
+    ``no`` for false where a key is either true or false.)
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:float"]
+    first: [(tag, regexp) for tag, regexp in entries if tag.rpartition(":")[2] not in ("float", "bool", "timestamp")]
     for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)|\d[\d_]*\.[\d_]*|\.\d[\d_]*([eE][-+]?\d+)?|\.inf|\.nan)$"),
     list("-+0123456789."),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 
 
@@ -245,7 +266,7 @@ class _Source:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.places: dict[Loc, str] = {}
+        self.places: dict[tuple[str, ...], str] = {}
 
     def read(self, text: str) -> dict[str, Any]:
         try:
@@ -257,27 +278,29 @@ class _Source:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise RunFileError([Problem(f"{self.name}:{line}", "", f"not YAML: {error.problem}")]) from None
         except (yaml.YAMLError, ValueError) as error:
-            raise RunFileError([Problem(self.name, "", f"not YAML: {error}")]) from None
+            raise RunFileError([Problem(self.name, "", f"not YAML: {' '.join(str(error).split())}")]) from None
+        except RecursionError:
+            raise RunFileError([Problem(self.name, "", "nested too deeply")]) from None
         if not isinstance(value, dict):
-            raise RunFileError([Problem(self.name, "", "holds no mapping of keys to values (is it empty?)")])
+            found = "empty" if value is None else "no mapping of keys to values"
+            raise RunFileError([Problem(self.name, "", f"{found}; a run file gives at least {_REQUIRED}")])
         return value
 
-    def _walk(self, node: yaml.Node | None, path: Loc) -> None:
+    def _walk(self, node: yaml.Node | None, path: tuple[str, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
             seen: dict[str, int] = {}
             for key, value in node.value:
                 line, name = key.start_mark.line + 1, str(key.value)
                 if name in seen:
                     text = f"given twice, first in line {seen[name]}"
-                    dotted = ".".join(map(str, (*path, name)))
-                    raise RunFileError([Problem(f"{self.name}:{line}", dotted, text)])
+                    raise RunFileError([Problem(f"{self.name}:{line}", ".".join((*path, name)), text)])
                 seen[name] = line
                 self.places[(*path, name)] = f"{self.name}:{line}"
                 self._walk(value, (*path, name))
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
-                self.places[(*path, index)] = f"{self.name}:{item.start_mark.line + 1}"
-                self._walk(item, (*path, index))
+                self.places[(*path, str(index))] = f"{self.name}:{item.start_mark.line + 1}"
+                self._walk(item, (*path, str(index)))
 
     def override(self, tree: dict[str, Any], assignment: str) -> None:
         where = f"--set {assignment}"
@@ -287,15 +310,18 @@ class _Source:
             raise RunFileError([Problem(where, "", "not of the form key=value or section.key=value")])
         try:
             value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise RunFileError([Problem(where, dotted, f"the value is not YAML: {text!r}")]) from None
         here: dict[str, Any] = tree
-        for part in path[:-1]:
+        for depth, part in enumerate(path[:-1], start=1):
             below = here.get(part)
-            if below is None or isinstance(below, str):
+            if below is None:
+                below = here[part] = {}
+            elif isinstance(below, str):
                 # `algorithm: mapl` with --set algorithm.lr=... means {name: mapl, lr: ...}
-                below = {} if below is None else {"name": below}
-                here[part] = below
+                below = here[part] = {"name": below}
+                if place := self.places.pop(path[:depth], None):
+                    self.places[*path[:depth], "name"] = place
             if not isinstance(below, dict):
                 raise RunFileError([Problem(where, dotted, f"{part} is no section")])
             here = below
@@ -305,42 +331,56 @@ class _Source:
         self.places[path] = where
 
     def problem(self, loc: Loc, message: str) -> Problem:
-        """Placed at the key itself, else at the nearest enclosing one."""
-        for length in range(len(loc), 0, -1):
-            place = self.places.get(loc[:length])
-            if place is not None:
-                return Problem(place, ".".join(map(str, loc)), message)
-        return Problem(self.name, ".".join(map(str, loc)), message)
+        """Placed at the key itself, else at the last one below it, else at the nearest enclosing one."""
+        path = tuple(map(str, loc))
+        below = [known for known in self.places if known[: len(path)] == path]
+        above = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self.places]
+        nearest = [path] * (path in self.places) or below[-1:] or above
+        where = self.places[nearest[0]] if nearest else self.name
+        return Problem(where, ".".join(path), message)
 
 
 # ---- from plain values to a Run -----------------------------------------------------------------------------
 
 _Entry = TypeVar("_Entry", bound=Options)
 
+_REQUIRED = ", ".join(name for name, field in RunFile.model_fields.items() if field.is_required())
+
 
 def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
     problems: list[Problem] = []
+    file = None
+    try:
+        file = RunFile.model_validate(tree)
+    except ValidationError as error:
+        found = explain(error, RunFile.model_fields)
+        problems.extend(source.problem(loc, _with_known_keys(loc, text)) for loc, text in found)
+    plain = tree if file is None else file.model_dump()
 
-    def resolve(loc: Loc, table: Table[type[_Entry]], named: Named) -> _Entry | None:
+    def resolve(loc: Loc, table: Table[type[_Entry]]) -> _Entry | None:
+        """The options at ``loc``; also in a file that is otherwise wrong, so that all problems are reported."""
+        value: Any = plain
+        for part in loc:
+            value = value.get(part) if isinstance(value, dict) else None
+        try:
+            named = Named.model_validate(_named(value))
+        except ValueError:  # reported above
+            return None
         try:
             return table.find(named.name).parse(named.given)
         except OptionErrors as errors:
             problems.extend(source.problem(loc + below, text) for below, text in errors.problems)
             return None
 
-    try:
-        file = RunFile.model_validate(tree)
-    except ValidationError as error:
-        raise RunFileError(
-            source.problem(loc, _with_known_keys(loc, text)) for loc, text in explain(error, RunFile.model_fields)
-        ) from None
-
     hypers = Table("algorithm", {name: method.Hyper for name, method in ALGORITHMS.items()})
-    hyper = resolve(("algorithm",), hypers, file.algorithm)
-    graph = resolve(("graph",), GRAPHS, file.graph)
-    dataset = resolve(("data", "dataset"), DATASETS, file.data.dataset)
-    partition = resolve(("data", "partition"), PARTITIONS, file.data.partition)
-    augmentation = resolve(("data", "augment"), AUGMENTATIONS, file.data.augment)
+    hyper = resolve(("algorithm",), hypers)
+    graph = resolve(("graph",), GRAPHS)
+    dataset = resolve(("data", "dataset"), DATASETS)
+    partition = resolve(("data", "partition"), PARTITIONS)
+    augmentation = resolve(("data", "augment"), AUGMENTATIONS)
+    if file is None:
+        raise RunFileError(problems)
+
     if file.models.name not in MODELS:
         problems.append(source.problem(("models", "name"), unknown(file.models.name, MODELS)))
     elif hyper is not None and ALGORITHMS[file.algorithm.name].homogeneous:

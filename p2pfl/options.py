@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -29,7 +30,9 @@ class Options:
     that the run file gives explicitly win over the preset.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @classmethod
@@ -72,7 +75,12 @@ class Note:
 
 def notes(options: type[Options]) -> list[Note]:
     """Name, type, default and note of each parameter, in the order of declaration."""
-    described = TypeAdapter(options).json_schema().get("properties", {})
+    texts: dict[str, str] = {}
+    for ancestor in reversed(options.__mro__):  # each finds the docstrings of its own fields only
+        if issubclass(ancestor, Options):
+            for name, described in TypeAdapter(ancestor).json_schema().get("properties", {}).items():
+                if "description" in described:
+                    texts[name] = " ".join(described["description"].split())
     result = []
     for field in dataclasses.fields(options):
         if field.default is not dataclasses.MISSING:
@@ -81,8 +89,7 @@ def notes(options: type[Options]) -> list[Note]:
             default = field.default_factory()
         else:
             default = "(required)"
-        text = " ".join(str(described.get(field.name, {}).get("description", "")).split())
-        result.append(Note(field.name, _readable(str(field.type)), default, text))
+        result.append(Note(field.name, _readable(str(field.type)), default, texts.get(field.name, "")))
     return result
 
 
@@ -118,18 +125,40 @@ def unknown(found: object, known: Iterable[str]) -> str:
     return f"{text}; did you mean {close[0]!r}?" if close else text
 
 
+_SHOULD_BE = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping of keys to values"),
+    "string_type": "text; quotes make text of it",
+    "path_type": "a path",
+}
+"""What pydantic expected, by the type of its error, where its own words speak of Python."""
+
+
 def explain(error: ValidationError, options: type[Options] | Iterable[str]) -> list[tuple[Loc, str]]:
     """A pydantic error in our own words: (path, what was found and what is expected) per problem."""
     known = options.known() if isinstance(options, type) else tuple(options)
     problems = []
     for item in error.errors(include_url=False):
-        loc: Loc = item["loc"]
-        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        loc, kind, found, context = item["loc"], item["type"], item["input"], item.get("ctx", {})
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             text = unknown_key(loc[-1], known) if len(loc) == 1 else "unknown key"
-        elif item["type"] in ("missing", "missing_argument"):
+        elif kind == "invalid_key":
+            text = "a key should be text; quotes make text of it"
+        elif kind in ("missing", "missing_argument"):
             text = "missing; it has no default"
+        elif kind == "literal_error":
+            text = unknown(found, re.findall("'([^']*)'", context["expected"]))
         else:
-            text = f"{item['msg'].removeprefix('Value error, ')} (found {_short(item['input'])})"
+            if kind in _SHOULD_BE:
+                text = f"should be {_SHOULD_BE[kind]}"
+            elif kind == "too_long":
+                text = f"should have at most {context['max_length']} items"
+            else:
+                text = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            text += f" (found {_short(found)})"
         problems.append((loc, text))
     return problems
 
