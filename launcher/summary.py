@@ -1,7 +1,7 @@
 """What a run came to: the tables printed at its end, and summary.json.
 
     {"name": "mesh20", "algorithm": "mapl", "seed": 0, "rounds": 60, "started": "2026-11-21T09:30:00+00:00",
-     "run": "<folder>", "seconds": 93.1,        from the first fork to the last exit; null if nobody watched
+     "run": "<folder>", "seconds": 93.1,        from asking for the peers to the last exit; null if nobody watched
      "finished": true,                          all peers did
      "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
@@ -227,7 +227,7 @@ def show(summary: Summary, console: Console) -> None:
         console.print()
         show_collaboration(summary.collaboration, console)
     if summary.seconds is not None:
-        console.print(f"\n{text.duration(summary.seconds)} from the first fork to the last exit")
+        console.print(f"\nall peers together took {text.duration(summary.seconds)}, start-up included")
 
 
 def show_collaboration(graph: Collaboration, console: Console) -> None:

@@ -27,7 +27,7 @@ RUN_FILE = {
     "algorithm": {"name": "local"},
 }
 
-MakeRun = Callable[..., RunFolder]
+MakeFolder = Callable[..., RunFolder]
 Invoke = Callable[..., Outcome]
 
 
@@ -39,7 +39,7 @@ def invoke() -> Invoke:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_folder(tmp_path: Path) -> MakeFolder:
     """A run folder as a launch leaves it; every peer has a status and a result, changed by ``results``."""
 
     def make(
@@ -135,6 +135,8 @@ FAKE_PEERS = """
     if line:
         say(event="ready")
         request = json.loads(line)
+        environment = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_MPS_PIPE_DIRECTORY")}
+        (Path(request["run"]) / "environment.json").write_text(json.dumps(environment))
         children = {}
         for peer in request["peers"]:
             pid = os.fork()

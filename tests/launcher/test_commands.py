@@ -19,8 +19,8 @@ BAD = "name: toy\nrounds: 0\npeers: 2\nalgorithm: {name: mapel}\ndata: {dataset:
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["list", "."], ["digest", "RUN"], ["logs", "RUN"], ["stop", "RUN"]]
 )
-def test_what_does_not_compute_does_not_wait_for_torch(make_run, arguments):
-    root = str(make_run().root)
+def test_what_does_not_compute_does_not_wait_for_torch(make_folder, arguments):
+    root = str(make_folder().root)
     code = (
         "import sys\nfrom launcher.commands import commands\n"
         "try: commands(sys.argv[1:])\n"
@@ -69,8 +69,8 @@ def test_a_folder_that_is_no_run_exits_with_1(tmp_path, invoke):
         assert "no run folder (no run.yaml in it)" in outcome.stderr
 
 
-def test_wrong_usage_exits_with_2(make_run, invoke):
-    root = make_run().root
+def test_wrong_usage_exits_with_2(make_folder, invoke):
+    root = make_folder().root
     assert invoke("launch", "x.yaml", "--rounds", "0").exit_code == 2
     assert invoke("logs", root, "--grep", "(").exit_code == 2
     outcome = invoke("algorithms", "mapel")
@@ -124,10 +124,10 @@ def test_graph_names_the_extra_that_draws(tmp_path, invoke, monkeypatch):
     assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr
 
 
-def test_digest(make_run, invoke):
-    one, same = make_run("one"), make_run("same")
-    other = make_run("other", results={1: {"digest": "f" * 64}})
-    partial = make_run("partial", results={0: None})
+def test_digest(make_folder, invoke):
+    one, same = make_folder("one"), make_folder("same")
+    other = make_folder("other", results={1: {"digest": "f" * 64}})
+    partial = make_folder("partial", results={0: None})
     assert json.loads(invoke("digest", one.root, "--json").stdout)[1] == {
         "peer": 1, "rounds_done": 3, "digest": f"{1:064x}"
     }  # fmt: skip

@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
@@ -23,11 +23,11 @@ from p2pfl.runfolder import RunFolder
 
 
 @pytest.fixture
-def play(make_run, fake_peers) -> Callable[..., tuple[RunFolder, Crew, str]]:
+def play(make_folder, fake_peers) -> Callable[..., tuple[RunFolder, Crew, str]]:
     """Follow peers that play the given roles to the end; returns what the launcher knows and said."""
 
     def run(*roles: str, meanwhile: Callable[[RunFolder], None] | None = None) -> tuple[RunFolder, Crew, str]:
-        folder = make_run(peers=len(roles), results=dict.fromkeys(range(len(roles))))
+        folder = make_folder(peers=len(roles), results=dict.fromkeys(range(len(roles))))
         console = Console(file=io.StringIO())
         other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
         with WarmProcess(fake_peers(roles)) as warm:
@@ -39,13 +39,6 @@ def play(make_run, fake_peers) -> Callable[..., tuple[RunFolder, Crew, str]]:
         return folder, crew, console.file.getvalue()
 
     return run
-
-
-def soon(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "did not happen within 30 s"
-        time.sleep(0.01)
 
 
 def test_the_exit_of_every_peer_is_known(play):
@@ -62,11 +55,11 @@ def test_peers_that_outlive_the_warm_process_are_followed_to_the_end(play):
     assert summarize(folder, crew.codes).finished
 
 
-def test_ctrl_c_stops_and_a_second_one_kills(play):
+def test_ctrl_c_stops_and_a_second_one_kills(play, until):
     def press_twice(folder: RunFolder) -> None:
-        soon(lambda: all(place.status() for place in folder.peers()))
+        until(lambda: all(place.status() for place in folder.peers()))
         os.kill(os.getpid(), signal.SIGINT)
-        soon(lambda: folder.peer(0).result())
+        until(lambda: folder.peer(0).result())
         os.kill(os.getpid(), signal.SIGINT)
 
     folder, crew, said = play("waits", "stubborn", meanwhile=press_twice)
@@ -78,8 +71,8 @@ def test_ctrl_c_stops_and_a_second_one_kills(play):
     assert "killing" in said
 
 
-def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_run, fake_peers, monkeypatch):
-    folder = make_run(peers=1, results={0: None})
+def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_folder, fake_peers, monkeypatch):
+    folder = make_folder(peers=1, results={0: None})
     with WarmProcess(fake_peers(["waits"])) as warm:
         # The stand-in is stopped before it can fork, as a real one is that still imports.
         os.kill(warm._process.pid, signal.SIGSTOP)
@@ -92,8 +85,8 @@ def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_run, fake_peers
     assert failures(summarize(folder, crew.codes)) == ["peer 0: never started"]
 
 
-def test_a_warm_process_that_dies_at_once_is_quoted(make_run, fake_peers):
-    folder = make_run(peers=1, results={0: None})
+def test_a_warm_process_that_dies_at_once_is_quoted(make_folder, fake_peers):
+    folder = make_folder(peers=1, results={0: None})
     with (
         WarmProcess(fake_peers("dies at once")) as warm,
         pytest.raises(LaunchError, match="no torch here"),
@@ -107,6 +100,71 @@ def test_a_warm_process_that_is_not_needed_after_all_is_killed(fake_peers):
     with pytest.raises(KeyboardInterrupt), warm:
         raise KeyboardInterrupt
     assert warm._process.returncode == -signal.SIGKILL
+
+
+# ---- the command as a whole --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launch(tmp_path, fake_peers, monkeypatch, invoke) -> Callable[..., tuple[Outcome, Path]]:
+    """``p2pfl launch`` of as many peers as there are roles."""
+    file = tmp_path / "toy.yaml"
+
+    def run(roles: list[str], *arguments: str) -> tuple[Outcome, Path]:
+        file.write_text(f"name: toy\nrounds: 3\npeers: {len(roles)}\nalgorithm: local\ndata: {{dataset: digits}}\n")
+        for key, value in fake_peers(roles).items():
+            monkeypatch.setenv(key, value)
+        return invoke("launch", file, "--run-dir", tmp_path / "run", *arguments), tmp_path / "run"
+
+    return run
+
+
+def environment(root: Path) -> dict[str, str | None]:
+    return json.loads((root / "environment.json").read_text())
+
+
+def test_a_launch_that_ends_well(launch):
+    outcome, root = launch(["finishes", "finishes"])
+    assert outcome.exit_code == 0
+    assert outcome.stdout.splitlines()[-1] == f"run: {root}"
+    assert outcome.stderr == ""
+    assert (root / "summary.json").exists()
+    assert environment(root)["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_launch_of_which_a_peer_dies(launch):
+    outcome, root = launch(["finishes", "crashes"])
+    assert outcome.exit_code == 1
+    assert outcome.stdout.splitlines()[-1] == f"run: {root}"
+    assert outcome.stderr == f"peer 1: killed by SIGSEGV; see {root}/peers/01/peer.log\n"
+
+
+def test_json_has_stdout_to_itself(launch):
+    outcome, root = launch(["finishes", "finishes"], "--json")
+    summary = json.loads(outcome.stdout)
+    assert summary["finished"] is True
+    assert summary["run"] == str(root)
+    assert outcome.stderr.splitlines()[-1] == f"run: {root}"
+
+
+def test_peers_get_the_threads_that_the_run_file_says(launch):
+    outcome, root = launch(["finishes", "finishes"], "--set", "threads=3")
+    assert outcome.exit_code == 0
+    assert environment(root)["OMP_NUM_THREADS"] == "3"
+
+
+def test_peers_are_clients_of_the_service(launch, control):
+    outcome, root = launch(["finishes", "finishes"], "--set", "gpu.mps=true")
+    assert outcome.exit_code == 0
+    pipes = environment(root)["CUDA_MPS_PIPE_DIRECTORY"]
+    assert control.read_text().splitlines() == [f"{pipes}|-d|", f"{pipes}||quit"]
+
+
+def test_a_wrong_run_file_starts_nothing(launch):
+    outcome, root = launch(["finishes"], "--set", "algorithm=mapel")
+    assert outcome.exit_code == 2
+    assert "unknown 'mapel'" in outcome.stderr
+    assert not root.exists()
 
 
 # ---- NVIDIA's Multi-Process Service ---------------------------------------------------------------------------

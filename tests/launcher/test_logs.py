@@ -14,8 +14,8 @@ def stamp(second: int, text: str) -> str:
 
 
 @pytest.fixture
-def folder(make_run):
-    folder = make_run(peers=3)
+def folder(make_folder):
+    folder = make_folder(peers=3)
     folder.peer(0).log.write_text(stamp(1, "round 0") + stamp(4, "round 1"))
     folder.peer(1).log.write_text(stamp(2, "round 0") + "Traceback:\n  ValueError\n" + stamp(5, "over"))
     return folder  # peer 2 never wrote a log
@@ -96,6 +96,6 @@ def test_follow_does_not_wait_for_the_dead(folder, make_process):
     assert logs.has_ended(folder, folder.peer(0))
 
 
-def test_follow_does_not_wait_for_a_peer_that_nobody_will_start(make_run):
-    folder = make_run(results={0: None})
+def test_follow_does_not_wait_for_a_peer_that_nobody_will_start(make_folder):
+    folder = make_folder(results={0: None})
     assert logs.has_ended(folder, folder.peer(0))

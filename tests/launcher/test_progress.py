@@ -36,8 +36,8 @@ def console(**options: object) -> Console:
     return Console(file=io.StringIO(), markup=False, highlight=False, **options)
 
 
-def test_a_snapshot_is_read_from_the_folder(make_run):
-    folder = make_run(peers=3, results={0: {"accuracy": 0.5}, 1: {"rounds_done": 1}, 2: None})
+def test_a_snapshot_is_read_from_the_folder(make_folder):
+    folder = make_folder(peers=3, results={0: {"accuracy": 0.5}, 1: {"rounds_done": 1}, 2: None})
     found = Snapshot.take(folder, 3, 3)
     assert found.done == [3, 1, 0]
     assert found.fraction == pytest.approx(4 / 9)

@@ -13,8 +13,8 @@ from launcher.runs import find_runs, stop
 from p2pfl.runfolder import Status
 
 
-def test_a_peer_is_known_by_its_title_not_by_its_number(make_run, make_process):
-    folder, other = make_run("one"), make_run("other")
+def test_a_peer_is_known_by_its_title_not_by_its_number(make_folder, make_process):
+    folder, other = make_folder("one"), make_folder("other")
     process = make_process(folder, 0)
     found = living(folder, 0)
     assert found is not None
@@ -30,8 +30,8 @@ def test_a_peer_is_known_by_its_title_not_by_its_number(make_run, make_process):
     assert living(folder, 0) is None
 
 
-def test_a_peer_without_status_does_not_live(make_run):
-    assert living(make_run(results={0: None}), 0) is None
+def test_a_peer_without_status_does_not_live(make_folder):
+    assert living(make_folder(results={0: None}), 0) is None
 
 
 @pytest.mark.parametrize(
@@ -47,24 +47,24 @@ def test_a_peer_without_status_does_not_live(make_run):
         (None, None, "never started"),
     ],
 )
-def test_how_it_ended(make_run, changes, code, ended):
-    assert how_it_ended(make_run(results={0: changes}).peer(0), code) == ended
+def test_how_it_ended(make_folder, changes, code, ended):
+    assert how_it_ended(make_folder(results={0: changes}).peer(0), code) == ended
 
 
-def test_a_peer_that_vanished_has_died(make_run):
-    place = make_run(results={0: None}).peer(0)
+def test_a_peer_that_vanished_has_died(make_folder):
+    place = make_folder(results={0: None}).peer(0)
     place.write_status(Status(0, 1, "waiting"))
     assert how_it_ended(place) == "died"
     place.write_status(Status(0, 1, "failed", error="no such dataset"))
     assert how_it_ended(place, 1) == "failed: no such dataset"
 
 
-def test_list(make_run, make_process, tmp_path, invoke):
-    make_run("finished", results={0: {"accuracy": 0.5}, 1: {"accuracy": 0.75}})
-    make_run("stopped", results={0: {"phase": "stopped"}})
-    make_run("failed", results={0: {"phase": "failed"}, 1: {"phase": "stopped"}})
-    make_run("died", results={0: None, 1: {"phase": "stopped"}})
-    make_process(make_run("running", results={0: None}), 0)
+def test_list(make_folder, make_process, tmp_path, invoke):
+    make_folder("finished", results={0: {"accuracy": 0.5}, 1: {"accuracy": 0.75}})
+    make_folder("stopped", results={0: {"phase": "stopped"}})
+    make_folder("failed", results={0: {"phase": "failed"}, 1: {"phase": "stopped"}})
+    make_folder("died", results={0: None, 1: {"phase": "stopped"}})
+    make_process(make_folder("running", results={0: None}), 0)
     (tmp_path / "something else").mkdir()
     runs = {os.path.basename(line.run): line for line in find_runs(tmp_path)}
     assert {name: line.state for name, line in runs.items()} == {name: name for name in runs}
@@ -77,8 +77,8 @@ def test_list(make_run, make_process, tmp_path, invoke):
     assert "62.5" in text
 
 
-def test_stop_ends_those_that_live(make_run, make_process, invoke):
-    folder = make_run()
+def test_stop_ends_those_that_live(make_folder, make_process, invoke):
+    folder = make_folder()
     process = make_process(folder, 1)
     folder.peer(1).clear_result()
     outcome = invoke("stop", folder.root)
@@ -88,8 +88,8 @@ def test_stop_ends_those_that_live(make_run, make_process, invoke):
     assert invoke("stop", folder.root).stdout == "no peer of this run is running\n"
 
 
-def test_stop_has_a_bound_and_kill_has_none_to_wait_for(make_run, make_process, invoke):
-    folder = make_run()
+def test_stop_has_a_bound_and_kill_has_none_to_wait_for(make_folder, make_process, invoke):
+    folder = make_folder()
     process = make_process(folder, 0, ignore_sigterm=True)
     (stubborn,) = stop(folder, kill=False, patience=0.1)
     assert stubborn.ended is None

@@ -31,8 +31,8 @@ def printed(summary) -> str:
     return console.file.getvalue()
 
 
-def test_a_summary_adds_up_and_lies_in_the_folder(make_run):
-    folder = make_run(peers=4, results=FOUR)
+def test_a_summary_adds_up_and_lies_in_the_folder(make_folder):
+    folder = make_folder(peers=4, results=FOUR)
     summary = summarize(folder, dict.fromkeys(range(4), 0), seconds=12.3)
     assert summary.finished
     assert failures(summary) == []
@@ -60,8 +60,8 @@ def test_the_worst_tenth_of_thirty_peers_are_three():
     assert Spread.of([None, None]) is None
 
 
-def test_the_collaboration_graph_is_ordered_by_group(make_run):
-    graph = summarize(make_run(peers=4, results=FOUR)).collaboration
+def test_the_collaboration_graph_is_ordered_by_group(make_folder):
+    graph = summarize(make_folder(peers=4, results=FOUR)).collaboration
     assert graph is not None
     assert graph.peers == [0, 2, 1, 3]
     assert graph.groups == [0, 0, 1, 1]
@@ -84,10 +84,10 @@ def test_no_weights_no_graph():
     assert Collaboration.of([result(0, 0, {"0": 1.0}, rounds_done=0)]) is None
 
 
-def test_failures_are_named_with_their_reason_and_log(make_run):
+def test_failures_are_named_with_their_reason_and_log(make_folder):
     failed = {"phase": "failed", "error": "ValueError: loss is nan"}
     results = {0: {"phase": "stopped"}, 1: {"phase": "stopped"}, 3: failed, 4: None}
-    folder = make_run(peers=6, results=results)
+    folder = make_folder(peers=6, results=results)
     summary = summarize(folder, {5: -9})
     assert not summary.finished
     assert failures(summary) == [
@@ -99,7 +99,7 @@ def test_failures_are_named_with_their_reason_and_log(make_run):
     assert "nan" not in printed(summary)  # the table has no room for reasons
 
 
-def test_twenty_peers_fit_a_narrow_terminal(make_run):
+def test_twenty_peers_fit_a_narrow_terminal(make_folder):
     changes = {
         "model": "tiny-residual",
         "accuracy": 1.0,
@@ -111,7 +111,7 @@ def test_twenty_peers_fit_a_narrow_terminal(make_run):
         "weights": {str(j): 0.05 for j in range(20)},
     }
     text = printed(
-        summarize(make_run(peers=20, results={peer: {**changes, "group": peer % 2} for peer in range(20)}))
+        summarize(make_folder(peers=20, results={peer: {**changes, "group": peer % 2} for peer in range(20)}))
     )
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
