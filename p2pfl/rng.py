@@ -54,8 +54,11 @@ class Streams:
 
     def numpy(self, name: str) -> np.random.Generator:
         if name not in self._numpy:
-            self._numpy[name] = np.random.default_rng(_sequence(self.seed, _PEER, self.peer, name))
+            self._numpy[name] = self._fresh(name)
         return self._numpy[name]
+
+    def _fresh(self, name: str) -> np.random.Generator:
+        return np.random.default_rng(_sequence(self.seed, _PEER, self.peer, name))
 
     @contextmanager
     def torch(self, name: str) -> Iterator[None]:
@@ -73,7 +76,9 @@ class Streams:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, position in state["numpy"].items():
+        """Back to those positions; streams that were not used by then start afresh."""
+        for name in {*self._numpy, *state["numpy"]}:
+            position = state["numpy"].get(name) or self._fresh(name).bit_generator.state
             self.numpy(name).bit_generator.state = position
         self._torch = dict(state["torch"])
 

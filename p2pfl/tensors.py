@@ -30,7 +30,7 @@ def weighted_sum(terms: Iterable[tuple[float, Tensors]]) -> dict[str, Tensor]:
     for weight, tensors in terms:
         for name, tensor in tensors.items():
             if name in total:
-                total[name] = total[name].add(tensor.to(total[name].device), alpha=weight)
+                total[name] = total[name].add(tensor.to(total[name]), alpha=weight)
             else:
                 total[name] = tensor * weight
     return total
@@ -56,7 +56,7 @@ def digest(state: Any) -> str:
 
 def _feed(sha: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
-        tensor = value.detach().to("cpu").contiguous()
+        tensor = value.detach().to("cpu").clone(memory_format=torch.contiguous_format)
         sha.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} ".encode())
         if tensor.numel():
             sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,206 @@
+"""Random streams: independent of one another and of the order of use, equal where shared, restorable."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from p2pfl import rng
+from p2pfl.rng import Streams
+
+DRAWS = 8
+
+
+def numbers(stream: np.random.Generator, count: int = DRAWS) -> list[int]:
+    return [int(number) for number in stream.integers(2**62, size=count)]
+
+
+def torch_numbers(streams: Streams, name: str, count: int = DRAWS) -> list[float]:
+    with streams.torch(name):
+        return [float(number) for number in torch.rand(count, dtype=torch.float64)]
+
+
+@pytest.fixture
+def global_state() -> torch.Tensor:
+    torch.manual_seed(5)
+    return torch.get_rng_state()
+
+
+# ---- which streams are equal -------------------------------------------------------------------------------
+
+
+def test_equal_seed_peer_and_name_draw_the_same() -> None:
+    assert numbers(Streams(1, 2).numpy("batches")) == numbers(Streams(1, 2).numpy("batches"))
+    assert torch_numbers(Streams(1, 2), "model") == torch_numbers(Streams(1, 2), "model")
+
+
+def test_streams_of_other_seeds_peers_and_names_and_the_shared_ones_all_differ() -> None:
+    drawn = [
+        numbers(Streams(seed, peer).numpy(name))
+        for seed in (0, 1, 2)
+        for peer in (0, 1, 2)
+        for name in ("a", "b", "")
+    ]
+    drawn += [numbers(rng.shared(seed, name, t)) for seed in (0, 1, 2) for name in ("a", "b", "") for t in (0, 1, 2)]
+    assert all(set(one).isdisjoint(other) for one, other in combinations(drawn, 2))
+
+
+def test_torch_streams_of_other_seeds_peers_and_names_and_the_shared_ones_all_differ() -> None:
+    drawn = [torch_numbers(Streams(seed, peer), name) for seed in (0, 1) for peer in (0, 1, 2) for name in ("a", "b")]
+    for seed in (0, 1):
+        for name in ("a", "b"):
+            with rng.torch_seeded(seed, name):
+                drawn.append([float(number) for number in torch.rand(DRAWS, dtype=torch.float64)])
+    assert all(set(one).isdisjoint(other) for one, other in combinations(drawn, 2))
+
+
+def test_a_shared_stream_is_the_same_on_every_peer_and_new_in_every_round() -> None:
+    assert numbers(rng.shared(3, "roles", 7)) == numbers(rng.shared(3, "roles", 7))
+    assert numbers(rng.shared(3, "roles", 7)) != numbers(rng.shared(3, "roles", 8))
+    assert numbers(rng.shared(3, "roles")) == numbers(rng.shared(3, "roles", 0))
+
+
+def test_initial_values_from_a_shared_seed_are_the_same_on_every_peer() -> None:
+    weights = []
+    for peer in range(2):
+        torch_numbers(Streams(1, peer), "something before")
+        with rng.torch_seeded(1, "model"):
+            weights.append(torch.nn.Linear(3, 2).weight.detach())
+    assert torch.equal(*weights)
+
+
+# ---- the order of use does not matter ----------------------------------------------------------------------
+
+
+def test_drawing_from_one_stream_changes_no_other() -> None:
+    alone, among = Streams(1, 2), Streams(1, 2)
+    numbers(among.numpy("augmentation"), 100)
+    torch_numbers(among, "dropout", 100)
+    expected = numbers(alone.numpy("batches")) + numbers(alone.numpy("batches"))
+    found = numbers(among.numpy("batches"))
+    numbers(among.numpy("augmentation"), 3)
+    torch_numbers(among, "batches", 3)  # a torch stream of the same name is another stream
+    assert found + numbers(among.numpy("batches")) == expected
+
+
+def test_a_stream_goes_on_where_it_was() -> None:
+    streams, whole = Streams(1, 2), Streams(1, 2)
+    assert numbers(streams.numpy("a"), 3) + numbers(streams.numpy("a"), 5) == numbers(whole.numpy("a"), 8)
+    assert torch_numbers(streams, "a", 3) + torch_numbers(streams, "a", 5) == torch_numbers(whole, "a", 8)
+
+
+def test_torch_streams_may_be_used_within_one_another() -> None:
+    streams, apart = Streams(1, 2), Streams(1, 2)
+    with streams.torch("outer"):
+        first = torch.rand(1).item()
+        inner = torch_numbers(streams, "inner")
+        second = torch.rand(1).item()
+    assert inner == torch_numbers(apart, "inner")
+    with apart.torch("outer"):
+        assert [first, second] == [torch.rand(1).item(), torch.rand(1).item()]
+
+
+# ---- torch's global generator ------------------------------------------------------------------------------
+
+
+def test_the_global_generator_is_as_before_after_a_block(global_state: torch.Tensor) -> None:
+    torch_numbers(Streams(1, 2), "a")
+    with rng.torch_seeded(1, "a"):
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+def fail_in_stream() -> None:
+    with Streams(1, 2).torch("a"):
+        torch.rand(3)
+        raise KeyError
+
+
+def fail_in_seeded() -> None:
+    with rng.torch_seeded(1, "a"):
+        torch.rand(3)
+        raise KeyError
+
+
+@pytest.mark.parametrize("fail", [fail_in_stream, fail_in_seeded])
+def test_the_global_generator_is_as_before_after_an_exception(
+    fail: Callable[[], None], global_state: torch.Tensor
+) -> None:
+    with pytest.raises(KeyError):
+        fail()
+    assert torch.equal(torch.get_rng_state(), global_state)
+
+
+def test_a_stream_can_be_used_after_an_exception_and_starts_the_block_again() -> None:
+    streams = Streams(1, 2)
+    first = torch_numbers(streams, "a", 3)
+
+    def fail() -> None:
+        with streams.torch("a"):
+            torch.rand(50)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert first + torch_numbers(streams, "a", 5) == torch_numbers(Streams(1, 2), "a", 8)
+
+
+def test_streams_do_not_depend_on_the_global_generators() -> None:
+    drawn = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        streams = Streams(1, 2)
+        drawn.append((numbers(streams.numpy("a")), torch_numbers(streams, "a")))
+    assert drawn[0] == drawn[1]
+
+
+# ---- saving ------------------------------------------------------------------------------------------------
+
+
+def test_streams_are_restored_to_where_they_were() -> None:
+    streams = Streams(1, 2)
+    numbers(streams.numpy("a"), 5)
+    torch_numbers(streams, "b", 5)
+    file = io.BytesIO()
+    torch.save(streams.state_dict(), file)
+    file.seek(0)
+    restored = Streams(1, 2)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    assert numbers(restored.numpy("a")) == numbers(streams.numpy("a"))
+    assert torch_numbers(restored, "b") == torch_numbers(streams, "b")
+    assert numbers(restored.numpy("not used before")) == numbers(Streams(1, 2).numpy("not used before"))
+
+
+def test_a_generator_that_was_handed_out_follows_when_streams_are_restored() -> None:
+    streams = Streams(1, 2)
+    handed_out = streams.numpy("a")
+    state = streams.state_dict()
+    expected = numbers(handed_out)
+    streams.load_state_dict(state)
+    assert numbers(handed_out) == expected
+    assert streams.numpy("a") is handed_out
+
+
+def test_streams_that_the_saved_state_does_not_know_start_afresh() -> None:
+    streams = Streams(1, 2)
+    numbers(streams.numpy("a"))
+    torch_numbers(streams, "b")
+    streams.load_state_dict(Streams(1, 2).state_dict())
+    assert numbers(streams.numpy("a")) == numbers(Streams(1, 2).numpy("a"))
+    assert torch_numbers(streams, "b") == torch_numbers(Streams(1, 2), "b")
+
+
+def test_a_saved_state_does_not_change_with_later_draws() -> None:
+    streams = Streams(1, 2)
+    first = numbers(streams.numpy("a"), 2), torch_numbers(streams, "b", 2)
+    state = streams.state_dict()
+    expected = numbers(streams.numpy("a")), torch_numbers(streams, "b")
+    streams.load_state_dict(state)
+    assert (numbers(streams.numpy("a")), torch_numbers(streams, "b")) == expected
+    assert first != expected
