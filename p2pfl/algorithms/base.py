@@ -75,6 +75,8 @@ class Algorithm(ABC, Generic[H]):
         self.training_seconds = 0.0
         self.after_batch: Callable[[], None] = lambda: None
         self.setup()
+        for module in self._modules():
+            module.eval()
 
     @abstractmethod
     def setup(self) -> None:
