@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
+import psutil
 from rich.console import Console
 
 from launcher.errors import LaunchError
 from launcher.mps import multi_process_service
 from launcher.prepare import Order
-from launcher.processes import living
 from launcher.progress import Progress, progress_on
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
@@ -57,7 +56,7 @@ def threads(count: int) -> dict[str, str]:
 
 def follow(folder: RunFolder, peers: int, rounds: int, warm: WarmProcess, console: Console) -> Crew:
     """Have all peers forked, and stay until the last one has ended. Raises LaunchError if none could start."""
-    crew = Crew(folder, peers)
+    crew = Crew(peers)
     warm.ask(folder, range(peers))
     with interrupts() as pressed, progress_on(console) as progress:
         while crew.busy:
@@ -67,7 +66,7 @@ def follow(folder: RunFolder, peers: int, rounds: int, warm: WarmProcess, consol
             progress.update(Snapshot.take(folder, peers, rounds))
     if warm.errors:
         (folder.root / "warm.log").write_text(warm.errors)
-    if not crew.pids and not crew.stopping:
+    if not crew.started and not crew.stopping:
         raise LaunchError(f"the process that forks the peers died:\n{warm.errors.strip() or '(it said nothing)'}")
     return crew
 
@@ -78,29 +77,32 @@ def _stop(crew: Crew, warm: WarmProcess, *, kill: bool, progress: Progress) -> N
     elif kill and not crew.killing:
         progress.say("killing")
     crew.stop(kill=kill)
-    if not crew.pids and not warm.gone:
+    if not crew.started and not warm.gone:
         warm.kill()  # it is still importing; no peer has begun
 
 
 class Crew:
     """The peers that one launcher has started: who runs, who has ended and with which exit code."""
 
-    def __init__(self, folder: RunFolder, peers: int) -> None:
-        self.pids: dict[PeerId, int] = {}
+    def __init__(self, peers: int) -> None:
+        self.started: set[PeerId] = set()
         self.codes: dict[PeerId, int] = {}
         self.busy = set(range(peers))
         """Peers that have not ended, as far as we know."""
         self.stopping = False
         self.killing = False
         self.seconds = 0.0
-        self._folder = folder
         self._began = time.monotonic()
+        # Known by number and time of birth, so that another process with a number used again is not taken for it.
+        self._processes: dict[PeerId, psutil.Process] = {}
         self._signalled: set[tuple[PeerId, signal.Signals]] = set()
 
     def hear(self, events: list[Event], warm_is_gone: bool) -> None:
         for event in events:
             if event.event == "started":
-                self.pids[event.peer] = event.pid
+                self.started.add(event.peer)
+                with suppress(psutil.NoSuchProcess):
+                    self._processes[event.peer] = psutil.Process(event.pid)
             elif event.event == "exited":
                 self.codes[event.peer] = event.code
                 self.busy.discard(event.peer)
@@ -114,16 +116,17 @@ class Crew:
         self.stopping = True
         self.killing = kill
         number = signal.SIGKILL if kill else signal.SIGTERM
-        for peer in self.busy & self.pids.keys():
+        for peer in self.busy & self._processes.keys():
             if (peer, number) not in self._signalled:
                 self._signalled.add((peer, number))
-                try:
-                    os.kill(self.pids[peer], number)
-                except ProcessLookupError:
-                    pass
+                with suppress(psutil.NoSuchProcess):
+                    self._processes[peer].send_signal(number)
 
     def _lives(self, peer: PeerId) -> bool:
-        return peer in self.pids and living(self._folder, peer, self.pids[peer]) is not None
+        process = self._processes.get(peer)
+        with suppress(psutil.NoSuchProcess):
+            return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
 
 
 @contextmanager

@@ -9,18 +9,17 @@ import psutil
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, RunFolder
 
 
-def living(folder: RunFolder, peer: PeerId, pid: int | None = None) -> psutil.Process | None:
-    """The process of ``peer``, if it lives. ``pid`` is a hint; by default the peer's status file gives it.
+def living(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
+    """The process of ``peer``, if it lives.
 
-    A process id alone proves nothing, since it may be another process's by now: the title must be the peer's.
+    The process id in the status file alone proves nothing, since it may be another process's by now: the title
+    must be the peer's too.
     """
-    if pid is None:
-        status = folder.peer(peer).status()
-        if status is None:
-            return None
-        pid = status.pid
+    status = folder.peer(peer).status()
+    if status is None:
+        return None
     try:
-        process = psutil.Process(pid)
+        process = psutil.Process(status.pid)
         title = " ".join(process.cmdline()).rstrip()
     except psutil.Error:
         return None
