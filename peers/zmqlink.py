@@ -11,14 +11,18 @@ ROUTER into the run folder and reads its neighbours' there, so that peers may st
 Rules:
 
 1. The first message on a connection is HELLO (protocol version, run id, digest of the run file). Nothing else is
-   sent until WELCOME comes back. REFUSED is a named error on the sender's side, at once.
-2. A DEALER's socket identity is its peer id; whoever restarts takes its identity back (ROUTER_HANDOVER). The
-   sender in a header must be that identity.
+   sent until WELCOME comes back, with the sequence number of that HELLO. REFUSED is a named error on the sender's
+   side, at once.
+2. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
+   The sender in a header must be the one in the identity. The receiver must be us: an address from before a
+   restart may by now be another peer's.
 3. CLOSE is the last message on an edge. CLOSED comes back when everything before it has been read: after that
    nothing is lost if this process ends.
 4. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
-   has not within ``grace`` seconds, waits for that neighbour end.
-5. Queues are bounded on both sides. What does not fit waits; what waits past the deadline is given up and counted.
+   has not within ``grace`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
+   one that has not come up within ``deadline`` seconds.
+5. Queues are bounded on both sides. What does not fit waits: the ROUTER is not read while the event loop is behind,
+   and what waits past the deadline on the sender's side is given up and counted.
 
 The I/O thread owns all sockets but one end of the pipe that wakes it. A peer in the middle of an epoch, which
 blocks its event loop, still hears, answers and sends.
@@ -36,7 +40,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any
 
 import zmq
@@ -44,7 +48,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from p2pfl import wire
 from p2pfl.config import Transport
-from p2pfl.errors import HandshakeError, RunFolderError, WireError, WrongRun, WrongVersion
+from p2pfl.errors import HandshakeError, NetError, RunFolderError, WireError, WrongRun, WrongVersion
 from p2pfl.net import Endpoint
 from p2pfl.runfolder import PeerId, write_atomically
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
@@ -57,6 +61,8 @@ STALE = 2.0
 """Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 CLOSING = 10.0
 """Seconds that CLOSED may take."""
+EXPLAINING = 1.0
+"""Seconds for which a peer whose handshake has failed refuses the others' in turn, before it closes."""
 HEARTBEAT = 5.0
 SILENCE = 30.0
 """Seconds between heartbeats, and without any until a connection counts as dead."""
@@ -106,6 +112,12 @@ class _Edge:
     polled: int = 0
     """Events that the poller watches the DEALER for: answers while one is due, room while it is full."""
     connected_at: float = 0.0
+    attempt: int = 0
+    """Number of this connection: the HELLO on it and its WELCOME bear it."""
+    must_greet: bool = False
+    """HELLO is due on this connection."""
+    known: bool = False
+    """WELCOME has come from this address, at some time."""
     close_sent: bool = False
     closed: bool = False
     """CLOSED has come."""
@@ -142,12 +154,16 @@ class ZmqLink:
         self._room: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, transport.queue)
         self._gone: set[PeerId] = set()
         self._room_changed = asyncio.Event()
+        self._crowded = False
+        """The event loop has as many messages of one neighbour to accept as may wait; the I/O thread writes it."""
         # Owned by the I/O thread once it runs.
         self._edges: dict[PeerId, _Edge] = {}
         self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         self._seen_addresses = 0
         self._next_look = 0.0
         self._closing: float | None = None
+        self._refused = False
+        self._neighbors = {f"{one}>{self.me}".encode(): one for one in endpoint.neighbors}
         self._told: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._jitter = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
 
@@ -164,6 +180,7 @@ class ZmqLink:
         for option, value in (
             (zmq.ROUTER_HANDOVER, 1),
             (zmq.MAXMSGSIZE, self.transport.max_message),
+            (zmq.RCVHWM, self.transport.queue),
             (zmq.BACKLOG, 1024),
             (zmq.LINGER, 0),
         ):
@@ -176,19 +193,25 @@ class ZmqLink:
             raise RunFolderError(f"transport.host {self.transport.host!r} cannot be bound: {error}") from None
         self.address = self._router.get_string(zmq.LAST_ENDPOINT)
         write_atomically(self.addresses / f"{self.me:02d}", self.address.encode())
+        self._started = monotonic()
         self._thread = threading.Thread(target=self._io, name="p2pfl-io", daemon=True)
         self._thread.start()
 
     async def send(self, to: PeerId, frames: Sequence[Buffer]) -> bool:
+        largest = max(memoryview(frame).nbytes for frame in frames)
+        if largest > self.transport.max_message:
+            raise NetError(f"{largest} bytes in one tensor; transport.max_message is {self.transport.max_message}")
         try:
             async with asyncio.timeout(self.transport.deadline):
-                while self._room[to] <= 0:
-                    if to in self._gone:
-                        return False
+                while to not in self._gone and self._room[to] <= 0:
+                    if self.endpoint.failure is not None:
+                        raise self.endpoint.failure
                     self._room_changed.clear()
                     await self._room_changed.wait()
         except TimeoutError:
             self.log.warning("gave up a message to peer %d: %d are waiting", to, self.transport.queue)
+            return False
+        if to in self._gone:
             return False
         self._room[to] -= 1
         self._command(lambda: self._enqueue(to, frames))
@@ -198,8 +221,12 @@ class ZmqLink:
         """Say CLOSE on every edge that is up and wait until all came back, or CLOSING seconds have passed."""
         self._command(self._begin_closing)
         await asyncio.to_thread(self._thread.join)
-        self._wake.close(0)
-        self._context.term()
+        self._context.destroy(linger=0)
+        # Nobody listens here any more. Another process of this peer may have taken over already.
+        mine = self.addresses / f"{self.me:02d}"
+        with suppress(OSError):
+            if mine.read_text() == self.address:
+                mine.unlink()
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -221,6 +248,10 @@ class ZmqLink:
         self._gone.discard(to)
         self.endpoint.mailbox.regained(to)
 
+    def _failed(self, error: BaseException) -> None:
+        self.endpoint.fail(error)
+        self._room_changed.set()
+
     def _arrived(self, message: Message) -> None:
         self._accepted[message.sender] += 1
         self.endpoint.accept(message)
@@ -240,6 +271,8 @@ class ZmqLink:
         def call() -> None:
             for function, arguments in told:
                 function(*arguments)
+            if self._crowded:
+                self._command(self._read_on)
 
         with suppress(RuntimeError):  # the loop has ended: nobody is left to be told
             self._loop.call_soon_threadsafe(call)
@@ -252,7 +285,7 @@ class ZmqLink:
         self._poller.register(self._router, zmq.POLLIN)
         try:
             for neighbor in self.endpoint.neighbors:
-                self._edges[neighbor] = self._new_edge(neighbor)
+                self._edges[neighbor] = _Edge(neighbor, *self._sockets(neighbor))
             while not self._done():
                 ready = dict(self._poller.poll(int(self._patience() * 1000)))
                 if woken in ready:
@@ -272,20 +305,19 @@ class ZmqLink:
                 self._hand_in()
         except BaseException as error:
             self.log.exception("the I/O thread failed")
-            self._tell(self.endpoint.fail, error)
+            self._tell(self._failed, error)
         finally:
             self._hand_in()
             for edge in self._edges.values():
-                edge.dealer.disable_monitor()
-                edge.monitor.close(0)
-                edge.dealer.close(0)
+                _close(edge)
             self._router.close(0)
             woken.close(0)
 
-    def _new_edge(self, to: PeerId) -> _Edge:
+    def _sockets(self, to: PeerId) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        """A DEALER for neighbour ``to``, not connected yet, and its monitor."""
         dealer = self._context.socket(zmq.DEALER)
         for option, value in (
-            (zmq.IDENTITY, str(self.me).encode()),
+            (zmq.IDENTITY, f"{self.me}>{to}".encode()),
             (zmq.SNDHWM, self.transport.queue),
             (zmq.LINGER, 0),
             (zmq.RECONNECT_IVL, 100),
@@ -294,7 +326,15 @@ class ZmqLink:
             dealer.set(option, value)
         _heartbeats(dealer)
         monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        return _Edge(to, dealer, monitor)
+        return dealer, monitor
+
+    def _renew(self, edge: _Edge, address: str) -> None:
+        """New sockets for a neighbour that listens elsewhere now; nothing that comes late can be mistaken."""
+        self._poll(edge, 0)
+        _close(edge)
+        edge.dealer, edge.monitor = self._sockets(edge.to)
+        edge.address, edge.known, edge.must_greet = address, False, False
+        edge.attempt += 1
 
     def _patience(self) -> float:
         """Seconds until something is due even if no socket stirs."""
@@ -311,8 +351,14 @@ class ZmqLink:
         now = monotonic()
         for edge in self._edges.values():
             self._watch(edge)
-            if edge.lost_at is not None and not edge.given_up and now - edge.lost_at > self.transport.grace:
+            if edge.must_greet:
+                self._greet(edge)
+            if edge.up or edge.given_up:
+                continue
+            if edge.lost_at is not None and now - edge.lost_at > self.transport.grace:
                 self._give_up(edge, f"lost for {self.transport.grace:g} s")
+            if edge.lost_at is None and now - self._started > self.transport.deadline:
+                self._give_up(edge, f"it has not come up within {self.transport.deadline:g} s")
         down = [edge for edge in self._edges.values() if not edge.up]
         if down:
             self._look_for_addresses(down, now)
@@ -327,7 +373,8 @@ class ZmqLink:
             present = set(os.listdir(self.addresses))
         except OSError:
             return  # the run folder is gone; running neighbours need no addresses
-        self._seen_addresses = changed
+        # Two changes within one tick of the file system's clock look like one: look again after a while.
+        self._seen_addresses = changed if abs(time_ns() - changed) > 2e9 else 0
         for edge in down:
             name = f"{edge.to:02d}"
             if name not in present:
@@ -335,17 +382,18 @@ class ZmqLink:
             if edge.address and edge.lost_at is None and now - edge.connected_at < STALE:
                 self._seen_addresses = 0  # it has not had the time to answer: look again later
                 continue
-            address = (self.addresses / name).read_text()
+            try:
+                address = (self.addresses / name).read_text()
+            except OSError:
+                continue  # it has just closed
             if address != edge.address:
-                if edge.address:
-                    edge.dealer.disconnect(edge.address)
-                edge.address = address
+                self._renew(edge, address)
                 edge.dealer.connect(address)
                 edge.connected_at = now
                 self._greet(edge)
 
     def _greet(self, edge: _Edge) -> None:
-        self._control(edge, Hello(self.digest))
+        edge.must_greet = not self._control(edge, Hello(self.digest))
 
     def _poll(self, edge: _Edge, events: int) -> None:
         """Watch the DEALER for ``events`` only: a poller that watches a hundred idle sockets costs more than
@@ -354,19 +402,22 @@ class ZmqLink:
             edge.polled = events
             self._poller.register(edge.dealer, events)  # 0 takes it out
 
-    def _control(self, edge: _Edge, body: Body) -> None:
-        frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, 0)
+    def _control(self, edge: _Edge, body: Body) -> bool:
+        """False if there is no room at the moment."""
+        frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, edge.attempt)
         try:
             edge.dealer.send_multipart(frames, zmq.NOBLOCK)
-            self._poll(edge, edge.polled | zmq.POLLIN)
         except zmq.Again:
-            self.log.debug("no room for %s to peer %d", body.kind(), edge.to)
+            return False
+        self._poll(edge, edge.polled | zmq.POLLIN)
+        return True
 
     def _watch(self, edge: _Edge) -> None:
         while edge.monitor.poll(0):
             event = recv_monitor_message(edge.monitor)["event"]
             if event == zmq.EVENT_DISCONNECTED and (edge.up or edge.lost_at is None):
                 edge.up = False
+                edge.attempt += 1
                 edge.lost_at = monotonic()
                 if not edge.given_up and self._closing is None:
                     self.log.info("peer %d: connection lost", edge.to)
@@ -378,6 +429,7 @@ class ZmqLink:
         for _ in range(len(edge.outbox)):
             self._tell(self._handed_over, edge.to)
         edge.outbox.clear()
+        self._poll(edge, edge.polled & ~zmq.POLLOUT)
         self.log.info("peer %d is gone: %s", edge.to, why)
         self._tell(self._neighbor_gone, edge.to)
 
@@ -386,31 +438,44 @@ class ZmqLink:
         while edge.dealer.poll(0):
             frames = edge.dealer.recv_multipart()
             try:
-                body = wire.decode(frames, None, ANSWERS).body
+                answer = wire.decode(frames, None, ANSWERS)
+                body, seq = answer.body, answer.seq
             except WrongVersion as error:
-                body = Refused(str(error))
+                body, seq = Refused(str(error)), edge.attempt
             except WireError as error:
                 self._drop(edge.to, error)
                 continue
             if isinstance(body, Welcome):
-                edge.up, edge.lost_at = True, None
+                if seq != edge.attempt:
+                    continue  # to a connection that is no more
+                edge.up, edge.known, edge.lost_at = True, True, None
                 if edge.given_up:
                     edge.given_up = False
                     self.log.info("peer %d is back", edge.to)
                     self._tell(self._neighbor_back, edge.to)
                 edge.close_sent = False
                 self._poll(edge, edge.polled & ~zmq.POLLIN)
-            elif isinstance(body, Refused):
-                refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}"
-                self._tell(self.endpoint.fail, HandshakeError(refusal))
-            else:
+            elif not isinstance(body, Refused):
                 edge.closed = True
+            elif edge.known:
+                # The neighbour that we knew is gone, and somebody else has got its port.
+                self.log.warning("peer %d is no longer at %s: %s", edge.to, edge.address, body.reason)
+                self._renew(edge, edge.address)
+                return
+            else:
+                refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}"
+                self.log.error("%s", refusal)
+                edge.given_up = True
+                self._refused = True
+                self._tell(self._failed, HandshakeError(refusal))
 
     # -- hearing
 
     def _hear(self) -> None:
         """Everything that waits in the ROUTER, up to a bound so that the other sockets get their turn."""
         for _ in range(256):
+            if self._crowded:
+                return
             try:
                 identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -418,8 +483,8 @@ class ZmqLink:
             self._heard(identity.bytes, [frame.buffer for frame in frames])
 
     def _heard(self, identity: bytes, frames: list[Buffer]) -> None:
-        via = int(identity) if identity.isdigit() else -1
-        if via not in self._edges:
+        via = self._neighbors.get(identity)
+        if via is None:
             self.log.warning("dropped a message of a stranger: %r", identity[:32])
             return
         try:
@@ -427,35 +492,45 @@ class ZmqLink:
         except WireError as error:
             self._drop(via, error)
             if isinstance(error, WrongRun | WrongVersion):
-                self._reply(identity, Refused(str(error)))
+                self._reply(identity, Refused(str(error)), 0)
             return
         if isinstance(message.body, Hello):
-            self._greeted(via, identity, message.body)
+            self._greeted(via, identity, message.body, message.seq)
         elif isinstance(message.body, Close):
-            self._reply(identity, Closed())
-            # Everything that this neighbour ever sent stands before its CLOSE.
-            self._edges[via].given_up = True
-            self._tell(self._neighbor_gone, via)
-        elif self._delivered[via] - self._accepted[via] >= self.transport.queue:
-            self._drop(via, WireError(f"{self.transport.queue} messages are waiting already"))
+            self._reply(identity, Closed(), message.seq)
+            # Everything that this neighbour ever sent stands before its CLOSE, and it hears nothing any more.
+            if not self._edges[via].given_up:
+                self._give_up(self._edges[via], "it has closed")
         else:
             self._delivered[via] += 1
             self._tell(self._arrived, message)
+            if self._behind(via):
+                self._crowded = True
+                self._poller.unregister(self._router)
 
-    def _greeted(self, via: PeerId, identity: bytes, hello: Hello) -> None:
+    def _behind(self, neighbor: PeerId) -> bool:
+        return self._delivered[neighbor] - self._accepted[neighbor] >= self.transport.queue
+
+    def _read_on(self) -> None:
+        """The event loop has accepted some messages: read the ROUTER again, if these were enough."""
+        if self._crowded and not any(map(self._behind, self._edges)):
+            self._crowded = False
+            self._poller.register(self._router, zmq.POLLIN)
+
+    def _greeted(self, via: PeerId, identity: bytes, hello: Hello, seq: int) -> None:
         if hello.digest != self.digest:
             reason = f"run file differs: digest {hello.digest[:12]}…, here {self.digest[:12]}…"
             self.log.error("refused peer %d: %s", via, reason)
-            self._reply(identity, Refused(reason))
+            self._reply(identity, Refused(reason), seq)
             return
-        self._reply(identity, Welcome())
+        self._reply(identity, Welcome(), seq)
         edge = self._edges[via]
         if not edge.up:
             self._seen_addresses = 0  # it may listen at a new address: look again, soon
             self._next_look = min(self._next_look, monotonic() + TICK)
 
-    def _reply(self, identity: bytes, body: Body) -> None:
-        frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, 0)
+    def _reply(self, identity: bytes, body: Body, seq: int) -> None:
+        frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, seq)
         self._router.send_multipart([identity, *frames])
 
     def _drop(self, via: PeerId, error: WireError) -> None:
@@ -500,17 +575,24 @@ class ZmqLink:
         waiting = [
             edge
             for edge in self._edges.values()
-            if not edge.closed and not edge.given_up and (edge.up or edge.outbox)
+            if not edge.closed and not edge.given_up and (edge.up or edge.outbox or edge.lost_at is not None)
         ]
         for edge in waiting:
             if edge.up and not edge.outbox and not edge.close_sent:
-                self._control(edge, Close())
-                edge.close_sent = True
+                edge.close_sent = self._control(edge, Close())
+        if self._refused and monotonic() - self._closing < EXPLAINING:
+            return False  # the others should hear it too, and not wait for us
         if monotonic() - self._closing > CLOSING:
             for edge in waiting:
                 self.log.warning("peer %d did not confirm our last messages", edge.to)
             return True
         return not waiting
+
+
+def _close(edge: _Edge) -> None:
+    edge.dealer.disable_monitor()
+    edge.monitor.close(0)
+    edge.dealer.close(0)
 
 
 def _heartbeats(socket: zmq.Socket[bytes]) -> None:

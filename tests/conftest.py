@@ -239,20 +239,18 @@ class Mesh:
         self.endpoints: list[Endpoint] = []
         self.links: list[ZmqLink] = []
 
-    def endpoint(
-        self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = PATIENCE
-    ) -> Endpoint:
+    def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0) -> Endpoint:
         return Endpoint(me, topology, RUN_ID, 5, layouts, deadline)
 
     def link(self, endpoint: Endpoint, digest: str = "d", **transport: Any) -> ZmqLink:
         """A link that is not started."""
-        settings = Transport(**{"deadline": PATIENCE, "grace": 0.5, **transport})
+        settings = Transport(**{"deadline": 20.0, "grace": 0.5, **transport})
         endpoint.link = link = ZmqLink(endpoint, self.addresses, settings, digest, logging.getLogger("mesh"))
         self.links.append(link)
         return link
 
     async def open(
-        self, topology: Topology, layouts: Sequence[Layout], deadline: float = PATIENCE, **transport: Any
+        self, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0, **transport: Any
     ) -> list[Endpoint]:
         """One endpoint per peer. Over sockets, messages are held back at random."""
         self.endpoints = [self.endpoint(me, topology, layouts, deadline) for me in range(topology.peers)]
@@ -263,9 +261,12 @@ class Mesh:
                 await self.link(endpoint, **{"jitter": 0.004, **transport}).start()
         return self.endpoints
 
+    async def shut(self, link: ZmqLink) -> None:
+        self.links.remove(link)
+        await link.close()
+
     async def close(self) -> None:
-        links, self.links = self.links, []
-        await asyncio.gather(*(link.close() for link in links))
+        await asyncio.gather(*(self.shut(link) for link in list(self.links)))
 
 
 @pytest.fixture(params=["local", "sockets"])

@@ -1,0 +1,669 @@
+"""What ZmqLink does besides what tests/p2pfl/test_net.py asks of every link: finding, greeting, losing and
+closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import psutil
+import pytest
+import torch
+import zmq
+from torch import Tensor
+
+from p2pfl import wire
+from p2pfl.errors import HandshakeError, NetError, RunFolderError
+from p2pfl.topology import Topology
+from p2pfl.wire import Body, Layout, Vocabulary
+from peers import zmqlink
+from peers.runtime import allow_many_sockets
+from peers.zmqlink import Close, Closed, Hello, Refused, Welcome, ZmqLink
+
+RUN_ID = "0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Word(Body):
+    text: str
+
+
+@dataclass(frozen=True)
+class Block(Body):
+    x: Tensor
+
+
+BLOCK = Block(torch.zeros(1000, 1000))
+LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
+PAIR = Topology.from_edges(2, [(0, 1)])
+CONTROL = Vocabulary([Layout.of(body) for body in (Hello(""), Welcome(), Refused(""), Close(), Closed(), Word(""))])
+
+
+def complete(peers: int) -> Topology:
+    return Topology.from_edges(peers, [(i, j) for i in range(peers) for j in range(i)])
+
+
+def in_error(error: BaseException) -> list[BaseException]:
+    return list(error.exceptions) if isinstance(error, BaseExceptionGroup) else [error]
+
+
+async def die(link: ZmqLink) -> None:
+    """End as kill -9 would end it: the sockets are gone, and nothing was said."""
+
+    def fall_over() -> None:
+        raise ConnectionAbortedError("killed by the test")
+
+    link._command(fall_over)
+    await asyncio.to_thread(link._thread.join)
+
+
+class RawPeer:
+    """A neighbour made of bare sockets, which says only what a test has it say."""
+
+    def __init__(self, me: int, addresses: Path) -> None:
+        self.me = me
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.dealer = self.context.socket(zmq.DEALER)
+        for socket in (self.router, self.dealer):
+            socket.set(zmq.RCVTIMEO, 20_000)
+            socket.set(zmq.LINGER, 0)
+        self.router.bind("tcp://127.0.0.1:*")
+        self.address = self.router.get_string(zmq.LAST_ENDPOINT)
+        (addresses / f"{me:02d}").write_text(self.address)
+
+    def connect(self, link: ZmqLink, identity: str | None = None) -> None:
+        self.dealer.set(zmq.IDENTITY, (identity or f"{self.me}>{link.me}").encode())
+        self.dealer.connect(link.address)
+
+    def frames(self, body: Body, run: str = RUN_ID, seq: int = 0, t: int = 0) -> list[Any]:
+        return wire.encode(body).to(run, t, self.me, seq)
+
+    def say(self, body: Body, **header: Any) -> None:
+        self.dealer.send_multipart(self.frames(body, **header))
+
+    async def answer(self) -> Body:
+        """To what we said."""
+        frames = await asyncio.to_thread(self.dealer.recv_multipart)
+        return wire.decode(frames, None, CONTROL).body
+
+    async def heard(self) -> tuple[bytes, wire.Message]:
+        """What the other side says on its own connection."""
+        identity, *frames = await asyncio.to_thread(self.router.recv_multipart)
+        return identity, wire.decode(frames, None, CONTROL)
+
+    async def welcome(self) -> None:
+        identity, message = await self.heard()
+        assert isinstance(message.body, Hello)
+        self.reply(identity, Welcome(), seq=message.seq)
+
+    def reply(self, identity: bytes, body: Body, **header: Any) -> None:
+        self.router.send_multipart([identity, *self.frames(body, **header)])
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Iterator[Any]:
+    made: list[RawPeer] = []
+
+    def make(me: int) -> RawPeer:
+        made.append(RawPeer(me, tmp_path))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+async def alone(sockets: Any) -> AsyncIterator[Any]:
+    """Peer 0 of two, whose neighbour is not up."""
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint).start()
+    return endpoint
+
+
+# ---- finding one another
+
+
+async def test_peers_may_start_in_any_order(sockets: Any) -> None:
+    endpoints = [sockets.endpoint(me, complete(5), LAYOUTS) for me in range(5)]
+    links = [sockets.link(endpoint) for endpoint in endpoints]
+    tasks = []
+    for me in random.sample(range(5), 5):
+        await links[me].start()
+        tasks.append(asyncio.create_task(endpoints[me].begin(0).exchange(Word(f"from {me}"))))
+        await asyncio.sleep(random.choice([0, 0.03]))
+    for task in tasks:
+        assert len(await task) == 4
+
+
+async def test_what_was_said_before_the_neighbor_came_up_arrives(sockets: Any, alone: Any, eventually: Any) -> None:
+    net = alone.begin(0)
+    for number in range(10):
+        await net.broadcast(Word(str(number)))
+    await eventually(lambda: alone.link._next_look > 0)
+    late = sockets.endpoint(1, PAIR, LAYOUTS)
+    await sockets.link(late).start()
+    there = late.begin(0)
+    assert [(await there.gather(Word))[0].text for _ in range(10)] == list(map(str, range(10)))
+
+
+async def test_an_address_that_appears_within_one_tick_of_the_file_systems_clock_is_seen(
+    sockets: Any, alone: Any, eventually: Any, tmp_path: Path
+) -> None:
+    await eventually(lambda: alone.link._next_look > 0)
+    before = tmp_path.stat()
+    late = sockets.endpoint(1, PAIR, LAYOUTS)
+    await sockets.link(late).start()
+    os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    await late.begin(0).broadcast(Word("here I am"))
+    late.deadline = alone.deadline = 15
+    assert await alone.begin(0).gather(Word) == {1: Word("here I am")}
+    await alone.begin(0).broadcast(Word("so I see"))
+    assert await late.begin(0).gather(Word) == {0: Word("so I see")}
+
+
+async def test_thirty_peers_of_a_complete_graph_come_up_in_seconds(sockets: Any) -> None:
+    allow_many_sockets()
+    endpoints = await sockets.open(complete(30), LAYOUTS, jitter=0.0)
+    heard = await asyncio.gather(*(endpoint.begin(0).exchange(Word("hello")) for endpoint in endpoints))
+    assert [len(one) for one in heard] == [29] * 30
+
+
+async def test_an_address_that_belongs_to_another_peer_by_now_is_not_mistaken(
+    sockets: Any, tmp_path: Path, eventually: Any
+) -> None:
+    """After a restart of all, the old port of peer 1 may be the new one of peer 2."""
+    topology = complete(3)
+    endpoints = [sockets.endpoint(me, topology, LAYOUTS) for me in range(3)]
+    links = [sockets.link(endpoint) for endpoint in endpoints]
+    await links[2].start()
+    (tmp_path / "01").write_text(links[2].address)
+    await links[0].start()
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    await nets[0].broadcast(Word("from 0"))
+    assert await nets[2].gather(Word, of=[0]) == {0: Word("from 0")}
+    await links[1].start()
+    assert await nets[1].gather(Word, of=[0]) == {0: Word("from 0")}
+    await nets[0].send(2, Word("once more"))
+    assert await nets[2].gather(Word, of=[0]) == {0: Word("once more")}
+
+
+async def test_the_address_is_removed_at_the_end(sockets: Any, alone: Any, tmp_path: Path) -> None:
+    assert (tmp_path / "00").read_text() == alone.link.address
+    await sockets.close()
+    assert not (tmp_path / "00").exists()
+
+
+async def test_an_address_that_cannot_be_bound(sockets: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    with pytest.raises(RunFolderError, match=r"transport\.host '203\.0\.113\.1' cannot be bound"):
+        await sockets.link(endpoint, host="203.0.113.1").start()
+    sockets.links.clear()
+
+
+# ---- greeting
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_peers_of_different_run_files_name_each_other(sockets: Any, together: bool, eventually: Any) -> None:
+    async def one(me: int) -> None:
+        endpoint = sockets.endpoint(me, PAIR, LAYOUTS)
+        link = sockets.link(endpoint, digest=f"{me}" * 64)
+        await link.start()
+        try:
+            await endpoint.begin(0).gather(Word)
+        finally:
+            await sockets.shut(link)
+
+    tasks = [asyncio.create_task(one(0))]
+    if not together:
+        await eventually(lambda: sockets.links and sockets.links[0]._next_look > 0)
+    tasks.append(asyncio.create_task(one(1)))
+    began = time.monotonic()
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(first, HandshakeError)
+    assert isinstance(second, HandshakeError)
+    assert "refuses peer 0: run file differs: digest 000000000000…, here 111111111111…" in str(first)
+    assert "peer 0 at tcp://127.0.0.1:" in str(second)
+    assert time.monotonic() - began < 10
+
+
+async def test_another_run_is_refused(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    other.connect(alone.link)
+    other.say(Hello("d"), run="another run")
+    refused = await other.answer()
+    assert isinstance(refused, Refused)
+    assert refused.reason == f"a message of run 'another run'; this is run '{RUN_ID}'"
+    other.say(Hello("d"))
+    assert isinstance(await other.answer(), Welcome)  # that one is nobody's fault
+
+
+async def test_another_protocol_version_is_refused(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    other.connect(alone.link)
+    other.dealer.send(msgpack.packb([2, "whatever", "version 2 says"]))
+    refused = await other.answer()
+    assert isinstance(refused, Refused)
+    assert refused.reason == "protocol version 2; this peer speaks 1"
+
+
+async def test_a_refusal_ends_all_waits(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    identity, message = await other.heard()
+    assert isinstance(message.body, Hello)
+    other.reply(identity, Refused("I do not like you"), seq=message.seq)
+    with pytest.raises(HandshakeError, match=r"peer 1 at tcp://\S+ refuses peer 0: I do not like you"):
+        await waiting
+
+
+async def test_an_answer_of_another_protocol_version_is_a_refusal(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    identity, _ = await other.heard()
+    other.router.send_multipart([identity, msgpack.packb([7])])
+    with pytest.raises(HandshakeError, match=r"peer 1 .* refuses peer 0: protocol version 7; this peer speaks 1"):
+        await waiting
+
+
+async def test_a_refusal_ends_a_send_that_waits_for_room(sockets: Any, raw: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, queue=2).start()
+    other = raw(1)
+    net = endpoint.begin(0)
+    for _ in range(2):
+        await net.broadcast(Word("…"))
+    sending = asyncio.create_task(net.broadcast(Word("no room")))
+    identity, message = await other.heard()
+    other.reply(identity, Refused("no"), seq=message.seq)
+    with pytest.raises(HandshakeError):
+        await sending
+
+
+async def test_nothing_but_hello_is_said_before_welcome(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    await alone.begin(0).broadcast(Word("after WELCOME"))
+    identity, message = await other.heard()
+    assert isinstance(message.body, Hello)
+    assert identity == b"0>1"
+    other.reply(identity, Welcome(), seq=message.seq + 1)  # to a HELLO that is not the one
+    assert not await asyncio.to_thread(other.router.poll, 300)
+    other.reply(identity, Welcome(), seq=message.seq)
+    assert (await other.heard())[1].body == Word("after WELCOME")
+
+
+# ---- what others may send
+
+
+@pytest.mark.parametrize("identity", ["2>0", "1>3", "x", "1", "01>0", "0>1"])
+async def test_strangers_are_not_heard(sockets: Any, raw: Any, identity: str, caplog: Any, eventually: Any) -> None:
+    endpoint = sockets.endpoint(0, Topology.from_edges(3, [(0, 1), (1, 2)]), LAYOUTS)
+    await sockets.link(endpoint).start()
+    stranger, neighbor = raw(2), raw(1)
+    stranger.connect(endpoint.link, identity)
+    stranger.say(Word("let me in"))
+    await eventually(lambda: f"dropped a message of a stranger: {identity.encode()!r}" in caplog.text)
+    neighbor.connect(endpoint.link)
+    neighbor.say(Word("it is me"))
+    assert await endpoint.begin(0).gather(Word) == {1: Word("it is me")}
+    assert endpoint.refused == {}
+
+
+async def test_garbage_is_dropped_and_counted_and_the_peer_lives_on(
+    alone: Any, raw: Any, caplog: Any, eventually: Any
+) -> None:
+    other = raw(1)
+    other.connect(alone.link)
+    good = other.frames(Word("good"))
+    header = msgpack.unpackb(good[0])
+    garbage: list[list[Any]] = [
+        [b""],
+        [b"\xc1garbage", b"more"],
+        [os.urandom(100)],
+        [msgpack.packb(7)],
+        [msgpack.packb([])],
+        [*good, b"a frame too many"],
+        [msgpack.packb([*header[:4], 5, *header[5:]])],  # sender 5 over the link from peer 1
+        other.frames(Refused("not a thing to say here")),
+        wire.encode(Block(torch.zeros(2))).to(RUN_ID, 0, 1, 0),
+        [msgpack.packb([*header[:3], -1, *header[4:]])],
+    ]
+    for frames in garbage:
+        other.dealer.send_multipart(frames)
+    other.dealer.send_multipart(good)
+    assert await alone.begin(0).gather(Word) == {1: Word("good")}
+    await eventually(lambda: alone.refused == {1: len(garbage)})
+    assert caplog.text.count("dropped a message of peer 1") == len(garbage)
+    assert alone.failure is None
+
+
+async def test_a_tensor_larger_than_the_limit_is_the_senders_error(sockets: Any) -> None:
+    endpoints = await sockets.open(PAIR, LAYOUTS, max_message=1000)
+    with pytest.raises(NetError, match=r"4000000 bytes in one tensor; transport\.max_message is 1000"):
+        await endpoints[0].begin(0).broadcast(BLOCK)
+
+
+async def test_a_peer_in_the_middle_of_an_epoch_answers(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    other.connect(alone.link)
+    other.say(Hello("d"))
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(other.dealer.recv_multipart()))
+    thread.start()
+    thread.join(20)  # our event loop does not turn meanwhile
+    assert isinstance(wire.decode(answers[0], None, CONTROL).body, Welcome)
+
+
+async def test_nothing_is_lost_when_more_comes_during_an_epoch_than_may_wait(sockets: Any, raw: Any) -> None:
+    endpoint = sockets.endpoint(0, complete(3), LAYOUTS)
+    await sockets.link(endpoint, queue=4).start()
+    one, two = raw(1), raw(2)
+    for other in (one, two):
+        other.connect(endpoint.link)
+    for number in range(100):
+        one.say(Word(str(number)), seq=number)
+    one.say(Hello("d"))  # its answer would tell that all has been read
+    assert not one.dealer.poll(500)  # our event loop does not turn meanwhile
+    two.say(Word("me too"))
+    net = endpoint.begin(0)
+    assert await net.gather(Word, of=[2]) == {2: Word("me too")}
+    assert [(await net.gather(Word, of=[1]))[1].text for _ in range(100)] == list(map(str, range(100)))
+    assert isinstance(await one.answer(), Welcome)
+    assert endpoint.refused == {}
+
+
+# ---- losing one another
+
+
+async def test_waits_for_a_neighbor_that_was_killed_end_and_the_others_go_on(sockets: Any) -> None:
+    endpoints = await sockets.open(complete(4), LAYOUTS)
+
+    async def play(endpoint: Any, first: int, last: int) -> list[int]:
+        heard = []
+        for t in range(first, last):
+            heard.append(len(await endpoint.begin(t).exchange(Word("…"))))
+            await endpoint.finish(t)
+        return heard
+
+    assert await asyncio.gather(*(play(endpoint, 0, 2) for endpoint in endpoints)) == [[3, 3]] * 4
+    await die(endpoints[3].link)
+    began = time.monotonic()
+    assert await asyncio.gather(*(play(endpoint, 2, 12) for endpoint in endpoints[:3])) == [[2] * 10] * 3
+    assert time.monotonic() - began < 10  # grace once, not in every round
+    assert endpoints[0].missing == {"Word": [3]}
+
+
+async def test_a_neighbor_that_restarts_elsewhere_is_found_and_heard(sockets: Any, eventually: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS, grace=0.2)
+    for t in range(2):
+        await asyncio.gather(*(endpoint.begin(t).exchange(Word(f"{t}")) for endpoint in (here, there)))
+    link = there.link
+    for t in range(2, 4):
+        await die(link)
+        await eventually(lambda: 1 in here.mailbox._gone)
+        again = sockets.endpoint(1, PAIR, LAYOUTS)
+        link = sockets.link(again)
+        await link.start()
+        net = here.begin(t)
+        await again.begin(t).broadcast(Word("back"))
+        await eventually(lambda: 1 not in here.mailbox._gone)
+        await net.broadcast(Word("welcome back"))
+        assert await net.gather(Word) == {1: Word("back")}
+        assert await again.begin(t).gather(Word) == {0: Word("welcome back")}
+
+
+async def test_a_neighbor_that_restarts_before_it_was_missed_takes_its_place(sockets: Any, eventually: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS, grace=30)
+    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
+    await die(there.link)
+    waiting = asyncio.create_task(here.begin(1).gather(Word))
+    await eventually(lambda: not here.link._edges[1].up)
+    again = sockets.endpoint(1, PAIR, LAYOUTS)
+    await sockets.link(again).start()
+    await again.begin(1).broadcast(Word("back"))
+    assert await waiting == {1: Word("back")}
+    await here.begin(1).broadcast(Word("hello again"))
+    assert await again.begin(1).gather(Word) == {0: Word("hello again")}
+
+
+async def test_who_gets_the_port_of_a_neighbor_that_died_does_no_harm(
+    sockets: Any, raw: Any, caplog: Any, eventually: Any
+) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, grace=0.5).start()
+    neighbor = raw(1)
+    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    await neighbor.welcome()
+    neighbor.close()
+    other = zmq.Context()
+    router = other.socket(zmq.ROUTER)
+    router.set(zmq.RCVTIMEO, 20_000)
+    try:
+        while True:
+            with contextlib.suppress(zmq.ZMQError):
+                router.bind(neighbor.address)
+                break
+        identity, *_ = await asyncio.to_thread(router.recv_multipart)
+        router.send_multipart([identity, *wire.encode(Refused("wrong run")).to("another", 0, 1, 0)])
+        assert await waiting == {}
+    finally:
+        other.destroy(linger=0)
+    assert "peer 1 is no longer at" in caplog.text
+    assert endpoint.failure is None
+
+
+async def test_a_neighbor_that_never_comes_up_costs_one_deadline_and_not_one_a_round(sockets: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS, deadline=30)
+    await sockets.link(endpoint, deadline=0.3).start()
+    for t in range(5):
+        assert await endpoint.begin(t).exchange(Word("anyone?")) == {}
+        await endpoint.finish(t)
+    assert endpoint.missing == {"Word": [1]}
+
+
+async def test_a_failure_of_the_io_thread_ends_the_waits(alone: Any) -> None:
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    await asyncio.sleep(0)
+    await die(alone.link)
+    with pytest.raises(ConnectionAbortedError):
+        await waiting
+
+
+# ---- bounded queues
+
+
+async def test_send_blocks_while_the_queue_is_full_and_gives_up_at_the_deadline(sockets: Any, caplog: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, queue=3, deadline=1.0).start()
+    net = endpoint.begin(0)
+    for _ in range(3):
+        await net.broadcast(Word("…"))
+    began = time.monotonic()
+    await net.broadcast(Word("one too many"))
+    assert time.monotonic() - began < 10
+    assert endpoint.undelivered == 1
+
+
+async def test_send_goes_on_when_there_is_room_again(sockets: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, queue=3).start()
+    net = endpoint.begin(0)
+    for _ in range(3):
+        await net.broadcast(Word("…"))
+    blocked = asyncio.create_task(net.broadcast(Word("last")))
+    await asyncio.sleep(0)
+    assert not blocked.done()
+    there = sockets.endpoint(1, PAIR, LAYOUTS)
+    await sockets.link(there, queue=3).start()
+    await blocked
+    other = there.begin(0)
+    assert [(await other.gather(Word))[0].text for _ in range(4)] == ["…", "…", "…", "last"]
+    assert endpoint.undelivered == 0
+
+
+async def test_send_to_a_neighbor_that_is_gone_gives_up_at_once(sockets: Any, eventually: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS, queue=2, grace=0.1)
+    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
+    await die(there.link)
+    await eventually(lambda: 1 in here.mailbox._gone)
+    net = here.begin(1)
+    for _ in range(20):
+        await net.broadcast(Word("…"))
+    assert here.undelivered == 20
+
+
+# ---- order
+
+
+async def test_jitter_keeps_the_order_on_each_edge(sockets: Any) -> None:
+    endpoints = await sockets.open(complete(3), LAYOUTS, jitter=0.02)
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    for number in range(30):
+        for net in nets:
+            await net.broadcast(Word(str(number)))
+    for net in nets:
+        heard = [await net.gather(Word) for _ in range(30)]
+        assert heard == [{j: Word(str(n)) for j in net.sources} for n in range(30)]
+
+
+# ---- closing
+
+
+async def test_close_delivers_everything(sockets: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS, jitter=0.0)
+    net, other = here.begin(0), there.begin(0)
+
+    async def talk() -> None:
+        for number in range(1000):
+            await net.broadcast(Word(str(number)))
+            if number % 100 == 0:
+                await net.broadcast(Block(torch.full((1000, 1000), float(number))))
+        await sockets.shut(here.link)
+
+    async def listen() -> None:
+        for number in range(1000):
+            assert await other.gather(Word) == {0: Word(str(number))}
+        for number in range(0, 1000, 100):
+            assert (await other.gather(Block))[0].x.unique().tolist() == [number]
+
+    await asyncio.gather(talk(), listen())
+
+
+async def test_close_delivers_what_a_busy_neighbor_has_not_read_yet(sockets: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS, jitter=0.0, queue=50)
+    await asyncio.gather(*(endpoint.begin(0).exchange(Word("up")) for endpoint in (here, there)))
+    net = here.begin(1)
+    for number in range(150):
+        await net.broadcast(Word(str(number)))
+    await sockets.shut(here.link)
+    other = there.begin(1)
+    assert [(await other.gather(Word))[0].text for _ in range(150)] == list(map(str, range(150)))
+    assert await other.gather(Word) == {}  # and the wait for more ends at once
+
+
+async def test_close_comes_through_when_the_queue_is_full(sockets: Any, raw: Any, caplog: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    link = sockets.link(endpoint, queue=1)
+    await link.start()
+    other = raw(1)
+    other.router.set(zmq.RCVHWM, 1)
+    net = endpoint.begin(0)
+    await other.welcome()
+    big = Block(torch.zeros(1000, 1000))
+
+    async def send_and_close() -> None:
+        for _ in range(12):
+            await net.broadcast(big)
+        await sockets.shut(link)
+
+    closing = asyncio.create_task(send_and_close())
+    taken = 0
+    while True:
+        identity, *frames = await asyncio.to_thread(other.router.recv_multipart)
+        if len(frames) == 1:
+            break
+        taken += 1
+    message = wire.decode(frames, None, CONTROL)
+    assert message.body == Close()
+    other.reply(identity, Closed(), seq=message.seq)
+    await closing
+    assert taken == 12
+    assert "did not confirm" not in caplog.text
+
+
+async def test_peers_that_close_together_do_not_wait_for_each_other(sockets: Any) -> None:
+    endpoints = await sockets.open(complete(6), LAYOUTS)
+
+    async def life(endpoint: Any) -> int:
+        heard = await endpoint.begin(0).exchange(Word("the only one"))
+        await sockets.shut(endpoint.link)
+        return len(heard)
+
+    began = time.monotonic()
+    assert await asyncio.gather(*(life(endpoint) for endpoint in endpoints)) == [5] * 6
+    assert time.monotonic() - began < zmqlink.CLOSING / 2
+
+
+async def test_closing_does_not_wait_for_a_neighbor_that_never_was(sockets: Any, alone: Any) -> None:
+    began = time.monotonic()
+    await sockets.close()
+    assert time.monotonic() - began < zmqlink.CLOSING / 2
+
+
+async def test_closing_waits_only_so_long_for_a_neighbor_that_says_nothing(
+    sockets: Any, alone: Any, raw: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(zmqlink, "CLOSING", 0.3)
+    other = raw(1)
+    await other.welcome()
+    await alone.begin(0).broadcast(Word("last words"))
+    assert (await other.heard())[1].body == Word("last words")
+    await sockets.close()
+    assert "peer 1 did not confirm our last messages" in caplog.text
+
+
+async def test_a_neighbor_that_has_closed_may_come_back(sockets: Any, eventually: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS)
+    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
+    await sockets.shut(there.link)
+    assert await here.begin(1).exchange(Word("anyone?")) == {}
+    again = sockets.endpoint(1, PAIR, LAYOUTS)
+    await sockets.link(again).start()
+    await eventually(lambda: 1 not in here.mailbox._gone)
+    nets = [endpoint.begin(2) for endpoint in (here, again)]
+    assert await asyncio.gather(*(net.exchange(Word("…")) for net in nets)) == [{1: Word("…")}, {0: Word("…")}]
+
+
+async def test_a_closed_link_leaves_no_thread_and_no_file_open(tmp_path: Path, sockets: Any, eventually: Any) -> None:
+    process = psutil.Process()
+
+    async def life() -> None:
+        endpoints = await sockets.open(complete(4), LAYOUTS)
+        await asyncio.gather(*(endpoint.begin(0).exchange(BLOCK) for endpoint in endpoints))
+        await sockets.close()
+
+    await life()  # pyzmq keeps a thread and a context of its own once it has sent without copying
+
+    def held() -> tuple[int, int]:
+        """Open files, and threads but for those in which asyncio waits for others."""
+        waiting = sum(thread.name.startswith("asyncio_") for thread in threading.enumerate())
+        return process.num_fds(), process.num_threads() - waiting
+
+    before = held()
+    for _ in range(3):
+        await life()
+    assert held() == before
