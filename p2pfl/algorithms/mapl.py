@@ -187,7 +187,8 @@ def project_to_simplex(v: Tensor, mass: float = 1.0) -> Tensor:
         return torch.zeros_like(v)
     u = v.sort(descending=True).values
     excess = (u.cumsum(0) - mass) / torch.arange(1, len(v) + 1, dtype=v.dtype)
-    threshold = excess[int((u > excess).sum()) - 1]
+    support = max(1, int((u > excess).sum()))  # 0 when the mass is lost in the rounding of u
+    threshold = excess[support - 1]
     return (v - threshold).clamp(min=0.0)
 
 
@@ -339,10 +340,11 @@ class MAPL(Algorithm[Hyper]):
         ids = sorted([*heads, self.me])
         everyone = {**heads, self.me: self.own_head()}
         own = self.model.head.weight.detach()
-        s = torch.tensor(
-            [1.0 if j == self.me else head_similarity(own, everyone[j].weight.to(own.device), h.similarity) for j in ids],
-            dtype=torch.float64,
-        )  # fmt: skip
+
+        def similarity(j: PeerId) -> float:
+            return 1.0 if j == self.me else head_similarity(own, heads[j].weight.to(own.device), h.similarity)
+
+        s = torch.tensor([similarity(j) for j in ids], dtype=torch.float64)
         if h.scale_similarity and heads:
             s /= max(float(s[n]) for n, j in enumerate(ids) if j != self.me)
         samples = torch.tensor([float(everyone[j].samples if h.confidence else 1) for j in ids], dtype=torch.float64)

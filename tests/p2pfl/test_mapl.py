@@ -1,0 +1,681 @@
+"""MAPL against its paper: each equation by another way, whole rounds by hand, every switch, every byte."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from p2pfl.algorithms.mapl import (
+    MAPL,
+    Hyper,
+    Prototypes,
+    collaborative_graph_learning,
+    graph_loss,
+    head_similarity,
+    mix,
+    project_to_simplex,
+)
+from p2pfl.topology import Topology
+from p2pfl.wire import Layout
+from tests.p2pfl.support import Spoken, linear_model, messages, payload, peer_data, play, random_dataset, setting
+
+property_of = settings(deadline=None, max_examples=100)
+
+Vector = NDArray[np.float64]
+
+FEATURES, CLASSES = 5, 3
+
+
+def hyper(**given: Any) -> Hyper:
+    return Hyper.parse({"projector_hidden": 4, "lr": 0.01, **given})
+
+
+def complete(peers: int) -> Topology:
+    return Topology.from_edges(peers, [(i, j) for i in range(peers) for j in range(i)])
+
+
+def make(
+    h: Hyper, peers: int = 3, *, classes_of: Sequence[Sequence[int]] | None = None, of: type[MAPL] = MAPL
+) -> list[Any]:
+    """Peers with linear backbones on grey noise; peer i has 4 + 2 i samples, of all classes unless told."""
+    made = []
+    for me in range(peers):
+        dataset = random_dataset(60, classes=CLASSES, seed=me)
+        labels = dataset.train.labels
+        mine = classes_of[me] if classes_of else range(CLASSES)
+        chosen = [n for n in range(len(labels)) if labels[n] in mine][: 4 + 2 * me]
+        model = linear_model(4, FEATURES, CLASSES, seed=me)
+        made.append(of(h, setting(me, peers, model, peer_data(dataset, chosen))))
+    return made
+
+
+# ---- projection onto the simplex ---------------------------------------------------------------------------
+
+
+def project_by_bisection(v: Vector, mass: float) -> Vector:
+    """max(v − θ, 0) for the θ at which the entries sum to ``mass``, found by halving."""
+    low, high = v.min() - mass, v.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(v - middle, 0).sum() > mass else (low, middle)
+    return np.maximum(v - high, 0)
+
+
+vectors = st.lists(st.floats(-3, 3).map(lambda x: round(x, 6)), min_size=1, max_size=12)
+
+
+@property_of
+@given(vectors, st.sampled_from([1.0, 0.5, 1e-3, 7.0]))
+@example([0.5, 0.5], 1.0)
+@example([1.0], 1.0)
+@example([-3.0, -3.0, -3.0], 1.0)
+def test_the_projection_is_the_one_that_bisection_finds(entries: list[float], mass: float) -> None:
+    found = project_to_simplex(torch.tensor(entries, dtype=torch.float64), mass).numpy()
+    np.testing.assert_allclose(found, project_by_bisection(np.array(entries), mass), atol=1e-12)
+
+
+@property_of
+@given(vectors)
+def test_no_point_of_the_simplex_is_nearer_than_the_projection(entries: list[float]) -> None:
+    v = np.array(entries)
+    found = project_to_simplex(torch.from_numpy(v)).numpy()
+    assert (found >= 0).all()
+    assert found.sum() == pytest.approx(1.0, abs=1e-12)
+    # <v − x, y − x> <= 0 for the corners y is what makes x the nearest point.
+    assert all((v - found) @ (corner - found) <= 1e-9 for corner in np.eye(len(v)))
+
+
+def test_the_projection_of_a_point_of_the_simplex_is_the_point() -> None:
+    w = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64)
+    assert torch.equal(project_to_simplex(w), w)
+
+
+@pytest.mark.parametrize("mass", [0.0, -1e-18, 5e-324, 1e-300, 1e-18, 1e-9])
+def test_a_tiny_mass_is_not_exceeded(mass: float) -> None:
+    found = project_to_simplex(torch.tensor([0.05, 0.01, -0.2], dtype=torch.float64), mass)
+    assert (found >= 0).all()
+    assert float(found.sum()) <= max(mass, 0.0) + 1e-16
+
+
+# ---- the loss of the graph ---------------------------------------------------------------------------------
+
+graphs = st.tuples(st.integers(2, 6), st.integers(0, 2**32 - 1))
+
+
+def random_graph(size: int, seed: int) -> tuple[Vector, Vector, Vector, int]:
+    """w on the simplex, s in [-1, 1], γ summing to 1, and the position of i."""
+    stream = np.random.default_rng(seed)
+    return (
+        stream.dirichlet(np.ones(size)),
+        stream.uniform(-1, 1, size),
+        stream.dirichlet(np.ones(size)),
+        int(stream.integers(size)),
+    )
+
+
+def graph_loss_by_hand(w: Vector, s: Vector, gamma: Vector, me: int, h: Hyper) -> float:
+    similarity = sum(gamma[j] * -s[j] * w[j] for j in range(len(w)))
+    size = math.sqrt(sum(x * x for x in w)) if h.norm == "l2" else sum(abs(x) for x in w)
+    degree = sum(w[j] for j in range(len(w)) if j != me)
+    return float(h.mu_similarity * similarity + h.mu_regularizer * (h.beta * size - math.log(degree + h.epsilon)))
+
+
+def gradient_by_hand(w: Vector, s: Vector, gamma: Vector, me: int, h: Hyper) -> Vector:
+    norm = w / math.sqrt(float(w @ w)) if h.norm == "l2" else np.sign(w)
+    gradient = -h.mu_similarity * gamma * s + h.mu_regularizer * h.beta * norm
+    if h.degree_term == "exact":
+        others = np.arange(len(w)) != me
+        gradient[others] -= h.mu_regularizer / (w[others].sum() + h.epsilon)
+    return np.asarray(gradient)
+
+
+FORMS = [hyper(norm=norm, degree_term=term) for norm, term in product(["l1", "l2"], ["constant", "exact"])]
+
+
+@pytest.mark.parametrize("h", FORMS, ids=lambda h: f"{h.norm}-{h.degree_term}")
+@property_of
+@given(graphs)
+def test_the_loss_of_the_graph_and_its_gradient_are_the_formulas(h: Hyper, graph: tuple[int, int]) -> None:
+    w, s, gamma, me = random_graph(*graph)
+    variable = torch.from_numpy(w).requires_grad_()
+    loss = graph_loss(variable, torch.from_numpy(s), torch.from_numpy(gamma), me, h)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == pytest.approx(graph_loss_by_hand(w, s, gamma, me, h), rel=1e-12)
+    assert variable.grad is not None
+    np.testing.assert_allclose(variable.grad.numpy(), gradient_by_hand(w, s, gamma, me, h), rtol=1e-9, atol=1e-12)
+
+
+def learn_by_hand(w: Vector, s: Vector, gamma: Vector, me: int, h: Hyper) -> Vector:
+    """Algorithm 2 in numpy, with Adam written out."""
+    mass = w.sum()
+    first, second = np.zeros_like(w), np.zeros_like(w)
+    for step in range(1, h.graph_steps + 1):
+        gradient = gradient_by_hand(w, s, gamma, me, h)
+        if h.graph_optimizer == "adam":
+            first = h.betas[0] * first + (1 - h.betas[0]) * gradient
+            second = h.betas[1] * second + (1 - h.betas[1]) * gradient**2
+            unbiased = first / (1 - h.betas[0] ** step), second / (1 - h.betas[1] ** step)
+            w = w - h.graph_lr * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
+        else:
+            w = w - h.graph_lr * gradient
+        w = project_by_bisection(w, float(mass))
+    return w
+
+
+LEARNING = [
+    *[hyper(graph_steps=steps) for steps in (1, 2, 5, 10, 20)],
+    hyper(graph_steps=3, norm="l1", degree_term="exact", graph_lr=0.1),
+    hyper(graph_steps=5, beta=0.0, mu_regularizer=0.7, mu_similarity=2.0),
+    hyper(preset="official"),
+    hyper(preset="official", graph_steps=4),
+]
+
+
+@pytest.mark.parametrize("h", LEARNING, ids=lambda h: f"{h.preset}-{h.graph_steps}-{h.norm}-{h.degree_term}")
+@settings(deadline=None, max_examples=25)
+@given(graphs, st.sampled_from([1.0, 0.6]))
+def test_learning_the_graph_is_algorithm_2(h: Hyper, graph: tuple[int, int], mass: float) -> None:
+    w, s, gamma, me = random_graph(*graph)
+    w *= mass
+    found = collaborative_graph_learning(
+        torch.from_numpy(w.copy()), torch.from_numpy(s), torch.from_numpy(gamma), me, h
+    )
+    np.testing.assert_allclose(found.numpy(), learn_by_hand(w, s, gamma, me, h), atol=1e-10)
+    assert not found.requires_grad
+
+
+def test_learning_leaves_its_arguments_alone() -> None:
+    w, s, gamma = (torch.full((3,), 1 / 3, dtype=torch.float64) for _ in range(3))
+    found = collaborative_graph_learning(w, s.neg(), gamma, 0, hyper(graph_steps=2))
+    assert torch.equal(w, torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert found is not w
+
+
+@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize(("inside", "across"), [(0.5, -0.05), (0.3, 0.0), (0.9, 0.1)])
+def test_two_clusters_make_the_graph_block_diagonal(preset: str, inside: float, across: float) -> None:
+    peers, h = 10, hyper(preset=preset)
+    cluster = np.arange(peers) // 5
+    for me in range(peers):
+        s = np.where(cluster == cluster[me], inside, across)
+        if h.scale_similarity:
+            s = s / inside
+        s[me] = 1.0 / inside if h.scale_similarity else 1.0
+        w = torch.full((peers,), 1 / peers, dtype=torch.float64)
+        gamma = torch.full((peers,), 1 / peers, dtype=torch.float64)
+        for _ in range(100):
+            w = collaborative_graph_learning(w, torch.from_numpy(s), gamma, me, h)
+        same = np.flatnonzero((cluster == cluster[me]) & (np.arange(peers) != me))
+        assert float(w[cluster != cluster[me]].max()) < 1e-9
+        assert float(w[same].max() - w[same].min()) < 1e-9
+        assert float(w[same].min()) > 0.01
+
+
+# ---- similarity of heads -----------------------------------------------------------------------------------
+
+
+def test_the_similarity_of_heads_is_the_mean_cosine_of_their_rows() -> None:
+    own = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    other = torch.tensor([[3.0, 0.0], [0.0, -1.0], [0.0, 5.0]])
+    assert head_similarity(own, other, "rows") == pytest.approx((1 - 1 + math.sqrt(0.5)) / 3, abs=1e-12)
+    flat = (3.0 - 2.0 + 5.0) / math.sqrt(1 + 4 + 2) / math.sqrt(9 + 1 + 25)
+    assert head_similarity(own, other, "flat") == pytest.approx(flat, abs=1e-12)
+    assert head_similarity(own, other, "off") == 1.0
+
+
+@pytest.mark.parametrize("form", ["rows", "flat", "off"])
+def test_a_head_is_as_similar_to_itself_as_can_be_whatever_its_scale(form: str) -> None:
+    head = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    assert head_similarity(head, 7 * head, form) == pytest.approx(1.0)
+    assert head_similarity(head, -head, form) == pytest.approx(1.0 if form == "off" else -1.0)
+
+
+# ---- mixing ------------------------------------------------------------------------------------------------
+
+
+def rows(*values: float) -> Tensor:
+    """One row per class, two equal columns."""
+    return torch.tensor([[value, value] for value in values], dtype=torch.float32)
+
+
+def mixed(own: Tensor, classes: Sequence[int], theirs: Mapping[int, Prototypes], w: Sequence[float], me: int) -> Any:
+    return mix(own, classes, theirs, torch.tensor(w, dtype=torch.float64), me)[:, 0].tolist()
+
+
+def test_prototypes_are_mixed_by_weight_and_classes_that_nobody_has_seen_stay() -> None:
+    theirs = {0: Prototypes(rows(10, 20, 30, 40), (1,)), 2: Prototypes(rows(100, 200, 300, 400), (1, 2))}
+    # class 0: own; 1: both neighbours; 2: peer 2; 3: nobody
+    assert mixed(rows(1, 2, 3, 4), (0,), theirs, [0.25, 0.25, 0.5], 1) == [
+        0.25 * 1 + 0.25 * 10 + 0.5 * 100,
+        0.25 * 2 + 0.25 * 20 + 0.5 * 200,
+        0.25 * 3 + 0.25 * 30 + 0.5 * 300,
+        4.0,
+    ]
+
+
+def test_weights_of_a_missing_neighbour_are_shared_out_among_the_others() -> None:
+    theirs = {0: Prototypes(rows(10), (0,))}
+    assert mixed(rows(1), (0,), theirs, [0.25, 0.25, 0.5], 1) == [pytest.approx(0.5 * 10 + 0.5 * 1)]
+
+
+def test_a_peer_without_weight_takes_no_part_not_even_by_its_classes() -> None:
+    theirs = {0: Prototypes(rows(math.nan, math.nan), (0, 1)), 2: Prototypes(rows(3, 5), ())}
+    assert mixed(rows(1, 2), (0,), theirs, [0.0, 0.5, 0.5], 1) == [2.0, 2.0]
+
+
+def test_an_own_weight_of_zero_takes_the_own_classes_out() -> None:
+    theirs = {1: Prototypes(rows(3, 5), (1,))}
+    assert mixed(rows(1, 2), (0,), theirs, [0.0, 1.0], 0) == [1.0, 5.0]
+
+
+def test_alone_and_without_own_weight_nothing_changes() -> None:
+    assert mixed(rows(1, 2), (0, 1), {}, [0.0, 1.0], 0) == [1.0, 2.0]
+
+
+def test_classes_that_do_not_exist_are_ignored() -> None:
+    theirs = {1: Prototypes(rows(3, 5), (-1, 1, 2, 10**12))}
+    assert mixed(rows(1, 2), (), theirs, [0.5, 0.5], 0) == [1.0, 3.5]
+
+
+def test_the_order_of_arrival_does_not_matter() -> None:
+    stream = np.random.default_rng(0)
+    bodies = {
+        j: Prototypes(torch.from_numpy(stream.normal(size=(2, 3)).astype(np.float32)), (0, 1)) for j in range(1, 6)
+    }
+    w = torch.from_numpy(stream.dirichlet(np.ones(6)))
+    own = torch.ones(2, 3)
+    backwards = dict(reversed(bodies.items()))
+    assert torch.equal(mix(own, (0,), bodies, w, 0), mix(own, (0,), backwards, w, 0))
+
+
+# ---- whole rounds by hand ----------------------------------------------------------------------------------
+
+
+class Watched(MAPL):
+    """Remembers what it had after the local training of each round."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.trained: list[tuple[Tensor, Tensor]] = []
+
+    def personalized_model_learning(self) -> None:
+        super().personalized_model_learning()
+        self.trained.append((self.model.head.weight.detach().clone(), self.prototypes.detach().clone()))
+
+
+def graph_step_by_hand(
+    heads: Mapping[int, Tensor], samples: Mapping[int, int], w: Vector, me: int, h: Hyper
+) -> Vector:
+    ids = sorted(heads)
+
+    def s(j: int) -> float:
+        a, b = heads[me].double().numpy(), heads[j].double().numpy()
+        return float(np.mean([x @ y / np.linalg.norm(x) / np.linalg.norm(y) for x, y in zip(a, b, strict=True)]))
+
+    similarity = np.array([1.0 if j == me else s(j) for j in ids])
+    if h.scale_similarity:
+        similarity /= max(similarity[n] for n, j in enumerate(ids) if j != me)
+    gamma = np.array([samples[j] for j in ids]) / sum(samples[j] for j in ids)
+    new = w.copy()
+    new[ids] = learn_by_hand(w[ids], similarity, gamma, ids.index(me), h)
+    return new
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"preset": "official", "prune": True}, {"graph_steps": 5, "graph_lr": 3.0}], ids=str
+)
+@pytest.mark.parametrize("edges", [[(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2)]], ids=["complete", "line"])
+def test_rounds_are_algorithm_3(given: dict[str, Any], edges: list[tuple[int, int]]) -> None:
+    rounds, h = 4, hyper(warmup=1, **given)
+    topology = Topology.from_edges(3, edges)
+    peers = make(h, classes_of=[(0, 1), (0, 1), (1,)], of=Watched)
+    after: dict[tuple[int, int], tuple[Vector, Tensor]] = {}
+
+    def note(peer: Any, t: int) -> None:
+        after[peer.me, t] = peer.w.numpy().copy(), peer.prototypes.detach().clone()
+
+    play(peers, topology, rounds, after=note)
+    samples = {peer.me: len(peer.data.train) for peer in peers}
+    for me in range(3):
+        near = topology.neighbors[me]
+        w = np.zeros(3)
+        w[[me, *near]] = 1 / (1 + len(near))
+        heard = list(near)
+        for t in range(rounds):
+            if t >= 1:
+                heads = {j: peers[j].trained[t][0] for j in (me, *heard)}
+                w = graph_step_by_hand(heads, samples, w, me, h)
+            expected = sum(w[j] * peers[j].trained[t][1].double() for j in (me, *heard))
+            expected[2] = peers[me].trained[t][1][2]  # nobody has samples of class 2
+            if not any(w[j] > 0 and 0 in peers[j].data.own_classes for j in (me, *heard)):
+                expected[0] = peers[me].trained[t][1][0]
+            found_w, found_prototypes = after[me, t]
+            np.testing.assert_allclose(found_w, w, atol=1e-7)
+            torch.testing.assert_close(found_prototypes.double(), expected, rtol=1e-5, atol=1e-7)
+            heard = [j for j in heard if w[j] > 0]
+
+
+def test_the_mixed_prototypes_are_what_the_next_round_trains() -> None:
+    peers = make(hyper(cgl=False, lr=1e-9), of=Watched)
+    mixed_before: list[Tensor] = []
+    play(peers, complete(3), 2, after=lambda peer, t: mixed_before.append(peer.prototypes.detach().clone()))
+    first_round = mixed_before[:3]
+    for peer in peers:
+        assert any(torch.allclose(peer.trained[1][1], mixed, atol=1e-6) for mixed in first_round)
+    for mixed in first_round[1:]:  # equal weights on a complete graph: everyone has the mean
+        torch.testing.assert_close(mixed, first_round[0])
+
+
+def test_a_missing_neighbour_keeps_its_weight_and_is_left_out_of_the_mix() -> None:
+    h = hyper(warmup=0, graph_lr=0.1)
+    peers = make(h, of=Watched)
+    spoken = play(peers, complete(3), 1, silent=[2])
+    assert spoken[0][0].missing == {"Head": [2], "Prototypes": [2]}
+    uniform = np.full(3, 1 / 3)
+    samples = {j: len(peers[j].data.train) for j in (0, 1)}
+    for me in (0, 1):
+        heads = {j: peers[j].trained[0][0] for j in (0, 1)}
+        w = graph_step_by_hand(heads, samples, uniform, me, h)
+        assert w[2] == 1 / 3
+        np.testing.assert_allclose(peers[me].w.numpy(), w, atol=1e-7)
+        expected = sum(w[j] / (2 / 3) * peers[j].trained[0][1].double() for j in (0, 1))
+        torch.testing.assert_close(peers[me].prototypes.detach().double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_peer_without_neighbours_trains_alone() -> None:
+    peers = make(hyper(warmup=0), peers=2)
+    spoken = play(peers, Topology.from_edges(2, []), 2)
+    assert [messages(one.out) for both in spoken for one in both] == [0] * 4
+    assert peers[0].weights() == {0: 1.0}
+
+
+# ---- the local loss and its switches -----------------------------------------------------------------------
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    stream = torch.Generator().manual_seed(0)
+    return torch.rand(8, 1, 2, 2, generator=stream), torch.tensor([0, 1, 2, 0] * 2)
+
+
+def terms(h: Hyper) -> tuple[MAPL, dict[str, Tensor]]:
+    (algorithm,) = make(h, peers=1)
+    with torch.no_grad(), algorithm.training():
+        return algorithm, algorithm.loss(*batch())
+
+
+def test_the_terms_of_the_loss_are_those_of_algorithm_1() -> None:
+    algorithm, found = terms(hyper())
+    x, labels = batch()
+    with torch.no_grad(), algorithm.training():
+        z = algorithm.model.backbone(x)
+        p = algorithm.projector(z).double().numpy()
+    xi = algorithm.prototypes.detach().double().numpy()
+    cos = (p / np.linalg.norm(p, axis=1, keepdims=True)) @ (p / np.linalg.norm(p, axis=1, keepdims=True)).T / 0.2
+    near = (p / np.linalg.norm(p, axis=1, keepdims=True)) @ (xi / np.linalg.norm(xi, axis=1, keepdims=True)).T / 0.2
+    unit = xi / np.linalg.norm(xi, axis=1, keepdims=True)
+    cont = proto = 0.0
+    for q in range(8):
+        friends = [r for r in range(8) if r != q and labels[r] == labels[q]]
+        everyone = sum(math.exp(cos[q, m]) for m in range(8) if m != q)
+        cont -= sum(math.log(math.exp(cos[q, r]) / everyone) for r in friends) / len(friends) / 8
+        proto -= math.log(math.exp(near[q, labels[q]]) / np.exp(near[q]).sum()) / 8
+    uni = sum(float(unit[k] @ unit[r]) for k in range(CLASSES) for r in range(CLASSES) if r != k) / CLASSES
+    logits = algorithm.model.head(z.clamp(min=0))
+    assert {name: value.item() for name, value in found.items()} == {
+        "ce": pytest.approx(cross_entropy(logits, labels).item(), rel=1e-5),
+        "cont": pytest.approx(cont, rel=1e-5),
+        "proto": pytest.approx(proto, rel=1e-5),
+        "uni": pytest.approx(uni, rel=1e-5),
+    }
+
+
+def test_the_official_terms_are_those_of_the_released_code() -> None:
+    algorithm, found = terms(hyper(preset="official"))
+    x, labels = batch()
+    with torch.no_grad(), algorithm.training():
+        p = algorithm.projector(algorithm.model.backbone(x)).double().numpy()
+    p /= np.linalg.norm(p, axis=1, keepdims=True)
+    xi = algorithm.prototypes.detach().double().numpy()
+    cont = proto = 0.0
+    for q in range(8):
+        friends = [r for r in range(8) if r != q and labels[r] == labels[q]]
+        everyone = sum(math.exp(p[q] @ p[m] / 100) for m in range(8) if m != q)
+        cont -= math.log(sum(math.exp(p[q] @ p[r] / 100) for r in friends) / everyone) / 8
+        scores = np.exp(p[q] @ xi.T)  # ξ as it is, temperature 1
+        proto -= math.log(scores[labels[q]] / scores.sum()) / 8
+    inner = [math.exp(xi[k] @ xi[r] / 100) for k in range(CLASSES) for r in range(CLASSES) if r != k]
+    assert found["cont"].item() == pytest.approx(cont, rel=1e-5)
+    assert found["proto"].item() == pytest.approx(proto, rel=1e-5)
+    assert found["uni"].item() == pytest.approx(sum(inner) / CLASSES, rel=1e-5)
+
+
+@pytest.mark.parametrize(("switch", "gone"), [("contrastive", "cont"), ("prototype", "proto"), ("uniformity", "uni")])
+@pytest.mark.parametrize("preset", ["paper", "official"])
+def test_each_term_can_be_switched_off(switch: str, gone: str, preset: str) -> None:
+    _, everything = terms(hyper(preset=preset))
+    _, rest = terms(hyper(preset=preset, **{switch: False}))
+    assert set(everything) - set(rest) == {gone}
+    assert all(torch.equal(everything[name], value) for name, value in rest.items())
+
+
+def test_all_terms_off_is_plain_training() -> None:
+    (algorithm,) = make(hyper(contrastive=False, prototype=False, uniformity=False), peers=1)
+    prototypes = algorithm.prototypes.detach().clone()
+    algorithm.personalized_model_learning()
+    assert list(algorithm.meter.drain()) == ["ce"]
+    assert torch.equal(algorithm.prototypes, prototypes)
+
+
+def test_every_part_learns() -> None:
+    (algorithm,) = make(hyper(), peers=1)
+    before = {name: value.detach().clone() for name, value in learned(algorithm).items()}
+    algorithm.personalized_model_learning()
+    still = [name for name, value in learned(algorithm).items() if torch.equal(value, before[name])]
+    # A bias before batch normalisation has no effect on the loss.
+    assert set(still) <= {"projector.0.bias"}
+    assert algorithm.predict(batch()[0]).shape == (8, CLASSES)
+
+
+def learned(algorithm: MAPL) -> dict[str, Tensor]:
+    return {
+        **dict(algorithm.model.named_parameters()),
+        **{f"projector.{name}": value for name, value in algorithm.projector.named_parameters()},
+        "prototypes": algorithm.prototypes,
+    }
+
+
+def test_a_batch_has_two_views_and_an_epoch_as_many_steps_as_batches() -> None:
+    (algorithm,) = make(hyper(batch=2, local_epochs=3), peers=1)
+    sizes: list[int] = []
+    loss = algorithm.loss
+    algorithm.loss = lambda x, labels: sizes.append(len(x)) or loss(x, labels)
+    algorithm.personalized_model_learning()
+    assert sizes == [4] * 2 * 3
+
+
+def test_the_relu_before_the_head_can_be_taken_away() -> None:
+    z = torch.tensor([[-1.0, 2.0, -3.0, 4.0, -5.0]])
+    (with_relu,), (without,) = make(hyper(), peers=1), make(hyper(head_relu=False), peers=1)
+    assert torch.equal(with_relu.classify(z), with_relu.model.head(z.clamp(min=0)))
+    assert torch.equal(without.classify(z), without.model.head(z))
+    assert not torch.equal(with_relu.classify(z), without.classify(z))
+
+
+def test_heads_projectors_and_prototypes_start_equal_on_all_peers_unless_told_otherwise() -> None:
+    for shared, equal in ((True, True), (False, False)):
+        one, other, _ = make(hyper(shared_init=shared))
+        for name in ("head.weight", "head.bias", "projector.0.weight", "projector.3.weight", "prototypes"):
+            assert torch.equal(learned(one)[name], learned(other)[name]) is equal
+        assert not torch.equal(learned(one)["backbone.1.weight"], learned(other)["backbone.1.weight"])
+
+
+def test_heads_start_at_a_tenth_and_prototypes_within_their_bound() -> None:
+    (small,), (whole,) = make(hyper(), peers=1), make(hyper(head_init_scale=1), peers=1)
+    torch.testing.assert_close(small.model.head.weight, 0.1 * whole.model.head.weight)
+    assert torch.equal(small.model.head.bias, whole.model.head.bias)
+    bound = 1 / math.sqrt(FEATURES)
+    assert 0.5 * bound < small.prototypes.abs().max() <= bound
+    assert small.prototypes.shape == (CLASSES, FEATURES)
+
+
+def test_the_optimiser_is_adam_over_everything_and_its_state_lives_unless_told_otherwise() -> None:
+    for fresh, steps in ((False, 2.0), (True, 1.0)):
+        (algorithm,) = make(hyper(fresh_optimizer=fresh, betas=(0.3, 0.7), weight_decay=0.25), peers=1)
+        for _ in range(2):
+            algorithm.personalized_model_learning()
+        (group,) = algorithm.optimizer.param_groups
+        assert isinstance(algorithm.optimizer, torch.optim.Adam)
+        assert (group["lr"], group["betas"], group["weight_decay"]) == (0.01, (0.3, 0.7), 0.25)
+        assert {id(p) for p in group["params"]} == {id(p) for p in learned(algorithm).values()}
+        assert {float(state["step"]) for state in algorithm.optimizer.state.values()} == {steps}
+
+
+def test_the_state_holds_everything_that_goes_on() -> None:
+    one, other = make(hyper(warmup=0, graph_lr=0.1)), make(hyper(warmup=0, graph_lr=0.1))
+    play(one, complete(3), 2)
+    state = one[0].state_dict()
+    assert list(state) == ["model", "projector", "prototypes", "w", "spent", "optimizer"]
+    other[0].load_state_dict(state)
+    assert other[0].weights() == one[0].weights()
+    assert torch.equal(other[0].prototypes, one[0].prototypes)
+    assert isinstance(other[0].prototypes, torch.nn.Parameter)
+
+
+# ---- who says what: switches of the graph ------------------------------------------------------------------
+
+
+def heads_and_prototypes(spoken: Sequence[Sequence[Spoken]], t: int) -> tuple[int, int]:
+    return tuple(sum(messages(peer[t].out, kind) for peer in spoken) for kind in ("Head", "Prototypes"))  # type: ignore[return-value]
+
+
+def test_heads_travel_from_the_round_after_the_warmup_on() -> None:
+    spoken = play(make(hyper(warmup=2, prune=False)), complete(3), 4)
+    assert [heads_and_prototypes(spoken, t) for t in range(4)] == [(0, 6), (0, 6), (6, 6), (6, 6)]
+
+
+def test_without_graph_learning_no_head_is_sent_and_weights_stay_uniform() -> None:
+    peers = make(hyper(warmup=0, cgl=False))
+    spoken = play(peers, Topology.from_edges(3, [(0, 1), (1, 2)]), 3)
+    assert [heads_and_prototypes(spoken, t) for t in range(3)] == [(0, 4)] * 3
+    assert peers[0].weights() == {0: 0.5, 1: 0.5}
+    assert peers[1].weights() == pytest.approx({0: 1 / 3, 1: 1 / 3, 2: 1 / 3})
+
+
+class Clustered(MAPL):
+    """Heads are what the test says: peers 0 and 1 agree, peers 2 and 3 agree."""
+
+    def personalized_model_learning(self) -> None:
+        super().personalized_model_learning()
+        with torch.no_grad():
+            self.model.head.weight.fill_(1.0 if self.me < 2 else -1.0)
+
+
+@pytest.mark.parametrize("prune", [True, False])
+def test_a_peer_stops_hearing_those_without_weight_and_they_stop_sending_only_when_pruning(prune: bool) -> None:
+    peers = make(hyper(warmup=1, graph_lr=4.0, prune=prune), peers=4, of=Clustered)
+    spoken = play(peers, complete(4), 4)
+    assert set(peers[0].weights()) == {0, 1}
+    assert set(peers[3].weights()) == {2, 3}
+    # Round 1 learns the graph, and still speaks to all; from round 2 on only inside the clusters.
+    expected = [(0, 12), (12, 12), (4, 4), (4, 4)] if prune else [(0, 12), (12, 12), (12, 12), (12, 12)]
+    assert [heads_and_prototypes(spoken, t) for t in range(4)] == expected
+    assert [one.sources for one in spoken[0]] == [(1, 2, 3)] * 2 + ([(1,)] * 2 if prune else [(1, 2, 3)] * 2)
+    assert [one.listeners for one in spoken[2]] == [(0, 1, 3)] * 2 + ([(3,)] * 2 if prune else [(0, 1, 3)] * 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"similarity": "flat"},
+        {"similarity": "off"},
+        {"scale_similarity": True},
+        {"confidence": False},
+        {"norm": "l1"},
+        {"degree_term": "exact"},
+        {"graph_steps": 2},
+        {"graph_lr": 0.05},
+        {"graph_optimizer": "adam"},
+        {"mu_similarity": 0.2},
+        {"mu_regularizer": 0.3},
+        {"beta": 0.1},
+    ],
+    ids=str,
+)
+def test_every_switch_of_the_graph_changes_the_graph(change: dict[str, Any]) -> None:
+    h = hyper(warmup=0, graph_lr=0.1, prune=False)
+    weights = []
+    for form in (h, replace(h, **change)):
+        peers = make(form)
+        play(peers, complete(3), 2)
+        weights.append(peers[0].w)
+    assert float(weights[0].sum()) == pytest.approx(1.0)
+    assert float(weights[1].sum()) == pytest.approx(1.0)
+    assert not torch.allclose(*weights, atol=1e-6)
+
+
+def test_without_confidence_sample_counts_do_not_matter() -> None:
+    for confidence in (True, False):
+        peers = make(hyper(warmup=0, graph_lr=0.1, similarity="off", confidence=confidence))
+        play(peers, complete(3), 1)
+        equal = peers[0].w[1].item() == pytest.approx(peers[0].w[2].item(), abs=1e-12)
+        assert equal is not confidence
+
+
+# ---- the budget of messages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "rounds"), [(1, 1), (8, 1), (9, 2), (24, 3), (25, 4)])
+def test_all_peers_end_in_the_round_in_which_their_messages_add_up_to_the_budget(budget: int, rounds: int) -> None:
+    peers = make(hyper(cgl=False, message_budget=budget), peers=4)
+    spoken = play(peers, Topology.from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)]), 6)
+    assert [len(one) for one in spoken] == [rounds] * 4
+    assert sum(messages(one.out, "Prototypes") for peer in spoken for one in peer) == 8 * rounds
+    assert [peer.spent for peer in peers] == [2 * rounds] * 4
+
+
+def test_the_budget_counts_what_pruning_saves() -> None:
+    peers = make(hyper(warmup=0, graph_lr=4.0, message_budget=12 + 4 + 4), peers=4, of=Clustered)
+    spoken = play(peers, complete(4), 9)
+    assert [len(one) for one in spoken] == [3] * 4
+
+
+def test_without_a_budget_nothing_is_counted() -> None:
+    peers = make(hyper())
+    spoken = play(peers, complete(3), 2)
+    assert sum(messages(one.out, "Spent") for peer in spoken for one in peer) == 0
+    assert not any(peer.finished for peer in peers)
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edges", [[(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2)]], ids=["complete", "line"])
+def test_payload_bytes_are_those_of_table_7(edges: list[tuple[int, int]]) -> None:
+    spoken = play(make(hyper(warmup=1, prune=False)), Topology.from_edges(3, edges), 3)
+    d_p = d_z = FEATURES
+    prototypes, head = d_p * CLASSES, d_z * CLASSES
+    for t, numbers in enumerate([prototypes, prototypes + head, prototypes + head]):
+        for side in ("out", "inn"):
+            assert sum(payload(getattr(peer[t], side)) for peer in spoken) == 4 * 2 * len(edges) * numbers
+
+
+def test_nothing_but_heads_prototypes_and_counts_is_understood() -> None:
+    (algorithm,) = make(hyper(), peers=1)
+    layouts: Sequence[Layout] = algorithm.layouts()
+    assert {layout.body.kind(): {str(spec) for spec in layout.tensors.values()} for layout in layouts} == {
+        "Head": {"float32[3, 5]"},
+        "Prototypes": {"float32[3, 5]"},
+        "Spent": {"int64[]"},
+    }
