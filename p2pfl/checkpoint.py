@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,9 @@ def load(path: Path, run_id: str, me: PeerId) -> dict[str, Any] | None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         return None
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: damaged: {error}; remove it to start this peer from round 0") from None
+    except Exception as error:  # torch.load reads damaged bytes as a program, which may fail in any way
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{path}: damaged: {reason}; remove it to start this peer from round 0") from None
     if not isinstance(state, dict) or (state.get("run"), state.get("peer")) != (run_id, me):
         raise CheckpointError(f"{path}: belongs to another run or peer; remove it to start from round 0")
     return state

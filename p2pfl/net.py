@@ -51,6 +51,9 @@ class Link(Protocol):
         """Take charge of one message. False when it had to be given up (queue full until the deadline, or
         the neighbour gone)."""
 
+    def full(self, to: PeerId) -> bool:
+        """Whether ``send`` would have to wait."""
+
     async def close(self) -> None:
         """Return when every message taken charge of has arrived, or cannot."""
 
@@ -249,7 +252,12 @@ class Endpoint:
         frames = encoded.to(self.run_id, t, self.me, self._sequence[to], flags, count)
         self._sequence[to] += 1
         _count(self.out, to, encoded.kind, encoded.payload, len(frames[0]))
-        if not await self.link.send(to, frames):
+        if self.link.full(to):
+            async with self.idle(lambda: [to]):
+                sent = await self.link.send(to, frames)
+        else:
+            sent = await self.link.send(to, frames)
+        if not sent:
             self.undelivered += 1
 
     # -- hearing
@@ -516,6 +524,9 @@ class LocalLink:
         receiver = self.hub.endpoints[to]
         receiver.accept(receiver.decode(frames, via=self.me))
         return True
+
+    def full(self, to: PeerId) -> bool:
+        return False
 
     async def close(self) -> None:
         return

@@ -203,7 +203,7 @@ class ZmqLink:
             raise NetError(f"{largest} bytes in one tensor; transport.max_message is {self.transport.max_message}")
         try:
             async with asyncio.timeout(self.transport.deadline):
-                while to not in self._gone and self._room[to] <= 0:
+                while self.full(to):
                     if self.endpoint.failure is not None:
                         raise self.endpoint.failure
                     self._room_changed.clear()
@@ -216,6 +216,9 @@ class ZmqLink:
         self._room[to] -= 1
         self._command(lambda: self._enqueue(to, frames))
         return True
+
+    def full(self, to: PeerId) -> bool:
+        return to not in self._gone and self._room[to] <= 0
 
     async def close(self) -> None:
         """Say CLOSE on every edge that is up and wait until all came back, or CLOSING seconds have passed."""
