@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -172,6 +172,11 @@ class Run:
     """Of the dataset."""
     partition: Partition
     augmentation: Augmentation
+    _problem: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
+
+    def blame(self, key: str, error: Exception) -> RunFileError:
+        """What went wrong later, as an error of the run file: with the line of ``key`` (dotted)."""
+        return RunFileError([self._problem(tuple(key.split(".")), str(error))])
 
     @property
     def name(self) -> str:
@@ -401,7 +406,7 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
         raise RunFileError(problems)
     parts = (hyper, graph, topology, dataset, partition, augmentation)
     assert all(part is not None for part in parts)  # else there were problems
-    return Run(file, *parts)  # type: ignore[arg-type]
+    return Run(file, *parts, source.problem)  # type: ignore[arg-type]
 
 
 def _with_known_keys(loc: Loc, text: str) -> str:

@@ -20,6 +20,7 @@ from p2pfl import checkpoint, metrics, rng
 from p2pfl.algorithms.base import Algorithm, Setting
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
+from p2pfl.errors import DataError
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import build
 from p2pfl.net import Endpoint
@@ -55,12 +56,21 @@ class FreeSlot:
 
 
 def load_data(run: Run) -> tuple[Dataset, list[Share]]:
-    """The run's images, mapped from this host's cache, and who gets which of them."""
-    file = run.file.data
-    dataset = open_dataset(file.dataset.name, run.source, file.root, file.download)
-    shares = run.partition.split(
-        dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
-    )
+    """The run's images, mapped from this host's cache, and who gets which of them.
+
+    Raises RunFileError: the dataset cannot be had, or not be partitioned like this.
+    """
+    data = run.file.data
+    try:
+        dataset = open_dataset(data.dataset.name, run.source, data.root, data.download)
+    except DataError as error:
+        raise run.blame("data.dataset", error) from None
+    try:
+        shares = run.partition.split(
+            dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
+        )
+    except DataError as error:
+        raise run.blame("data.partition", error) from None
     return dataset, shares
 
 
