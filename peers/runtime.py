@@ -21,7 +21,7 @@ from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
 from peers.device import claim_device, slots_on
 from peers.slots import HostSlot
-from peers.zmqlink import ZmqLink
+from peers.zmqlink import CLOSING, HASTE, ZmqLink
 
 Data = tuple[Dataset, Sequence[Share]]
 
@@ -80,6 +80,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     session.endpoint.link = link
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
         await link.start()
+        patience = HASTE
         try:
             log.info(
                 "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
@@ -87,9 +88,10 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
                 *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
             )
             result = await session.run()
+            patience = CLOSING
             log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
         finally:
-            await link.close()
+            await link.close(patience)
     return 0
 
 
