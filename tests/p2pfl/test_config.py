@@ -12,7 +12,7 @@ import yaml
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.config import Run, from_dict, load
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
-from p2pfl.errors import RunFileError
+from p2pfl.errors import DataError, RunFileError
 from p2pfl.topology import GRAPHS
 
 GOOD = """\
@@ -432,6 +432,13 @@ def test_a_broken_named_thing_is_reported_once() -> None:
 def test_problems_of_a_run_that_a_program_made_carry_its_name() -> None:
     with pytest.raises(RunFileError, match=r"^benchmark: rounds: missing; it has no default$"):
         from_dict({**yaml.safe_load(changed("rounds: 3\n", ""))}, where="benchmark")
+
+
+def test_what_goes_wrong_later_is_blamed_on_its_line() -> None:
+    run, mistake = read(GOOD, "data.dataset=mnist"), DataError("there is too little")
+    assert str(run.blame("data.partition", mistake)) == "run.yaml:8: data.partition: there is too little"
+    assert str(run.blame("data.augment", mistake)) == "run.yaml:6: data.augment: there is too little"
+    assert str(run.blame("data.dataset", mistake)) == "--set data.dataset=mnist: data.dataset: there is too little"
 
 
 # ---- --set -------------------------------------------------------------------------------------------------
