@@ -213,9 +213,9 @@ class Run:
         return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=100)
 
     def digest(self) -> str:
-        """SHA-256 over everything that a peer computes from; equal on all peers of one run."""
+        """SHA-256 over everything that the result follows from; equal on all peers of one run."""
         plain = self.resolved()
-        for local in ("out", "slots", "gpu", "device", "checkpoint_every"):
+        for local in ("name", "out", "transport", "slots", "gpu", "device", "eval_every", "checkpoint_every"):
             plain.pop(local)
         plain["data"].pop("root")
         plain["data"].pop("download")

@@ -609,7 +609,6 @@ def test_the_resolved_file_names_every_key() -> None:
 
 
 CHANGES: Sequence[str] = (
-    "name=other",
     "seed=2",
     "rounds=4",
     "peers=5",
@@ -634,7 +633,10 @@ def test_the_digest_changes_with_what_a_peer_computes_from(assignment: str) -> N
 @pytest.mark.parametrize(
     "assignment",
     [
+        "name=other",
         "out=/elsewhere",
+        "transport.deadline=5",
+        "eval_every=2",
         "slots=3",
         "device=auto",
         "gpu.peers_per_gpu=4",
