@@ -87,6 +87,9 @@ class Mailbox:
             self._queues[key].append(message)
         return True
 
+    def __contains__(self, key: Key) -> bool:
+        return key in self._queues
+
     def take_now(self, key: Key) -> Message | None:
         """The oldest message under ``key``, if one is here."""
         queue = self._queues.get(key)
@@ -306,7 +309,11 @@ class Endpoint:
             until = None
             if self.deadline is not None:
                 until = asyncio.get_running_loop().time() + self.deadline * patience
-            async with self.idle(lambda: [sender for sender in lacking if taken[sender] is None]):
+
+            def absent_now() -> list[PeerId]:
+                return [one for one in lacking if taken[one] is None and (t, kind, one) not in self.mailbox]
+
+            async with self.idle(absent_now):
                 began = perf_counter()
                 for sender in lacking:
                     if self.failure is not None:

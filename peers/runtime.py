@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
@@ -34,6 +35,10 @@ def run_peer(folder: RunFolder, me: PeerId, run: Run | None = None, data: Data |
     setproctitle(f"p2pfl peer {me} {folder.root}")
     place = folder.peer(me)
     log = peer_logger(me, place.log)
+    if not alone(log):
+        log.error("another process is this peer already; not started a second time")
+        close_logger(log)
+        return 1
     try:
         with stop_by_exception():
             place.clear_result()  # of an earlier process of this peer
@@ -93,6 +98,17 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         finally:
             await link.close(patience)
     return 0
+
+
+def alone(log: logging.Logger) -> bool:
+    """Lock the log file for as long as it is open. False if another process of this peer has locked it."""
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
+            try:
+                fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
 
 
 @contextmanager

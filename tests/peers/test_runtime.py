@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -223,6 +224,18 @@ def test_the_warm_process_outlives_a_request_for_a_folder_that_is_none(
 
 
 # ---- what goes wrong at the start
+
+
+def test_a_peer_is_not_started_twice(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    """Peers outlive their launcher: whoever goes on with the run must not set a second one beside them."""
+    folder = prepare(tmp_path / "run", make_run(peers=2, rounds=1, algorithm=LOCAL))
+    place = folder.peer(1)
+    with place.log.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert warm.run(folder) == {0: 0, 1: 1}
+    assert place.status() is None  # that is the other's to write
+    assert "another process is this peer already" in log_of(folder, 1)
+    assert warm.run(folder) == {0: 0, 1: 0}
 
 
 def failed(folder: Any, peer: int, *expected: str) -> None:
