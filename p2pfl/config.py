@@ -150,6 +150,8 @@ class RunFile(Section):
     """Evaluate after every n-th round, and after the last."""
     global_test: bool = False
     """Evaluate on the whole test set too."""
+    masked_test: bool | None = None
+    """Evaluate on the own test split among the peer's own classes only; default: as the method's paper does."""
     checkpoint_every: PositiveInt = 10
     """Write a checkpoint after every n-th round, and after the last."""
     out: Path = Path("runs")
@@ -188,6 +190,11 @@ class Run:
     @property
     def peers(self) -> int:
         return self.file.peers
+
+    @property
+    def masked_test(self) -> bool:
+        """Whether personal accuracy is among the peer's own classes only."""
+        return self.algorithm.masked_evaluation if self.file.masked_test is None else self.file.masked_test
 
     @property
     def algorithm(self) -> type[Algorithm[Any]]:

@@ -120,6 +120,7 @@ class Session:
         on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
     ) -> None:
         self.settings = run.file
+        self.masked_test = run.masked_test
         self.me = me
         self.run_id = run_id
         self.folder = folder
@@ -224,7 +225,7 @@ class Session:
 
     def _evaluate(self) -> tuple[Evaluation | None, Evaluation | None]:
         data = self.algorithm.data
-        self.personal = evaluate(self.algorithm.predict, data, data.test)
+        self.personal = evaluate(self.algorithm.predict, data, data.test, masked=self.masked_test)
         if self.settings.global_test:
             self.whole = evaluate(self.algorithm.predict, data, data.everything)
         return self.personal, self.whole

@@ -57,7 +57,7 @@ class Algorithm(ABC, Generic[H]):
     equal_features: ClassVar[bool] = False
     """Heads, features or prototypes are exchanged, so all peers need one number of features."""
     masked_evaluation: ClassVar[bool] = False
-    """Personal accuracy is among the classes that the peer has training samples of, as in the method's paper."""
+    """The paper evaluates each peer among its own classes only; a run file's ``masked_test`` wins over it."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the method's state: what a checkpoint holds and a digest covers."""
 

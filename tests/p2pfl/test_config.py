@@ -31,14 +31,15 @@ device: cpu
 
 TOP = (
     "name, seed, rounds, peers, graph, data, models, algorithm, transport, device, gpu, threads, slots, "
-    "eval_every, global_test, checkpoint_every, out"
+    "eval_every, global_test, masked_test, checkpoint_every, out"
 )
 GRAPH_NAMES = (
     "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file"
 )
 MODEL_NAMES = (
     "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "
-    "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, and the members of each (`p2pfl models` lists them)"
+    "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, and the members of each "
+    "(`p2pfl models` lists them)"
 )
 
 
@@ -320,7 +321,8 @@ def test_a_good_file_is_read() -> None:
             "models: tiny4",
             "models: {name: htc4, features: 64}",
             "run.yaml:9: models.name: mapl compares or mixes the weights of linear heads; those of "
-            "htfe-resnet34+fc128, htfe-resnet34+fc256, htfe-resnet34+fc512 have several layers: name models without '+'",
+            "htfe-resnet34+fc128, htfe-resnet34+fc256, htfe-resnet34+fc512 have several layers: "
+            "name models without '+'",
             id="linear heads asked of heads with several layers",
         ),
         pytest.param(
