@@ -16,8 +16,9 @@
 
 ``std`` is that of the population. ``worst_tenth`` and ``worst_fifth`` are the means over the tenth and the fifth of
 the peers (at least one) with the lowest values. ``collaboration.weights[a][b]`` is what the a-th of
-``collaboration.peers`` gives to the b-th, 0 if it does not hear it; peers are in the order of their groups. ``inside`` and ``across`` are mean weights over
-all ordered pairs of different peers in one group, and in two; null where there is no such pair.
+``collaboration.peers`` gives to the b-th, 0 if it does not hear it; peers are in the order of their groups.
+``inside`` and ``across`` are mean weights over all ordered pairs of different peers in one group, and in two; null
+where there is no such pair.
 """
 
 from __future__ import annotations
