@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from p2pfl.data import DATASETS, Split, open_dataset
 from p2pfl.errors import ModelError
 from p2pfl.models import BACKBONES, GROUPS, HEADS, MODELS, Model, architecture, build, has_linear_head, unknown_model
+from p2pfl.models.cost import cost
 from p2pfl.models.dfml import LocalSelfAttention, ShiftedPatches
 from p2pfl.models.parts import Own
 from p2pfl.options import OptionErrors
@@ -265,6 +266,28 @@ def test_mapl_models_have_the_sizes_of_the_stock_networks() -> None:
         (512, 2304),
         (512, 512),
     ]
+
+
+@pytest.mark.parametrize("name", [*TINY, "htfe-resnet8", "htfe-mobilenet+fc256", "dfml-vit-32"])
+def test_costs_are_what_is_built_and_sent(name: str) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    found = cost(name, 3, (32, 32), 10)
+    assert torch.equal(torch.get_rng_state(), before)
+    model = build(name, 0, 3, (32, 32), 10)
+    assert (found.name, found.features) == (name, model.features)
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert found.model_bytes == encode(Whole(dict(model.state_dict()))).payload
+    assert found.head_bytes == encode(Whole(dict(model.head.state_dict()))).payload
+    assert found.prototype_bytes == encode(Whole({"p": torch.zeros(10, model.features)})).payload
+
+
+def test_flops_count_multiplications_and_additions() -> None:
+    convolution, hidden, head = 24 * 24 * 32 * 25, 4608 * 512, 512 * 10
+    assert cost("htcnn-1", 1, (28, 28), 10).flops == 2 * (convolution + hidden + head)
+    # The stock networks at 224x224 have their published billions of multiplications with additions.
+    for name, billions in (("htfe-resnet18", 1.81), ("htfe-resnet50", 4.09), ("htfe-mobilenet", 0.30)):
+        assert round(cost(name, 3, (224, 224), 1000).flops / 2e9, 2) == billions
 
 
 def test_peers_take_the_backbones_in_turn() -> None:
