@@ -31,7 +31,7 @@ SETTINGS = {
     "htcnn": [(1, (28, 28), 10)],
     "dfml": [(3, (32, 32), 10), (1, (28, 28), 10)],
     "dfml-resnet": [(3, (32, 32), 100), (3, (64, 64), 101)],
-    "dfml-efficientnet": [(3, (128, 128), 37)],
+    "dfml-efficientnet": [(3, (224, 224), 37)],
     "l2c-cnn": [(3, (32, 32), 10)],
     "l2c-conv4": [(3, (84, 84), 100)],
 }
@@ -166,7 +166,7 @@ def test_the_papers_own_networks_have_the_sizes_that_follow_from_their_text() ->
     assert size("htcnn-1", 1, 28) == 25 * 32 + 32 + 4608 * 512 + 512 + 512 * 10 + 10
     assert size("htcnn-8", 1, 28) == 832 + 51264 + (1024 + 1) * 1024 + 1025 * 512 + 513 * 512 + 513 * 10
     maml = 3 * 9 * 32 + 3 * 32 * 9 * 32 + 4 * 32 + 4 * 64
-    assert size("l2c-conv4", 3, 84, 5) == maml + 801 * 5
+    assert size("l2c-conv4", 3, 84, 5) == maml + 801 * 5 == 32_901  # MAML's, with batch normalisation
     assert size("dfml-resnet-64", 3, 32) == 11_171_146 + 2 * 512  # the usual count, and a last normalisation
 
 
