@@ -27,7 +27,7 @@ from p2pfl.simulate import simulate
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"peers": 20, "rounds": 80, "per_class": 14, "warmup": 40, "batch": 32},
-    "fashion-mnist": {"peers": 10, "rounds": 50, "per_class": 60, "warmup": 25, "batch": 32},
+    "fashion-mnist": {"peers": 10, "rounds": 30, "per_class": 30, "warmup": 15, "batch": 32},
 }
 """Samples per class and peer; test samples are 15 per class and peer, as in the paper."""
 

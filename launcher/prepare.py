@@ -34,12 +34,19 @@ class Order:
     run_dir: Path | None = None
 
     def load(self) -> Run:
-        """The checked run; ``seed`` and ``rounds`` win over ``sets``. Raises RunFileError."""
-        from p2pfl import config  # torch comes with it: not before the warm process has begun to import it too
+        """The checked run, with its data found, decoded and partitioned once before any peer starts.
+
+        ``seed`` and ``rounds`` win over ``sets``. Raises RunFileError.
+        """
+        # torch comes with these: not before the warm process has begun to import it too
+        from p2pfl import config
+        from p2pfl.session import load_data
 
         short = {"seed": self.seed, "rounds": self.rounds}
         given = [f"{key}={value}" for key, value in short.items() if value is not None]
-        return config.load(self.file, [*self.sets, *given])
+        run = config.load(self.file, [*self.sets, *given])
+        load_data(run)
+        return run
 
     def prepare(self, run: Run) -> RunFolder:
         """A new run folder with run.yaml and run.json in it. Raises RunFolderError."""

@@ -13,13 +13,13 @@ import psutil
 from launcher.processes import how_it_ended, living
 from launcher.snapshot import Snapshot
 from launcher.summary import settings
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import P2pflError, RunFolderError
 from p2pfl.runfolder import PeerId, RunFolder
 
 PATIENCE = 120.0
 """Seconds that peers may take to end their batch and write a checkpoint."""
 
-State = Literal["running", "finished", "stopped", "failed", "died"]
+State = Literal["running", "finished", "stopped", "failed", "died", "unreadable"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,18 @@ def find_runs(where: Path) -> Iterator[RunLine]:
     except OSError as error:
         raise RunFolderError(f"{where}: cannot be read: {error.strerror}") from None
     lines = (_line(RunFolder.open(entry), str(entry)) for entry in entries)
+    # A folder that is damaged, or only looks like a run, must not hide the others.
     yield from sorted(lines, key=lambda line: line.started)
 
 
 def _line(folder: RunFolder, shown: str) -> RunLine:
+    try:
+        return _readable_line(folder, shown)
+    except (P2pflError, KeyError, TypeError, ValueError):
+        return RunLine(shown, "unreadable", 0, 0, 0, 0, None, "")
+
+
+def _readable_line(folder: RunFolder, shown: str) -> RunLine:
     plain = settings(folder)
     snapshot = Snapshot.take(folder, plain["peers"], plain["rounds"])
     alive = sum(living(folder, status.peer) is not None for status in snapshot.statuses)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -174,6 +174,11 @@ class Run:
     """Of the dataset."""
     partition: Partition
     augmentation: Augmentation
+    _problem: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
+
+    def blame(self, key: str, error: Exception) -> RunFileError:
+        """What went wrong later, as an error of the run file: with the line of ``key`` (dotted)."""
+        return RunFileError([self._problem(tuple(key.split(".")), str(error))])
 
     @property
     def name(self) -> str:
@@ -215,9 +220,9 @@ class Run:
         return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=100)
 
     def digest(self) -> str:
-        """SHA-256 over everything that a peer computes from; equal on all peers of one run."""
+        """SHA-256 over everything that the result follows from; equal on all peers of one run."""
         plain = self.resolved()
-        for local in ("out", "slots", "gpu", "device", "checkpoint_every"):
+        for local in ("name", "out", "transport", "slots", "gpu", "device", "eval_every", "checkpoint_every"):
             plain.pop(local)
         plain["data"].pop("root")
         plain["data"].pop("download")
@@ -403,7 +408,7 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
         raise RunFileError(problems)
     parts = (hyper, graph, topology, dataset, partition, augmentation)
     assert all(part is not None for part in parts)  # else there were problems
-    return Run(file, *parts)  # type: ignore[arg-type]
+    return Run(file, *parts, source.problem)  # type: ignore[arg-type]
 
 
 def _unfit_models(file: RunFile, method: type[Algorithm[Any]]) -> list[tuple[Loc, str]]:

@@ -51,6 +51,9 @@ class Link(Protocol):
         """Take charge of one message. False when it had to be given up (queue full until the deadline, or
         the neighbour gone)."""
 
+    def full(self, to: PeerId) -> bool:
+        """Whether ``send`` would have to wait."""
+
     async def close(self) -> None:
         """Return when every message taken charge of has arrived, or cannot."""
 
@@ -83,6 +86,9 @@ class Mailbox:
         else:
             self._queues[key].append(message)
         return True
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._queues
 
     def take_now(self, key: Key) -> Message | None:
         """The oldest message under ``key``, if one is here."""
@@ -249,7 +255,12 @@ class Endpoint:
         frames = encoded.to(self.run_id, t, self.me, self._sequence[to], flags, count)
         self._sequence[to] += 1
         _count(self.out, to, encoded.kind, encoded.payload, len(frames[0]))
-        if not await self.link.send(to, frames):
+        if self.link.full(to):
+            async with self.idle(lambda: [to]):
+                sent = await self.link.send(to, frames)
+        else:
+            sent = await self.link.send(to, frames)
+        if not sent:
             self.undelivered += 1
 
     # -- hearing
@@ -298,7 +309,11 @@ class Endpoint:
             until = None
             if self.deadline is not None:
                 until = asyncio.get_running_loop().time() + self.deadline * patience
-            async with self.idle(lambda: [sender for sender in lacking if taken[sender] is None]):
+
+            def absent_now() -> list[PeerId]:
+                return [one for one in lacking if taken[one] is None and (t, kind, one) not in self.mailbox]
+
+            async with self.idle(absent_now):
                 began = perf_counter()
                 for sender in lacking:
                     if self.failure is not None:
@@ -516,6 +531,9 @@ class LocalLink:
         receiver = self.hub.endpoints[to]
         receiver.accept(receiver.decode(frames, via=self.me))
         return True
+
+    def full(self, to: PeerId) -> bool:
+        return False
 
     async def close(self) -> None:
         return

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from p2pfl import checkpoint, metrics, rng
 from p2pfl.algorithms.base import Algorithm, Setting
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
+from p2pfl.errors import DataError
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import build
 from p2pfl.net import Endpoint
@@ -55,12 +56,21 @@ class FreeSlot:
 
 
 def load_data(run: Run) -> tuple[Dataset, list[Share]]:
-    """The run's images, mapped from this host's cache, and who gets which of them."""
-    file = run.file.data
-    dataset = open_dataset(file.dataset.name, run.source, file.root, file.download)
-    shares = run.partition.split(
-        dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
-    )
+    """The run's images, mapped from this host's cache, and who gets which of them.
+
+    Raises RunFileError: the dataset cannot be had, or not be partitioned like this.
+    """
+    data = run.file.data
+    try:
+        dataset = open_dataset(data.dataset.name, run.source, data.root, data.download)
+    except DataError as error:
+        raise run.blame("data.dataset", error) from None
+    try:
+        shares = run.partition.split(
+            dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
+        )
+    except DataError as error:
+        raise run.blame("data.partition", error) from None
     return dataset, shares
 
 
@@ -136,6 +146,7 @@ class Session:
         self.totals = Totals()
         self.status = Status(me, pid)
         self._status_written = -STATUS_EVERY
+        self._last_status: Status | None = None
         self.rounds_done = 0
         self.personal: Evaluation | None = None
         self.whole: Evaluation | None = None
@@ -145,6 +156,7 @@ class Session:
         self._computing = False
         self._saved: dict[str, Any] | None = None
         self._saved_on_disk = -1
+        self._waits_for: Callable[[], list[PeerId]] = list
 
     # -- the loop
 
@@ -154,6 +166,7 @@ class Session:
         Raises Stopped after a request to stop (the last completed round is then on disk); whatever else goes
         wrong is raised after it was written down too.
         """
+        ticker = asyncio.create_task(self._keep_status())
         try:
             self._resume()
             self._take_snapshot()
@@ -175,6 +188,7 @@ class Session:
             self._end("failed", f"{type(error).__name__}: {error}")
             raise
         finally:
+            ticker.cancel()
             self._release()
 
     async def _round(self, t: int) -> None:
@@ -247,21 +261,17 @@ class Session:
     @asynccontextmanager
     async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
         self._release()
-        watch = asyncio.create_task(self._watch(waits_for)) if self.folder else None
-        try:
-            yield
-        finally:
-            if watch is not None:
-                watch.cancel()
+        self._say("waiting", self.status.t, waits_for)
+        yield
         self._say("queued", self.status.t)
         await self._acquire()
         self._say("training", self.status.t)
 
-    async def _watch(self, waits_for: Callable[[], list[PeerId]]) -> None:
-        """Keep the status file saying whom this peer waits for."""
-        while True:
-            self._say("waiting", self.status.t, waits_for())
+    async def _keep_status(self) -> None:
+        """Keep the status file saying what this peer does, and whom it waits for, while its event loop turns."""
+        while self.folder is not None:
             await asyncio.sleep(STATUS_EVERY)
+            self._write_status()
 
     # -- stopping
 
@@ -323,11 +333,11 @@ class Session:
 
     # -- records
 
-    def _say(self, phase: Phase, t: int, waiting_for: Sequence[PeerId] = ()) -> None:
+    def _say(self, phase: Phase, t: int, waits_for: Callable[[], list[PeerId]] = list) -> None:
         self.status.phase = phase
         self.status.t = t
         self.status.rounds_done = self.rounds_done
-        self.status.waiting_for = list(waiting_for)
+        self._waits_for = waits_for
         self.status.accuracy = self.personal.accuracy if self.personal else None
         self.status.bytes_out = self.totals.bytes_out()
         self.status.bytes_in = self.totals.bytes_in()
@@ -335,8 +345,12 @@ class Session:
 
     def _write_status(self, now: bool = False) -> None:
         due = self._status_written + STATUS_EVERY
-        if self.folder is not None and (now or perf_counter() >= due):
-            self.folder.write_status(self.status)
+        if self.folder is None or not (now or perf_counter() >= due):
+            return
+        self.status.waiting_for = self._waits_for()
+        if (written := replace(self.status)) != self._last_status:
+            self.folder.write_status(written)
+            self._last_status = written
             self._status_written = perf_counter()
 
     def _report(self, record: RoundRecord) -> None:
@@ -365,11 +379,14 @@ class Session:
     def _end(self, phase: Phase, error: str = "") -> Result:
         keyed = partial(_by_name, self.totals)
         weights = self.algorithm.weights()
+        state = self.algorithm.state_dict()
+        if phase == "stopped" and self._saved is not None:
+            state = self._saved["algorithm"]  # what was done since then is given up
         result = Result(
             peer=self.me,
             phase=phase,
             rounds_done=self.rounds_done,
-            digest=digest(self.algorithm.state_dict()),
+            digest=digest(state),
             model=self.algorithm.model.name,
             group=self.algorithm.data.group,
             accuracy=self.personal.accuracy if self.personal else None,

@@ -25,7 +25,7 @@ def simulate(
     """Drive all peers of ``run`` to the end; results by peer id.
 
     With a folder, every peer writes the files that it would write as a process. The calculation is always on
-    the CPU, with the run's number of threads. Raises what any peer raised; Deadlock if none can go on.
+    the CPU, with the run's number of threads. Raises what the first peer to fail raised; Deadlock if none can go on.
     """
     return asyncio.run(_simulate(run, folder, on_round))
 
@@ -56,13 +56,21 @@ async def _simulate(
     async def one(session: Session) -> Result:
         try:
             return await session.run()
+        except Exception as error:
+            failures.append(error)
+            raise
         finally:
             hub.finish(session.me)
             close_logger(session.log)
 
+    failures: list[BaseException] = []
+
     with deterministic():
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(session)) for session in sessions]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(session)) for session in sessions]
+        except BaseExceptionGroup:
+            raise failures[0] from None  # the others failed because of that one
     return [task.result() for task in tasks]
 
 

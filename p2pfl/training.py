@@ -76,7 +76,7 @@ class PeerData:
         positions = order.permutation(len(self.train))
         for start in range(0, len(positions), size):
             chosen = positions[start : start + size]
-            if len(chosen) == 1 and start > 0:
+            if len(chosen) == 1 < size and start > 0:
                 return
             images, labels = self.train.take(chosen)
             yield images.to(self.device), labels.to(self.device)

@@ -9,7 +9,7 @@
     sender   = uint                               peer id
     seq      = uint                               0, 1, 2, … on each directed edge
     flags    = uint                               bit 0: STOP, «I do not hear you after round t»
-    count    = uint                               peers summed up in this body (allreduce); otherwise 1
+    count    = uint >= 1                          peers summed up in this body (allreduce); otherwise 1
     fields   = map of str to (int | float | bool | str | [*int])       the body's plain fields
     tensors  = [*[field, key | nil, dtype, [*uint]]]                    one entry per frame that follows
     tensor   = raw little-endian bytes, C order, exactly numel * itemsize of them
@@ -290,6 +290,8 @@ def decode(frames: Sequence[Buffer], run: str | None, vocabulary: Vocabulary) ->
     plain: dict[str, Plain] = {}
     for name, value in fields.items():
         plain[_text(name, "a field's name")] = _plain(value)
+    if count < 1:
+        raise Malformed("count is 0: a body of nobody")
     if len(entries) != len(frames) - 1:
         raise Malformed(f"{len(entries)} tensors announced, {len(frames) - 1} frames follow")
     found: dict[tuple[str, str | None], tuple[torch.dtype, tuple[int, ...]]] = {}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import resource
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,7 +22,7 @@ from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
 from peers.device import claim_device, slots_on
 from peers.slots import HostSlot
-from peers.zmqlink import ZmqLink
+from peers.zmqlink import CLOSING, HASTE, ZmqLink
 
 Data = tuple[Dataset, Sequence[Share]]
 
@@ -32,19 +33,31 @@ def run_peer(folder: RunFolder, me: PeerId, run: Run | None = None, data: Data |
     ``run`` and ``data`` may be handed over by a process that has loaded them already.
     """
     setproctitle(f"p2pfl peer {me} {folder.root}")
-    log = peer_logger(me, folder.peer(me).log)
+    place = folder.peer(me)
+    log = peer_logger(me, place.log)
+    if not alone(log):
+        log.error("another process is this peer already; not started a second time")
+        close_logger(log)
+        return 1
     try:
-        run = run or load(folder.run_file)
-        return asyncio.run(_run(folder, me, run, data or load_data(run), log))
+        with stop_by_exception():
+            place.clear_result()  # of an earlier process of this peer
+            place.write_status(Status(me, os.getpid()))
+            run = run or load(folder.run_file)
+            data = data or load_data(run)
+            return asyncio.run(_run(folder, me, run, data, log))
     except Stopped:
+        if place.result() is None:
+            log.info("stopped before the first round")
+            place.write_status(Status(me, os.getpid(), "stopped"))
         return 0
     except Exception as error:
         if isinstance(error, P2pflError):
             log.error("%s", error)
         else:
             log.exception("peer %d failed", me)
-        if folder.peer(me).result() is None:  # it failed before its session began
-            folder.peer(me).write_status(Status(me, os.getpid(), "failed", error=str(error)))
+        if place.result() is None:  # it failed before its session began
+            place.write_status(Status(me, os.getpid(), "failed", error=str(error)))
         return 1
     finally:
         close_logger(log)
@@ -69,20 +82,55 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         pid=os.getpid(),
     )
     link = ZmqLink(session.endpoint, folder.addresses, transport, run.digest(), log)
-    await link.start()
     session.endpoint.link = link
-    log.info(
-        "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
-        *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
-        *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
-    )
-    try:
-        with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
+    with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
+        await link.start()
+        patience = HASTE
+        try:
+            log.info(
+                "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
+                *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
+                *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
+            )
             result = await session.run()
-        log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
-    finally:
-        await link.close()
+            patience = CLOSING
+            log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
+        finally:
+            await link.close(patience)
     return 0
+
+
+def alone(log: logging.Logger) -> bool:
+    """Lock the log file for as long as it is open. False if another process of this peer has locked it."""
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
+            try:
+                fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
+
+
+@contextmanager
+def stop_by_exception() -> Iterator[None]:
+    """SIGTERM and SIGINT raise Stopped, wherever we are: there is nothing to save yet."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Stopped
+
+    with handling(stop):
+        yield
+
+
+@contextmanager
+def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """``handler`` for SIGTERM and SIGINT inside, what was there before outside."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 @contextmanager
@@ -95,12 +143,8 @@ def stop_on_sigterm(session: Session) -> Iterator[None]:
         session.stop()
         loop.call_soon_threadsafe(session.interrupt)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with handling(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def allow_many_sockets() -> None:

@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,13 @@ def serve() -> int:
 
 
 def _fork_all(request: dict[str, Any], children: dict[int, PeerId], close: tuple[int, ...]) -> None:
-    folder = RunFolder.open(Path(request["run"]))
+    try:
+        folder = RunFolder.open(Path(request["run"]))
+    except P2pflError as error:
+        print(error, file=sys.stderr, flush=True)
+        for peer in request["peers"]:
+            _say({"event": "exited", "peer": peer, "code": 1})
+        return
     setproctitle(f"p2pfl warm {folder.root}")
     try:
         run = load(folder.run_file)
@@ -99,6 +106,8 @@ def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         detach(folder, peer)
         code = run_peer(folder, peer, run, data)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

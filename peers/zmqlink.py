@@ -61,6 +61,8 @@ STALE = 2.0
 """Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 CLOSING = 10.0
 """Seconds that CLOSED may take."""
+HASTE = 2.0
+"""The same for a peer that was stopped or has failed."""
 EXPLAINING = 1.0
 """Seconds for which a peer whose handshake has failed refuses the others' in turn, before it closes."""
 HEARTBEAT = 5.0
@@ -162,6 +164,7 @@ class ZmqLink:
         self._seen_addresses = 0
         self._next_look = 0.0
         self._closing: float | None = None
+        self._closed_by = 0.0
         self._refused = False
         self._neighbors = {f"{one}>{self.me}".encode(): one for one in endpoint.neighbors}
         self._told: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -203,7 +206,7 @@ class ZmqLink:
             raise NetError(f"{largest} bytes in one tensor; transport.max_message is {self.transport.max_message}")
         try:
             async with asyncio.timeout(self.transport.deadline):
-                while to not in self._gone and self._room[to] <= 0:
+                while self.full(to):
                     if self.endpoint.failure is not None:
                         raise self.endpoint.failure
                     self._room_changed.clear()
@@ -217,9 +220,13 @@ class ZmqLink:
         self._command(lambda: self._enqueue(to, frames))
         return True
 
-    async def close(self) -> None:
-        """Say CLOSE on every edge that is up and wait until all came back, or CLOSING seconds have passed."""
-        self._command(self._begin_closing)
+    def full(self, to: PeerId) -> bool:
+        return to not in self._gone and self._room[to] <= 0
+
+    async def close(self, patience: float | None = None) -> None:
+        """Say CLOSE on every edge that is up and wait until all came back, or ``patience`` seconds have passed."""
+        patience = CLOSING if patience is None else patience
+        self._command(lambda: self._begin_closing(patience))
         await asyncio.to_thread(self._thread.join)
         self._context.destroy(linger=0)
         # Nobody listens here any more. Another process of this peer may have taken over already.
@@ -565,8 +572,9 @@ class ZmqLink:
 
     # -- ending
 
-    def _begin_closing(self) -> None:
+    def _begin_closing(self, patience: float) -> None:
         self._closing = monotonic()
+        self._closed_by = self._closing + patience
         self._next_look = 0.0
 
     def _done(self) -> bool:
@@ -582,7 +590,7 @@ class ZmqLink:
                 edge.close_sent = self._control(edge, Close())
         if self._refused and monotonic() - self._closing < EXPLAINING:
             return False  # the others should hear it too, and not wait for us
-        if monotonic() - self._closing > CLOSING:
+        if monotonic() > self._closed_by:
             for edge in waiting:
                 self.log.warning("peer %d did not confirm our last messages", edge.to)
             return True

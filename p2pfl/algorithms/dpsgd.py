@@ -13,7 +13,8 @@ W are the Metropolis weights of the graph: symmetric and doubly stochastic, and 
 
 Differs from the paper: ``local_steps`` > 1 adds the displacement of so many local steps in line 3 instead of one
 gradient step; ``local_epochs`` trains first and mixes the trained models after (adapt, then combine).
-Batch-normalisation statistics stay local. A neighbour that is missing hands its weight to the own model.
+Batches come from a random permutation that each round starts afresh, so steps of different rounds draw with
+replacement. Batch-normalisation statistics stay local. A neighbour that is missing hands its weight to the own model.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class DPSGD(Algorithm[Hyper]):
         return [Layout.of(Parameters(parameters_of(self.model)))]
 
     def weights(self) -> Mapping[PeerId, float]:
-        return {**self.row, self.me: 1.0 - sum(self.row.values())}
+        row = {**self.row, self.me: 1.0 - sum(self.row.values())}
+        return {j: row[j] for j in sorted(row)}
 
 
 def values(theirs: Mapping[PeerId, Parameters]) -> dict[PeerId, Tensors]:

@@ -348,7 +348,9 @@ class MAPL(Algorithm[Hyper]):
 
         s = torch.tensor([similarity(j) for j in ids], dtype=torch.float64)
         if h.scale_similarity and heads:
-            s /= max(float(s[n]) for n, j in enumerate(ids) if j != self.me)
+            largest = max(float(s[n]) for n, j in enumerate(ids) if j != self.me)
+            if largest > 0:  # a negative one would turn the order of similarities round
+                s /= largest
         samples = torch.tensor([float(everyone[j].samples if h.confidence else 1) for j in ids], dtype=torch.float64)
         self.w[ids] = collaborative_graph_learning(self.w[ids], s, samples / samples.sum(), ids.index(self.me), h)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import psutil
 import pytest
@@ -96,3 +97,14 @@ def test_stop_has_a_bound_and_kill_has_none_to_wait_for(make_folder, make_proces
     outcome = invoke("stop", folder.root, "--kill")
     assert outcome.stdout == "peer 0: killed by SIGKILL\n"
     assert not psutil.pid_exists(process.pid)
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    for name, about in (("damaged", "{"), ("foreign", "{}")):
+        (tmp_path / name / "peers").mkdir(parents=True)
+        (tmp_path / name / "run.yaml").write_text("name: foreign\npeers: 2\nrounds: 3\nalgorithm: local\n")
+        (tmp_path / name / "run.json").write_text(about)
+    assert {Path(line.run).name: line.state for line in find_runs(tmp_path)} == {
+        "damaged": "unreadable",
+        "foreign": "unreadable",
+    }

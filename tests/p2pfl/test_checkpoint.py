@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import pickle
 from pathlib import Path
@@ -160,20 +158,19 @@ def test_nothing_in_a_checkpoint_is_executed(path: Path) -> None:
         checkpoint.load(path, RUN, 3)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         path.write_bytes(pickle.dumps(Trap(trace), protocol))
-        with contextlib.suppress(Exception):
+        with pytest.raises(CheckpointError, match="damaged"):
             checkpoint.load(path, RUN, 3)
     assert not trace.exists()
 
 
-def saved() -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state(streams=Streams(1, 2).state_dict()), buffer)
-    return buffer.getvalue()
+def saved(path: Path) -> bytes:
+    checkpoint.save(path, state(streams=Streams(1, 2).state_dict()))
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
 def test_a_file_that_was_cut_off_is_damaged(path: Path, part: float) -> None:
-    whole = saved()
+    whole = saved(path)
     path.write_bytes(whole[: int(part * len(whole))])
     with pytest.raises(
         CheckpointError, match=r"checkpoint\.pt: damaged: .*remove it to start this peer from round 0"
@@ -182,7 +179,17 @@ def test_a_file_that_was_cut_off_is_damaged(path: Path, part: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"x", bytes(1000), b"PK\x03\x04" + bytes(100), b"cos\nsystem\n(S'true'\ntR."], ids=repr
+    "content",
+    [
+        b"x",
+        b"hello, world\n",
+        bytes(1000),
+        b"\x80\x02.",
+        b"\x80\x04N.",
+        b"PK\x03\x04" + bytes(100),
+        b"cos\nsystem\n(S'true'\ntR.",
+    ],
+    ids=repr,
 )
 def test_what_is_no_checkpoint_at_all_is_damaged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
@@ -190,26 +197,21 @@ def test_what_is_no_checkpoint_at_all_is_damaged(path: Path, content: bytes) -> 
         checkpoint.load(path, RUN, 3)
 
 
-@pytest.mark.xfail(strict=True, reason="torch.load raises more than load() expects: KeyError, IndexError, warnings")
-@pytest.mark.parametrize("content", [b"hello, world\n", b"\x80\x02.", b"\x80\x04N."], ids=repr)
-def test_what_looks_a_little_like_a_pickle_is_damaged(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError):
-        checkpoint.load(path, RUN, 3)
+def test_random_bytes_are_damaged(path: Path) -> None:
+    stream = np.random.default_rng(0)
+    for _ in range(200):
+        path.write_bytes(stream.bytes(int(stream.integers(1, 200))))
+        with pytest.raises(CheckpointError):
+            checkpoint.load(path, RUN, 3)
 
 
-@pytest.mark.xfail(strict=True, reason="torch does not check the sums in its files")
-def test_a_file_with_a_changed_byte_is_damaged_or_means_the_same(path: Path) -> None:
-    whole = saved()
-    path.write_bytes(whole)
-    expected = digest(checkpoint.load(path, RUN, 3))
+def test_a_file_with_a_changed_byte_is_damaged(path: Path) -> None:
+    checkpoint.save(path, state())
+    whole = path.read_bytes()
     stream = np.random.default_rng(0)
     for _ in range(300):
         changed = bytearray(whole)
         changed[int(stream.integers(len(whole)))] ^= int(stream.integers(1, 256))
         path.write_bytes(changed)
-        try:
-            found = checkpoint.load(path, RUN, 3)
-        except CheckpointError:
-            continue
-        assert digest(found) == expected
+        with pytest.raises(CheckpointError, match=r"damaged"):
+            checkpoint.load(path, RUN, 3)

@@ -12,7 +12,7 @@ import yaml
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.config import Run, from_dict, load
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
-from p2pfl.errors import RunFileError
+from p2pfl.errors import DataError, RunFileError
 from p2pfl.topology import GRAPHS
 
 GOOD = """\
@@ -451,6 +451,13 @@ def test_problems_of_a_run_that_a_program_made_carry_its_name() -> None:
         from_dict({**yaml.safe_load(changed("rounds: 3\n", ""))}, where="benchmark")
 
 
+def test_what_goes_wrong_later_is_blamed_on_its_line() -> None:
+    run, mistake = read(GOOD, "data.dataset=mnist"), DataError("there is too little")
+    assert str(run.blame("data.partition", mistake)) == "run.yaml:8: data.partition: there is too little"
+    assert str(run.blame("data.augment", mistake)) == "run.yaml:6: data.augment: there is too little"
+    assert str(run.blame("data.dataset", mistake)) == "--set data.dataset=mnist: data.dataset: there is too little"
+
+
 # ---- --set -------------------------------------------------------------------------------------------------
 
 
@@ -619,7 +626,6 @@ def test_the_resolved_file_names_every_key() -> None:
 
 
 CHANGES: Sequence[str] = (
-    "name=other",
     "seed=2",
     "rounds=4",
     "peers=5",
@@ -644,7 +650,10 @@ def test_the_digest_changes_with_what_a_peer_computes_from(assignment: str) -> N
 @pytest.mark.parametrize(
     "assignment",
     [
+        "name=other",
         "out=/elsewhere",
+        "transport.deadline=5",
+        "eval_every=2",
         "slots=3",
         "device=auto",
         "gpu.peers_per_gpu=4",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,7 @@ async def _coroutine(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-async def rounds(
-    endpoint: Endpoint, count: int, talk: Callable[[Net], Awaitable[Any]], start: int = 0
-) -> list[Any]:
+async def rounds(endpoint: Endpoint, count: int, talk: Callable[[Net], Awaitable[Any]], start: int = 0) -> list[Any]:
     """So many rounds; returns what was said to come out of each."""
     outcomes = []
     for t in range(start, start + count):
@@ -274,6 +273,27 @@ async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any) -> Non
     assert await net.gather(Vector) == {}
     assert endpoints[0].missing == {"Word": [2], "Vector": [1, 2, 3]}
     assert endpoints[0].waited >= 0.2
+
+
+async def test_those_waited_for_are_those_that_have_not_come(mesh: Any, eventually: Any) -> None:
+    endpoints = await mesh.open(complete(4), LAYOUTS)
+    seen: list[Callable[[], list[int]]] = []
+
+    @contextlib.asynccontextmanager
+    async def idle(waits_for: Callable[[], list[int]]) -> AsyncIterator[None]:
+        seen.append(waits_for)
+        yield
+
+    endpoints[0].idle = idle
+    net, *others = (endpoint.begin(0) for endpoint in endpoints)
+    waiting = asyncio.create_task(net.gather(Word))
+    await eventually(lambda: seen and seen[0]() == [1, 2, 3])
+    await others[1].send(0, Word("second"))
+    await eventually(lambda: seen[0]() == [1, 3])
+    await others[0].send(0, Word("first"))
+    await eventually(lambda: seen[0]() == [3])
+    await others[2].send(0, Word("third"))
+    assert list(await waiting) == [1, 2, 3]
 
 
 async def test_one_deadline_holds_for_all_senders_together(mesh: Any) -> None:

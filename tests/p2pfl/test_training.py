@@ -64,7 +64,6 @@ def test_an_epoch_takes_each_sample_once_but_for_a_lone_last_one(samples: int, s
         assert all(len(images) > 1 for images, _ in batches)
 
 
-@pytest.mark.xfail(strict=True, reason="batches() takes every batch of one for a lone last sample")
 def test_an_epoch_in_batches_of_one_takes_each_sample_once() -> None:
     taken = [number for images, _ in peer_data(numbered(5)).batches(1, stream()) for number in ids(images)]
     assert sorted(taken) == [0, 1, 2, 3, 4]

@@ -1,0 +1,205 @@
+"""What the project promises about itself: complete tables, complete notes, and who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import p2pfl.algorithms
+from p2pfl import config, errors
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.errors import P2pflError
+from p2pfl.options import Options, Table, notes
+from p2pfl.topology import GRAPHS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
+
+
+def algorithm_modules() -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(p2pfl.algorithms.__path__):
+        yield importlib.import_module(f"p2pfl.algorithms.{found.name}")
+
+
+def test_the_table_of_algorithms_lists_every_algorithm() -> None:
+    defined = {
+        thing
+        for module in algorithm_modules()
+        for thing in vars(module).values()
+        if inspect.isclass(thing) and issubclass(thing, Algorithm) and thing.__module__ == module.__name__
+    } - {Algorithm}
+    assert set(ALGORITHMS.values()) == defined
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_says_where_it_comes_from(name: str) -> None:
+    method = ALGORITHMS[name]
+    assert method.name == name
+    for attribute in ("title", "authors", "venue", "url"):
+        text = getattr(method, attribute)
+        assert isinstance(text, str)
+        assert text.strip()
+    assert method.url == "—" or method.url.startswith("https://")
+    assert method.__doc__
+    assert not inspect.isabstract(method)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_of_a_paper_names_its_title_and_address_at_the_top_of_its_file(name: str) -> None:
+    method = ALGORITHMS[name]
+    text = inspect.getmodule(method).__doc__  # type: ignore[union-attr]
+    assert text
+    if method.url != "—":
+        assert method.url in text
+        assert "Differs from the paper" in text
+        assert " ".join(method.title.split()) in " ".join(text.replace("«", "").replace("»", "").split())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_an_algorithm_has_a_page(name: str) -> None:
+    assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
+
+
+TABLES: dict[str, Table[type[Options]]] = {
+    "algorithm": Table("algorithm", {name: method.Hyper for name, method in ALGORITHMS.items()}),
+    "graph": GRAPHS,
+    "dataset": DATASETS,
+    "partition": PARTITIONS,
+    "augmentation": AUGMENTATIONS,
+}
+OPTIONS = [(f"{table}.{name}", options) for table, entries in TABLES.items() for name, options in entries.items()]
+
+
+@pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in OPTIONS])
+def test_every_parameter_that_a_run_file_can_set_has_a_note(options: type[Options]) -> None:
+    found = notes(options)
+    assert tuple(note.name for note in found) == options.known()
+    assert [note.name for note in found if not note.text] == []
+    assert [note.name for note in found if not note.type] == []
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_every_entry_of_a_table_is_described_and_is_of_its_own(table: str) -> None:
+    entries = TABLES[table]
+    assert len(set(entries.values())) == len(entries)
+    for options in entries.values():
+        assert issubclass(options, Options)
+        if table != "algorithm":  # whose Hyper speaks for itself
+            assert (options.__doc__ or "").strip()
+            assert not (options.__doc__ or "").startswith(f"{options.__name__}(")  # what dataclasses write
+
+
+@pytest.mark.parametrize("section", ["RunFile", "Data", "Models", "Transport", "Gpu"])
+def test_every_key_of_the_run_file_has_a_note(section: str) -> None:
+    model = getattr(config, section)
+    obvious = {"rounds", "peers", "data", "models", "algorithm", "transport", "device", "gpu"}
+    bare = {name for name, field in model.model_fields.items() if not field.description}
+    assert bare <= (obvious if section == "RunFile" else set())
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+def drawn_tree() -> dict[str, str]:
+    """{class: class above it} as drawn in the docstring of p2pfl.errors."""
+    above: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        stripped = line.lstrip(" │├└─")
+        name = stripped.split(" ")[0]
+        if not hasattr(errors, name) or not name[:1].isupper():
+            continue
+        depth = len(line) - len(stripped)
+        path = [(at, one) for at, one in path if at < depth]
+        if path:
+            above[name] = path[-1][1]
+        path.append((depth, name))
+    return above
+
+
+def test_the_tree_of_errors_is_drawn_as_it_is() -> None:
+    defined = {
+        name: thing.__bases__[0].__name__
+        for name, thing in vars(errors).items()
+        if inspect.isclass(thing) and issubclass(thing, P2pflError) and thing is not P2pflError
+    }
+    assert drawn_tree() == defined
+    assert all(len(getattr(errors, name).__bases__) == 1 for name in defined)
+
+
+def test_every_error_says_in_its_docstring_what_it_means() -> None:
+    for name in (*drawn_tree(), "P2pflError"):
+        assert getattr(errors, name).__doc__
+
+
+# ---- who imports whom --------------------------------------------------------------------------------------
+
+FORBIDDEN = {
+    "p2pfl": {"zmq", "click", "rich", "peers", "launcher"},
+    "launcher": {"peers", "zmq", "torch"},
+    "peers": {"launcher"},
+}
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, also inside functions, with its line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports here name the whole module"
+            yield node.module or "", node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
+            yield ast.unparse(node.args[0]).strip("'\""), node.lineno
+
+
+@pytest.mark.parametrize("package", sorted(FORBIDDEN))
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    files = sorted((REPOSITORY / package).rglob("*.py"))
+    assert files
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}:{line}: {module}"
+        for path in files
+        for module, line in imports(path)
+        if module.partition(".")[0] in FORBIDDEN[package]
+    ]
+    assert wrong == []
+
+
+def test_the_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(
+        "import a.b, c as d\n"
+        "from e.f import g\n"
+        "if TYPE_CHECKING:\n    import h\n"
+        "def f():\n    from i import j\n    importlib.import_module('k.l')\n"
+    )
+    assert sorted(imports(path)) == [("a.b", 1), ("c", 1), ("e.f", 2), ("h", 4), ("i", 6), ("k.l", 7)]
+
+
+def test_nobody_unpickles_or_evaluates() -> None:
+    """torch.load stands in one place, with weights_only."""
+    suspicious = []
+    for package in FORBIDDEN:
+        for path in sorted((REPOSITORY / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if not isinstance(node, ast.Call):
+                    continue
+                called = ast.unparse(node.func)
+                if called in ("eval", "exec", "pickle.load", "pickle.loads", "yaml.unsafe_load", "marshal.loads"):
+                    suspicious.append(f"{path.name}:{node.lineno}: {called}")
+                if called == "torch.load":
+                    assert path.name == "checkpoint.py"
+                    assert "weights_only=True" in ast.unparse(node)
+    assert suspicious == []

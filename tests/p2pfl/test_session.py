@@ -1,0 +1,381 @@
+"""Sessions: what they write, how they stop, and how they go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2pfl import checkpoint, metrics
+from p2pfl.config import Run
+from p2pfl.errors import CheckpointError
+from p2pfl.net import LocalHub
+from p2pfl.runfolder import Result, RunFolder
+from p2pfl.session import Session, Stopped, load_data
+from p2pfl.simulate import deterministic, simulate
+
+RECORD = {
+    "peer": int,
+    "t": int,
+    "loss": dict,
+    "seconds": dict,
+    "out": dict,
+    "in": dict,
+    "missing": dict,
+    "sources": int,
+    "listeners": int,
+    "weights": dict | None,
+    "personal": dict | None,
+    "global": dict | None,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: Any, make_run: Any, prepare: Any) -> tuple[RunFolder, list[Result]]:
+    """A run of 5 rounds, evaluated after every second."""
+    run = make_run(rounds=5, eval_every=2, global_test=True, checkpoint_every=2)
+    folder = prepare(tmp_path_factory.mktemp("session") / "run", run)
+    return folder, simulate(run, folder)
+
+
+# ---- records
+
+
+def test_metrics_have_one_record_per_round_in_the_documented_form(finished: Any) -> None:
+    folder, _ = finished
+    for place in folder.peers():
+        records = metrics.read(place.metrics)
+        assert [record["t"] for record in records] == [0, 1, 2, 3, 4]
+        for record in records:
+            assert record.keys() == RECORD.keys()
+            assert all(isinstance(record[key], sort) for key, sort in RECORD.items())
+            assert record["peer"] == place.peer
+            assert record["missing"] == {}
+            assert record["seconds"].keys() == {"training", "waiting", "queued", "evaluating", "total"}
+            assert 0 < record["seconds"]["training"] <= record["seconds"]["total"]
+            assert record["loss"].keys() == {"ce"}
+            assert sum(record["weights"].values()) == pytest.approx(1)
+            assert record["sources"] == record["listeners"] == 3
+            neighbors = {str(j) for j in range(4) if j != place.peer}
+            for counts in (record["out"], record["in"]):
+                assert counts.keys() == neighbors
+                for kinds in counts.values():
+                    ((messages, payload, header),) = kinds.values()
+                    assert messages == 1
+                    assert payload > header > 0
+
+
+def test_evaluation_happens_when_asked_for_and_in_the_last_round(finished: Any) -> None:
+    folder, _ = finished
+    for record in metrics.read(folder.peer(2).metrics):
+        evaluated = record["t"] in (1, 3, 4)
+        for key, samples in (("personal", 25), ("global", 360)):
+            assert (record[key] is not None) == evaluated
+            if evaluated:
+                assert record[key].keys() == {"accuracy", "loss", "correct", "samples"}
+                assert record[key]["samples"] == samples or key == "global"
+                assert record[key]["accuracy"] == record[key]["correct"] / record[key]["samples"]
+
+
+def test_result_sums_up_the_rounds(finished: Any) -> None:
+    folder, results = finished
+    for place, result in zip(folder.peers(), results, strict=True):
+        assert place.result() == result
+        records = metrics.read(place.metrics)
+        assert (result.peer, result.phase, result.rounds_done, result.error) == (place.peer, "finished", 5, "")
+        assert result.missing == 0
+        for which, totals in (("out", result.out), ("in", result.inn)):
+            for neighbor, kinds in totals.items():
+                for kind, total in kinds.items():
+                    assert total == [
+                        sum(column) for column in zip(*(r[which][neighbor][kind] for r in records), strict=True)
+                    ]
+        evaluated = [record for record in records if record["personal"]]
+        assert result.accuracy == records[-1]["personal"]["accuracy"]
+        assert result.global_accuracy == records[-1]["global"]["accuracy"]
+        best = max(evaluated, key=lambda record: record["personal"]["accuracy"])
+        assert (result.best, result.best_round) == (best["personal"]["accuracy"], best["t"])
+        assert result.weights == {key: pytest.approx(value) for key, value in records[-1]["weights"].items()}
+
+
+def test_what_one_peer_sends_the_other_gets(finished: Any) -> None:
+    _, results = finished
+    for sender in results:
+        for receiver in results:
+            assert sender.out.get(str(receiver.peer)) == receiver.inn.get(str(sender.peer))
+
+
+def test_status_ends_in_the_final_phase(finished: Any) -> None:
+    folder, results = finished
+    for place, result in zip(folder.peers(), results, strict=True):
+        status = place.status()
+        assert status is not None
+        assert (status.peer, status.phase, status.rounds_done, status.t) == (place.peer, "finished", 5, 4)
+        assert status.waiting_for == []
+        assert status.accuracy == result.accuracy
+        for total, counts in ((status.bytes_out, result.out), (status.bytes_in, result.inn)):
+            assert total == sum(entry[1] + entry[2] for kinds in counts.values() for entry in kinds.values())
+
+
+def test_the_log_has_a_line_per_round(finished: Any) -> None:
+    folder, _ = finished
+    lines = [
+        line for line in folder.peer(1).log.read_text().splitlines() if "| round " in f"| {line.split(' ', 2)[2]}"
+    ]
+    text = folder.peer(1).log.read_text()
+    assert all(f"round {t} | ce " in text for t in range(5)), lines
+    assert "weights " in text
+
+
+def test_the_last_round_is_checkpointed(finished: Any) -> None:
+    folder, results = finished
+    for place, result in zip(folder.peers(), results, strict=True):
+        saved = checkpoint.load(place.checkpoint, folder.about["id"], place.peer)
+        assert saved is not None
+        assert saved["rounds_done"] == result.rounds_done
+
+
+def test_files_are_json_to_others(finished: Any) -> None:
+    folder, _ = finished
+    for path in folder.root.glob("peers/*/*.json*"):
+        for line in path.read_text().splitlines():
+            json.loads(line)
+
+
+# ---- stopping and going on
+
+
+def in_process(
+    run: Run, folder: RunFolder | None, life: Callable[[list[Session]], Awaitable[Any]], **options: Any
+) -> Any:
+    """``life`` with the sessions of all peers, connected."""
+
+    async def main() -> Any:
+        data, hub, sessions = load_data(run), LocalHub(), []
+        for me in range(run.peers):
+            place = folder.peer(me) if folder else None
+            session = Session(run, me, folder.about["id"] if folder else "0" * 16, data, folder=place, **options)
+            hub.join(session.endpoint)
+            sessions.append(session)
+        with deterministic():
+            return await life(sessions)
+
+    return asyncio.run(main())
+
+
+def stop_all_after(run: Run, folder: RunFolder, rounds: int) -> None:
+    """Run until every peer has completed so many rounds, and is stopped then."""
+
+    async def life(sessions: list[Session]) -> None:
+        for session in sessions:
+            session.on_round = lambda peer, t: sessions[peer].stop() if t + 1 == rounds else None
+        ends = await asyncio.gather(*(session.run() for session in sessions), return_exceptions=True)
+        assert all(isinstance(end, Stopped) for end in ends)
+
+    in_process(run, folder, life)
+
+
+ALGORITHMS = {
+    "local": {"name": "local", "batch": 16},
+    "dpsgd": {"name": "dpsgd", "batch": 16, "momentum": 0.9, "local_steps": 2},
+    "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stopping_and_going_on_ends_with_the_same_bits(
+    name: str, tmp_path: Path, make_run: Any, prepare: Any
+) -> None:
+    run = make_run(rounds=5, algorithm=ALGORITHMS[name], data={"augment": "mapl"}, checkpoint_every=100)
+    whole = simulate(run)
+    folder = prepare(tmp_path / "run", run)
+    for rounds in (1, 3):
+        stop_all_after(run, folder, rounds)
+        part = simulate(make_run(**_shorter(run, rounds)))
+        for place, expected in zip(folder.peers(), part, strict=True):
+            result, status = place.result(), place.status()
+            assert result is not None
+            assert status is not None
+            assert result.phase == status.phase == "stopped"
+            assert (result.rounds_done, result.digest) == (rounds, expected.digest)
+    for expected, result in zip(whole, simulate(run, folder), strict=True):
+        assert (result.phase, result.rounds_done) == ("finished", 5)
+        assert (result.digest, result.out, result.inn) == (expected.digest, expected.out, expected.inn)
+        assert (result.accuracy, result.best) == (expected.accuracy, expected.best)
+        assert [record["t"] for record in metrics.read(folder.peer(result.peer).metrics)] == [0, 1, 2, 3, 4]
+
+
+def _shorter(run: Run, rounds: int) -> dict[str, Any]:
+    return {**run.resolved(), "rounds": rounds}
+
+
+def test_a_stop_in_the_middle_of_a_round_goes_back_to_its_beginning(
+    tmp_path: Path, make_run: Any, prepare: Any
+) -> None:
+    run = make_run(rounds=50, peers=2, algorithm={"name": "local", "batch": 4}, checkpoint_every=100)
+    folder = prepare(tmp_path / "run", run)
+
+    async def life(sessions: list[Session]) -> None:
+        session, batches = sessions[0], 0
+        after_batch = session.algorithm.after_batch
+
+        def stop_in_the_third_round() -> None:
+            nonlocal batches
+            batches += session.rounds_done == 2
+            if batches == 2:
+                session.stop()
+            after_batch()
+
+        session.algorithm.after_batch = stop_in_the_third_round
+        with pytest.raises(Stopped):
+            await session.run()
+
+    in_process(run, folder, life)
+    result = folder.peer(0).result()
+    assert result is not None
+    assert (result.phase, result.rounds_done) == ("stopped", 2)
+    assert result.digest == simulate(make_run(**_shorter(run, 2)))[0].digest
+    assert [record["t"] for record in metrics.read(folder.peer(0).metrics)] == [0, 1]
+
+
+def test_a_stop_ends_the_wait_for_a_neighbor(tmp_path: Path, make_run: Any, prepare: Any) -> None:
+    run = make_run()
+    folder = prepare(tmp_path / "run", run)
+
+    async def life(sessions: list[Session]) -> None:
+        running = asyncio.create_task(sessions[0].run())
+        while not sessions[0].endpoint.mailbox.waits_for:
+            await asyncio.sleep(0)
+        sessions[0].stop()
+        sessions[0].interrupt()
+        with pytest.raises(Stopped):
+            await running
+
+    in_process(run, folder, life)
+    saved = checkpoint.load(folder.peer(0).checkpoint, folder.about["id"], 0)
+    assert saved is not None
+    assert saved["rounds_done"] == 0
+
+
+def test_records_after_the_checkpoint_are_written_again(tmp_path: Path, make_run: Any, prepare: Any) -> None:
+    run = make_run(rounds=4, peers=2, algorithm="local")
+    folder = prepare(tmp_path / "run", run)
+    stop_all_after(run, folder, 2)
+    with folder.peer(0).metrics.open("a") as file:  # as if it had been killed later, while it wrote
+        file.write(json.dumps({"peer": 0, "t": 2}) + '\n{"peer": 0, "t": 3, "lo')
+    simulate(run, folder)
+    assert [record["t"] for record in metrics.read(folder.peer(0).metrics)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "text", "flipped", "pickle", "another run"])
+def test_a_damaged_checkpoint_is_a_clear_error(damage: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
+    run = make_run(rounds=2, peers=2, algorithm="local")
+    folder = prepare(tmp_path / "run", run)
+    simulate(run, folder)
+    path = folder.peer(1).checkpoint
+    data = bytearray(path.read_bytes())
+    if damage == "pickle":
+        torch.save({"run": Path("/")}, path)  # needs code to be loaded
+    elif damage == "another run":
+        checkpoint.save(path, {"run": "f" * 16, "peer": 1})
+    else:
+        data[64] ^= 0xFF
+        changed = {"empty": b"", "truncated": data[: len(data) // 2], "text": b"hello", "flipped": bytes(data)}
+        path.write_bytes(changed[damage])
+    with pytest.raises(CheckpointError, match=r"peers/01/checkpoint\.pt: (damaged|belongs to another run)"):
+        simulate(run, folder)
+    status = folder.peer(1).status()
+    assert status is not None
+    assert status.phase == "failed"
+    assert "checkpoint.pt" in status.error
+
+
+def test_whatever_else_goes_wrong_is_written_down(tmp_path: Path, make_run: Any, prepare: Any) -> None:
+    run = make_run(peers=2, algorithm="local")
+    folder = prepare(tmp_path / "run", run)
+
+    async def life(sessions: list[Session]) -> None:
+        sessions[0].algorithm.after_batch = lambda: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            await sessions[0].run()
+
+    in_process(run, folder, life)
+    result, status = folder.peer(0).result(), folder.peer(0).status()
+    assert result is not None
+    assert status is not None
+    assert result.phase == status.phase == "failed"
+    assert result.error == status.error == "ZeroDivisionError: division by zero"
+
+
+# ---- compute slots
+
+
+class CountingSlot:
+    """A slot that notes whether it is held, and says who held it when somebody began to wait."""
+
+    def __init__(self) -> None:
+        self.held = False
+        self.taken = 0
+
+    async def acquire(self) -> None:
+        assert not self.held
+        await asyncio.sleep(0)
+        self.held = True
+        self.taken += 1
+
+    def release(self) -> None:
+        assert self.held
+        self.held = False
+
+
+def test_no_slot_is_held_while_waiting(make_run: Any) -> None:
+    async def life(sessions: list[Session]) -> None:
+        slots: list[CountingSlot] = []
+        held_while_waiting = []
+        for session in sessions:
+            session.slot = slot = CountingSlot()
+            slots.append(slot)
+            check = session.endpoint.mailbox.blocked
+
+            def blocked(slot: CountingSlot = slot, check: Callable[[], None] = check) -> None:
+                held_while_waiting.append(slot.held)
+                check()
+
+            session.endpoint.mailbox.blocked = blocked
+            train = session.algorithm.train
+
+            def training(slot: CountingSlot = slot, train: Any = train, **options: Any) -> None:
+                assert slot.held
+                train(**options)
+
+            session.algorithm.train = training  # type: ignore[method-assign]
+        await asyncio.gather(*(session.run() for session in sessions))
+        assert held_while_waiting
+        assert not any(held_while_waiting)
+        assert not any(slot.held for slot in slots)
+
+    in_process(make_run(), None, life)
+
+
+def test_a_session_that_is_cancelled_while_it_queues_leaves_no_slot_behind(make_run: Any) -> None:
+    class Never(CountingSlot):
+        async def acquire(self) -> None:
+            await asyncio.Event().wait()
+
+    async def life(sessions: list[Session]) -> None:
+        sessions[0].slot = Never()
+        running = asyncio.create_task(sessions[0].run())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        assert running.cancelled()
+
+    in_process(make_run(), None, life)

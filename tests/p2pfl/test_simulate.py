@@ -1,0 +1,97 @@
+"""All peers in one process: repeatable, independent of what must not matter, and honest about failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2pfl.algorithms.dpsgd import DPSGD
+from p2pfl.errors import Deadlock
+from p2pfl.net import Net
+from p2pfl.simulate import simulate
+
+
+def digests(run: Any) -> list[str]:
+    return [result.digest for result in simulate(run)]
+
+
+def test_equal_runs_end_with_equal_bits(make_run: Any) -> None:
+    assert digests(make_run()) == digests(make_run())
+
+
+def test_every_peer_ends_elsewhere(make_run: Any) -> None:
+    assert len(set(digests(make_run()))) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slots": 1},
+        {"slots": 3},
+        {"transport": {"jitter": 0.5}},
+        {"eval_every": 2},
+        {"checkpoint_every": 1},
+        {"out": "x"},
+    ],
+    ids=str,
+)
+def test_what_must_not_matter_does_not(make_run: Any, change: Any) -> None:
+    assert digests(make_run(**change)) == digests(make_run())
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"rounds": 4}, {"graph": "ring"}, {"algorithm": {"name": "dpsgd", "lr": 0.01}}], ids=str
+)
+def test_what_must_matter_does(make_run: Any, change: Any) -> None:
+    assert digests(make_run(**change)) != digests(make_run())
+
+
+def test_a_folder_changes_nothing(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    run = make_run()
+    folder = prepare(tmp_path / "run", run)
+    assert [result.digest for result in simulate(run, folder)] == digests(run)
+
+
+def test_torchs_own_random_numbers_and_settings_are_left_alone(make_run: Any) -> None:
+    torch.manual_seed(1)
+    expected = digests(make_run(data={"augment": "mapl"}))
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    assert digests(make_run(data={"augment": "mapl"})) == expected
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_rounds_are_reported(make_run: Any) -> None:
+    seen: list[tuple[int, int]] = []
+    simulate(make_run(rounds=2), on_round=lambda peer, t: seen.append((peer, t)))
+    assert sorted(seen) == [(peer, t) for peer in range(4) for t in range(2)]
+
+
+def test_the_error_of_one_peer_is_what_is_raised(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = DPSGD.round
+
+    async def round(self: DPSGD, t: int, net: Net) -> None:
+        if self.me == 2 and t == 1:
+            raise ZeroDivisionError("in the second round of peer 2")
+        await whole(self, t, net)
+
+    monkeypatch.setattr(DPSGD, "round", round)
+    with pytest.raises(ZeroDivisionError, match="in the second round of peer 2"):
+        simulate(make_run())
+
+
+def test_a_deadlock_is_raised_and_names_who_waits_for_whom(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = DPSGD.round
+
+    async def round(self: DPSGD, t: int, net: Net) -> None:
+        if self.me != 2:  # who stays silent
+            await whole(self, t, net)
+
+    monkeypatch.setattr(DPSGD, "round", round)
+    with pytest.raises(Deadlock, match="peer 0 waits for Parameters of peer 2 in round 0; peer 1 waits for"):
+        simulate(make_run(rounds=1))

@@ -1,0 +1,122 @@
+"""The strongest test of this project: processes that talk over sockets, with random delays, end with the bits and
+the byte counts of `simulate`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pfl import metrics
+from p2pfl.simulate import simulate
+
+MAPL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+
+RUNS: dict[str, dict[str, Any]] = {
+    "local": {"algorithm": {"name": "local", "batch": 16}, "peers": 4, "models": "tiny4"},
+    "dpsgd, steps": {
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_steps": 2, "momentum": 0.9},
+        "graph": "ring",
+        "peers": 5,
+    },
+    "dpsgd, epochs": {
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_epochs": 1},
+        "graph": {"name": "erdos-renyi", "p": 0.6},
+        "peers": 6,
+        "models": "tiny-cnn",
+    },
+    # With such steps some weights are soon 0, and not on both sides at once: half-open edges, then silent ones.
+    "mapl, pruned": {
+        "algorithm": {**MAPL, "graph_lr": 4.0, "graph_steps": 2},
+        "data": {
+            "augment": "mapl",
+            "partition": {"name": "clusters", "clusters": 2, "per_class": [3, 20], "test_per_class": 5},
+        },
+        "models": "tiny4",
+        "peers": 6,
+        "rounds": 5,
+    },
+    "mapl, with a budget": {
+        "algorithm": {**MAPL, "prune": False, "message_budget": 30},
+        "graph": "ring",
+        "models": "tiny4",
+        "rounds": 50,
+    },
+    "mapl, official": {"algorithm": {**MAPL, "preset": "official"}, "graph": "star", "models": "tiny4"},
+}
+
+
+def outcome(results: Any) -> list[tuple[Any, ...]]:
+    """What must be equal. Times are not."""
+    return [
+        (r.peer, r.phase, r.rounds_done, r.digest, r.out, r.inn, r.accuracy, r.best, r.weights, r.missing)
+        for r in results
+    ]
+
+
+def records(folder: Any, peer: int) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in record.items() if key != "seconds"}
+        for record in metrics.read(folder.peer(peer).metrics)
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_sockets_end_with_the_bits_and_byte_counts_of_simulate(
+    name: str, make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    run = make_run(**RUNS[name], transport={"jitter": 0.02})
+    sockets, simulated = prepare(tmp_path / "sockets", run), prepare(tmp_path / "simulated", run)
+    expected = outcome(simulate(run, simulated))
+    codes = warm.run(sockets)
+    assert outcome(place.result() for place in sockets.peers()) == expected, _logs(sockets)
+    assert codes == dict.fromkeys(range(run.peers), 0)
+    for peer in range(run.peers):
+        assert records(sockets, peer) == records(simulated, peer)
+        assert "WARNING" not in sockets.peer(peer).log.read_text()
+        assert sockets.peer(peer).output.read_text() == ""
+
+
+def _logs(folder: Any) -> str:
+    return "\n".join(place.log.read_text() for place in folder.peers())
+
+
+def test_pruning_and_budget_are_at_work_in_these_runs(make_run: Any) -> None:
+    """Otherwise the cases above would show less than they claim."""
+    run = make_run(**RUNS["mapl, pruned"])
+    pruned = simulate(run)
+    kinds = {kind for result in pruned for kinds in result.out.values() for kind in kinds}
+    assert kinds == {"Head", "Prototypes", "Listening"}
+    heads = sum(kinds.get("Head", [0])[0] for result in pruned for kinds in result.out.values())
+    assert 30 < heads < 30 * (run.rounds - 1)  # 30 directed edges
+    budget = simulate(make_run(**RUNS["mapl, with a budget"]))
+    assert [result.rounds_done for result in budget] == [4] * 4  # 8 messages a round
+    tree = [result.peer for result in budget if any("Spent" in kinds for kinds in result.out.values())]
+    assert tree == [0, 1, 2, 3]
+
+
+def test_two_runs_over_sockets_are_equal_whatever_the_slots(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    outcomes = []
+    for slots in (1, 4):
+        folder = prepare(tmp_path / f"{slots}", make_run(slots=slots, transport={"jitter": 0.01}))
+        assert set(warm.run(folder).values()) == {0}
+        outcomes.append(outcome(place.result() for place in folder.peers()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_the_plain_command_does_the_same(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    run = make_run(peers=2, rounds=2, models="tiny4", algorithm={**MAPL})
+    folder = prepare(tmp_path / "run", run)
+    command = [sys.executable, "-m", "peers", "--run"]
+    # The folder and the file in it name the same run.
+    with (
+        subprocess.Popen([*command, str(folder.root), "--me", "0"]) as first,
+        subprocess.Popen([*command, str(folder.run_file), "--me", "1"]) as second,
+    ):
+        assert (first.wait(120), second.wait(120)) == (0, 0)
+    assert outcome(place.result() for place in folder.peers()) == outcome(simulate(run))

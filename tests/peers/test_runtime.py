@@ -1,0 +1,304 @@
+"""Peers as processes: how they are asked to stop, how they die, what the others make of it, what a user sees."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from p2pfl import checkpoint, metrics
+from p2pfl.simulate import simulate
+
+ENDLESS = 1_000_000
+LOCAL = {"name": "local", "batch": 16}
+
+
+def resolved(run: Any, **changes: Any) -> dict[str, Any]:
+    return {**run.resolved(), **changes}
+
+
+def rounds_done(folder: Any, peer: int) -> int:
+    status = folder.peer(peer).status()
+    return 0 if status is None else status.rounds_done
+
+
+def log_of(folder: Any, peer: int) -> str:
+    return str(folder.peer(peer).log.read_text())
+
+
+# ---- asked to stop
+
+
+def test_sigterm_in_the_middle_stops_with_a_checkpoint_from_which_it_goes_on(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    run = make_run(peers=2, rounds=ENDLESS, algorithm=LOCAL, checkpoint_every=ENDLESS)
+    folder = prepare(tmp_path / "run", run)
+    pids = warm.start(folder)
+    until(lambda: all(rounds_done(folder, peer) > 1 for peer in pids))
+    for number, pid in zip((signal.SIGTERM, signal.SIGINT), pids.values(), strict=True):
+        os.kill(pid, number)
+    assert warm.wait(pids) == {0: 0, 1: 0}
+    done = []
+    for place in folder.peers():
+        result, status = place.result(), place.status()
+        assert result.phase == status.phase == "stopped"
+        saved = checkpoint.load(place.checkpoint, folder.about["id"], place.peer)
+        assert saved is not None
+        assert saved["rounds_done"] == result.rounds_done == len(metrics.read(place.metrics)) > 1
+        assert f"stopped after {result.rounds_done} rounds; checkpointed" in log_of(folder, place.peer)
+        assert result.digest == simulate(make_run(**resolved(run, rounds=result.rounds_done)))[place.peer].digest
+        done.append(result.rounds_done)
+
+    longer = make_run(**resolved(run, rounds=max(done) + 2))
+    folder.run_file.write_text(longer.to_yaml())
+    assert warm.run(folder) == {0: 0, 1: 0}
+    for place, expected in zip(folder.peers(), simulate(longer), strict=True):
+        assert place.result().digest == expected.digest
+        assert [record["t"] for record in metrics.read(place.metrics)] == list(range(longer.rounds))
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "mapl"])
+def test_peers_that_stopped_in_the_same_round_go_on_as_if_nothing_had_happened(
+    algorithm: str, make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    options = {"dpsgd": {"momentum": 0.9}, "mapl": {"warmup": 1, "projector_hidden": 16, "graph_lr": 5.0}}
+    run = make_run(
+        rounds=2, algorithm={"name": algorithm, "batch": 16, **options[algorithm]}, transport={"jitter": 0.01}
+    )
+    folder = prepare(tmp_path / "run", run)
+    assert set(warm.run(folder).values()) == {0}
+    longer = make_run(**resolved(run, rounds=4))
+    folder.run_file.write_text(longer.to_yaml())
+    assert set(warm.run(folder).values()) == {0}
+    for place, expected in zip(folder.peers(), simulate(longer), strict=True):
+        result = place.result()
+        assert (result.digest, result.out, result.inn) == (expected.digest, expected.out, expected.inn)
+        assert "resumed after round 1" in log_of(folder, place.peer)
+
+
+def test_sigterm_while_waiting_for_a_neighbor_that_is_not_there(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    pids = warm.start(folder, [1])
+    until(lambda: (status := folder.peer(1).status()) and status.phase == "waiting" and status.waiting_for == [0])
+    os.kill(pids[1], signal.SIGTERM)
+    assert warm.wait(pids) == {1: 0}
+    assert folder.peer(1).result().phase == "stopped"
+
+
+def test_sigterm_before_the_first_round(
+    make_run: Any, prepare: Any, tmp_path: Path, until: Any, monkeypatch: Any
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    # It never gets beyond reading this.
+    folder.run_file.unlink()
+    os.mkfifo(folder.run_file)
+    with subprocess.Popen([sys.executable, "-c", START, str(folder.root)]) as process:
+        until(folder.peer(0).status)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert folder.peer(0).status().phase == "stopped"
+
+
+START = """
+import sys
+from pathlib import Path
+from p2pfl.runfolder import RunFolder
+from peers.runtime import run_peer
+sys.exit(run_peer(RunFolder(Path(sys.argv[1])), 0))
+"""
+
+
+# ---- dying
+
+
+def test_when_one_peer_is_killed_the_others_finish_and_name_it(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    rounds = 40
+    folder = prepare(tmp_path / "run", make_run(rounds=rounds, transport={"jitter": 0.03, "grace": 0.3}))
+    pids = warm.start(folder)
+    until(lambda: rounds_done(folder, 2) > 1)
+    os.kill(pids[2], signal.SIGKILL)
+    assert warm.wait(pids) == {0: 0, 1: 0, 2: -signal.SIGKILL, 3: 0}
+    assert folder.peer(2).result() is None
+    for peer in (0, 1, 3):
+        result = folder.peer(peer).result()
+        assert (result.phase, result.rounds_done) == ("finished", rounds)
+        records = metrics.read(folder.peer(peer).metrics)
+        without = [record["t"] for record in records if record["missing"] == {"Parameters": [2]}]
+        assert without == list(range(without[0], rounds))
+        assert all(record["missing"] == {} for record in records[: without[0]])
+        assert result.missing == len(without) > 0
+        assert all("2" not in records[t]["in"] for t in without)
+        assert f"round {without[0]}: no Parameters from 2" in log_of(folder, peer)
+        assert "peer 2 is gone: lost for 0.3 s" in log_of(folder, peer)
+
+
+def test_a_peer_that_stops_lets_the_others_go_on_at_once(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    # Neither the deadline nor the time of grace would let this end in time.
+    transport = {"jitter": 0.02, "grace": 1000, "deadline": 1000}
+    folder = prepare(tmp_path / "run", make_run(rounds=30, transport=transport))
+    pids = warm.start(folder)
+    until(lambda: rounds_done(folder, 3) > 1)
+    os.kill(pids[3], signal.SIGTERM)
+    assert set(warm.wait(pids).values()) == {0}
+    assert folder.peer(3).result().phase == "stopped"
+    for peer in range(3):
+        assert folder.peer(peer).result().rounds_done == 30
+        assert "peer 3 is gone: it has closed" in log_of(folder, peer)
+
+
+def test_when_the_warm_process_is_killed_its_peers_finish(
+    make_run: Any, prepare: Any, another_warm: Any, until: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(rounds=12, transport={"jitter": 0.03}))
+    pids = another_warm.start(folder)
+    peers = [psutil.Process(pid) for pid in pids.values()]
+    until(lambda: rounds_done(folder, 0) > 0)
+    another_warm.kill()
+    another_warm.running.clear()
+    _, alive = psutil.wait_procs(peers, 60)
+    assert not alive
+    assert [place.result().rounds_done for place in folder.peers()] == [12] * 4
+
+
+# ---- what it looks like from outside
+
+
+def test_a_peer_says_who_it_is_and_holds_nothing_of_its_parent(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(rounds=ENDLESS, transport={"jitter": 0.01}))
+    pids = warm.start(folder)
+    until(lambda: all(rounds_done(folder, peer) for peer in pids))
+    try:
+        parents = {
+            os.readlink(f"/proc/{warm.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{warm.process.pid}/fd")
+        }
+        for peer, pid in pids.items():
+            process = psutil.Process(pid)
+            assert " ".join(process.cmdline()).strip() == f"p2pfl peer {peer} {folder.root}"
+            files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)}
+            assert files == {os.devnull, str(folder.peer(peer).output)}
+            pipes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            assert not {one for one in pipes & parents if one.startswith(("pipe:", "socket:"))}
+            connections = process.net_connections("tcp")
+            listening = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+            assert len(listening) == 1
+            assert (folder.addresses / f"{peer:02d}").read_text().endswith(f":{listening.pop()}")
+            assert sum(c.status == psutil.CONN_ESTABLISHED for c in connections) == 6  # two with each of three
+    finally:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGTERM)
+    assert set(warm.wait(pids).values()) == {0}
+    assert not list(folder.addresses.iterdir())
+
+
+def test_the_warm_process_has_no_thread_when_it_forks(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(rounds=1, algorithm=LOCAL, data={"augment": "mapl"}))
+    assert set(warm.run(folder).values()) == {0}
+    assert psutil.Process(warm.process.pid).num_threads() == 1
+
+
+def test_the_warm_process_outlives_a_request_for_a_folder_that_is_none(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    warm.running[0] = 0
+    warm._stdin.write(f'{{"run": "{tmp_path}", "peers": [0]}}\n'.encode())
+    assert warm._event() == {"event": "exited", "peer": 0, "code": 1}
+    folder = prepare(tmp_path / "run", make_run(rounds=1, peers=2, algorithm=LOCAL))
+    assert warm.run(folder) == {0: 0, 1: 0}
+
+
+# ---- what goes wrong at the start
+
+
+def test_a_peer_is_not_started_twice(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    """Peers outlive their launcher: whoever goes on with the run must not set a second one beside them."""
+    folder = prepare(tmp_path / "run", make_run(peers=2, rounds=1, algorithm=LOCAL))
+    place = folder.peer(1)
+    with place.log.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert warm.run(folder) == {0: 0, 1: 1}
+    assert place.status() is None  # that is the other's to write
+    assert "another process is this peer already" in log_of(folder, 1)
+    assert warm.run(folder) == {0: 0, 1: 0}
+
+
+def failed(folder: Any, peer: int, *expected: str) -> None:
+    status = folder.peer(peer).status()
+    assert status.phase == "failed"
+    for text in expected:
+        assert text in status.error
+        assert text in log_of(folder, peer)
+    assert "Traceback" not in log_of(folder, peer)
+    assert status.error.count("\n") == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2, algorithm=LOCAL, device="cuda"))
+    assert warm.run(folder) == {0: 1, 1: 1}
+    failed(folder, 0, "device: cuda, but torch sees no GPU here; use device: auto or cpu")
+
+
+def test_a_damaged_checkpoint(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    run = make_run(peers=2, rounds=1, algorithm=LOCAL)
+    folder = prepare(tmp_path / "run", run)
+    assert warm.run(folder) == {0: 0, 1: 0}
+    folder.peer(1).checkpoint.write_bytes(b"torn")
+    assert warm.run(folder) == {0: 0, 1: 1}
+    failed(folder, 1, "checkpoint.pt: damaged", "remove it to start this peer from round 0")
+    assert folder.peer(0).result().phase == "finished"
+
+
+def test_a_run_file_that_is_wrong(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    folder.run_file.write_text(folder.run_file.read_text().replace("name: dpsgd", "name: dpsdg"))
+    assert warm.run(folder) == {0: 1, 1: 1}
+    failed(folder, 0, "run.yaml:", "algorithm.name", "did you mean 'dpsgd'?")
+
+
+def test_the_result_of_an_earlier_process_does_not_hide_a_failure(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2, rounds=1, algorithm=LOCAL))
+    assert warm.run(folder) == {0: 0, 1: 0}
+    folder.run_file.write_text(folder.run_file.read_text().replace("rounds: 1", "rounds: 0"))
+    assert warm.run(folder) == {0: 1, 1: 1}
+    assert folder.peer(0).result() is None
+    failed(folder, 0, "run.yaml:", "rounds")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--run", "{tmp}/nowhere", "--me", "0"], "no run folder (no run.yaml in it)"),
+        (["--run", "{tmp}/run", "--me", "7"], "has no peer 7"),
+        (["--run", "{tmp}/run"], "give --run FOLDER and --me N"),
+        (["--me", "1"], "give --run FOLDER and --me N"),
+    ],
+)
+def test_the_command_line(make_run: Any, prepare: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    from click.testing import CliRunner
+
+    from peers.__main__ import main
+
+    prepare(tmp_path / "run", make_run(peers=2))
+    result = CliRunner().invoke(main, [argument.format(tmp=tmp_path) for argument in arguments])
+    assert result.exit_code in (1, 2)
+    assert expected in result.output
+    assert "Traceback" not in result.output
