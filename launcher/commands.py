@@ -272,9 +272,7 @@ def algorithms(name: str | None, as_json: bool) -> None:
 @click.option("--classes", type=click.IntRange(min=1), default=10, show_default=True, help="K.")
 @click.option("--features", type=click.IntRange(min=1), help="d, instead of the group's.")
 @JSON
-def models(
-    name: str | None, channels: int, size: int, classes: int, features: int | None, as_json: bool
-) -> None:
+def models(name: str | None, channels: int, size: int, classes: int, features: int | None, as_json: bool) -> None:
     """Groups of models and what their members cost; with NAME, of one group or one member.
 
     FLOPs are those of one image's way forward. Bytes are what a peer sends: the whole model, its head, a prototype

@@ -70,9 +70,7 @@ class Group:
 
 
 def _fc(hidden: int) -> BuildHead:
-    return lambda features, classes: nn.Sequential(
-        nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes)
-    )
+    return lambda features, classes: nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
 HEADS: Table[BuildHead] = Table(
@@ -129,9 +127,7 @@ GROUPS: Table[Group] = Table(
         "htfe3": Group(("htfe-resnet10", "htfe-resnet18", "htfe-resnet34"), features=512),
         "htfe4": Group(("htfe-cnn", "htfe-googlenet", "htfe-mobilenet", "htfe-resnet18"), features=512),
         "htfe8": Group(_HTFE8, features=512),
-        "htfe9": Group(
-            tuple(f"htfe-resnet{depth}" for depth in (4, 6, 8, 10, 18, 34, 50, 101, 152)), features=512
-        ),
+        "htfe9": Group(tuple(f"htfe-resnet{depth}" for depth in (4, 6, 8, 10, 18, 34, 50, 101, 152)), features=512),
         "htc4": Group(tuple("htfe-resnet34" + head for head in _HTC4), features=512),
         "htfe8-htc4": Group(tuple(name + _HTC4[m % 4] for m, name in enumerate(_HTFE8)), features=512),
         "htcnn8": Group(tuple(f"htcnn-{number}" for number in range(1, 9)), features=512),
@@ -165,9 +161,7 @@ def _alone(member: str) -> Group:
 
 _MEMBERS = dict.fromkeys(member for group in GROUPS.values() for member in group.members)
 
-MODELS: Table[Group] = Table(
-    "model", {**GROUPS, **{member: _alone(member) for member in (*BACKBONES, *_MEMBERS)}}
-)
+MODELS: Table[Group] = Table("model", {**GROUPS, **{member: _alone(member) for member in (*BACKBONES, *_MEMBERS)}})
 """Every name that a run file may use: the groups, and each backbone and member as a group of one."""
 
 

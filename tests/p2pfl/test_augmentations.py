@@ -118,9 +118,7 @@ def test_simclr_crops_smaller_than_mapl() -> None:
 
 
 def test_simclr_s_blur_and_strength() -> None:
-    kinds = {
-        blur: AUGMENTATIONS["simclr"].parse({"blur": blur}).build(1, (9, 9), False) for blur in (False, True)
-    }
+    kinds = {blur: AUGMENTATIONS["simclr"].parse({"blur": blur}).build(1, (9, 9), False) for blur in (False, True)}
     assert [len(list(kind.children())) for kind in kinds.values()] == [1, 2]  # type: ignore[attr-defined]
     with pytest.raises(OptionErrors, match="strength: should be less than or equal to 1"):
         AUGMENTATIONS["simclr"].parse({"strength": 1.5})
