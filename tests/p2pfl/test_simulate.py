@@ -97,6 +97,17 @@ def test_a_deadlock_is_raised_and_names_who_waits_for_whom(make_run: Any, monkey
         simulate(make_run(rounds=1))
 
 
+@pytest.mark.parametrize(
+    ("given", "method", "expected"), [(None, False, False), (None, True, True), (False, True, False)]
+)
+def test_the_run_file_decides_over_the_method_what_is_masked(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch, given: bool | None, method: bool, expected: bool
+) -> None:
+    run = make_run(masked_test=given)
+    monkeypatch.setattr(run.algorithm, "masked_evaluation", method)
+    assert run.masked_test == expected
+
+
 def test_a_masked_test_changes_what_is_measured_and_nothing_else(make_run: Any) -> None:
     partition = {"name": "clusters", "clusters": 2, "per_class": 20, "test_per_class": 10}
     data = {"partition": partition}

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.local import Hyper, Local
 from p2pfl.checkpoint import snapshot
-from p2pfl.config import from_dict
 from p2pfl.data import Dataset, Split
 from p2pfl.models import Model
 from p2pfl.net import Net
@@ -171,13 +170,6 @@ def test_a_class_that_is_tested_but_not_trained_on_is_not_masked() -> None:
     assert found is not None
     assert found.correct == 1
     assert np.isfinite(found.loss)
-
-
-@pytest.mark.parametrize(("given", "expected"), [("null", False), ("true", True), ("false", False)])
-def test_the_run_file_decides_over_the_method_what_is_masked(given: str, expected: bool) -> None:
-    plain = {"name": "m", "rounds": 1, "peers": 2, "algorithm": "local", "data": {"dataset": "digits"}}
-    masked = {"null": None, "true": True, "false": False}[given]
-    assert from_dict({**plain, "masked_test": masked}).masked_test == expected
 
 
 def test_without_samples_there_is_no_evaluation() -> None:
