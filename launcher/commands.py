@@ -266,6 +266,49 @@ def algorithms(name: str | None, as_json: bool) -> None:
 
 
 @commands.command()
+@click.argument("name", required=False)
+@click.option("--channels", type=click.IntRange(min=1), default=3, show_default=True, help="Of the images.")
+@click.option("--size", type=click.IntRange(min=1), default=32, show_default=True, help="Their height and width.")
+@click.option("--classes", type=click.IntRange(min=1), default=10, show_default=True, help="K.")
+@click.option("--features", type=click.IntRange(min=1), help="d, instead of the group's.")
+@JSON
+def models(name: str | None, channels: int, size: int, classes: int, features: int | None, as_json: bool) -> None:
+    """Groups of models and what their members cost; with NAME, of one group or one member.
+
+    FLOPs are those of one image's way forward. Bytes are what a peer sends: the whole model, its head, a prototype
+    of each class.
+    """
+    from launcher.describe import describe_models
+    from p2pfl.models import GROUPS, MODELS, unknown_model
+
+    if name is not None and name not in MODELS:
+        raise click.BadParameter(unknown_model(name), param_hint="NAME")
+    grouped = {member for group in GROUPS.values() for member in group.members}
+    everything = [one for one in MODELS if one not in grouped]
+    found = describe_models([name] if name else everything, channels, (size, size), classes, features)
+    if as_json:
+        click.echo(json.dumps(found[0] if name else found))
+        return
+    rows = []
+    for group in found:
+        for number, one in enumerate(group["members"]):
+            head = [group["name"] if number == 0 else "", one["name"]]
+            rows.append([*head, *_cost_columns(one)])
+    _table(["group", "model", "parameters", "d", "FLOPs", "model", "head", "prototypes"], rows)
+    for error in {one["error"] for group in found for one in group["members"] if "error" in one}:
+        click.echo(f"no figures where {error}", err=True)
+
+
+def _cost_columns(cost: dict[str, Any]) -> list[str]:
+    from launcher.text import count, size
+
+    if "error" in cost:
+        return ["–"] * 6
+    numbers = [count(cost["parameters"]), str(cost["features"]), count(cost["flops"])]
+    return numbers + [size(cost[f"{what}_bytes"]) for what in ("model", "head", "prototype")]
+
+
+@commands.command()
 @FILE
 @SETS
 @click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")

@@ -1,15 +1,17 @@
-"""``p2pfl algorithms`` and ``p2pfl graph``: what can be asked for, and what a graph is like."""
+"""``p2pfl algorithms``, ``models`` and ``graph``: what can be asked for, what it costs, what a graph is like."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import networkx as nx
 
-from p2pfl.errors import MissingExtra
+from p2pfl.errors import MissingExtra, ModelError
 from p2pfl.topology import Topology
 
 
@@ -21,6 +23,31 @@ def describe_algorithm(name: str) -> dict[str, Any]:
     algorithm = ALGORITHMS.find(name)
     paper = {key: getattr(algorithm, key) for key in ("name", "title", "authors", "venue", "url")}
     return {**paper, "hyper": [asdict(note) for note in notes(algorithm.Hyper)]}
+
+
+def describe_models(
+    names: Iterable[str], channels: int, size: tuple[int, int], classes: int, features: int | None = None
+) -> list[dict[str, Any]]:
+    """What the members of these groups cost: ``{"name", "members": [{"name", "parameters", …}, …]}`` each.
+
+    A member that cannot take such images has ``{"name", "error"}``. Raises OptionErrors for an unknown name.
+    """
+    from p2pfl.models import MODELS
+    from p2pfl.models.cost import cost
+
+    @cache
+    def member(name: str, features: int | None) -> dict[str, Any]:
+        try:
+            return asdict(cost(name, channels, size, classes, features))
+        except ModelError as error:
+            return {"name": name, "error": str(error)}
+
+    found = []
+    for name in names:
+        group = MODELS.find(name)
+        costs = [member(one, features or group.features) for one in group.members]
+        found.append({"name": name, "members": costs})
+    return found
 
 
 def describe_graph(topology: Topology) -> dict[str, Any]:

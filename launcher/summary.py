@@ -7,16 +7,18 @@
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
                 "seconds": 80.2, "ended": "finished", "log": "<path>"}, …],
-     "accuracy": {"mean": …, "std": …, "worst_tenth": …} | null,     over the peers that measured one
+     "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers with one
      "best": …, "global_accuracy": …,                                  likewise
+     "weighted_accuracy": 0.96 | null,          correct answers of all peers by test samples of all peers
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent, by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null}
 
-``std`` is that of the population. ``worst_tenth`` is the mean over the tenth of the peers (at least one) with the
-lowest value. ``collaboration.weights[a][b]`` is what the a-th of ``collaboration.peers`` gives to the b-th, 0
-if it does not hear it; peers are in the order of their groups. ``inside`` and ``across`` are mean weights over
-all ordered pairs of different peers in one group, and in two; null where there is no such pair.
+``std`` is that of the population. ``worst_tenth`` and ``worst_fifth`` are the means over the tenth and the fifth of
+the peers (at least one) with the lowest values. ``collaboration.weights[a][b]`` is what the a-th of
+``collaboration.peers`` gives to the b-th, 0 if it does not hear it; peers are in the order of their groups.
+``inside`` and ``across`` are mean weights over all ordered pairs of different peers in one group, and in two; null
+where there is no such pair.
 """
 
 from __future__ import annotations
@@ -63,22 +65,26 @@ class PeerSummary:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, standard deviation and the mean of the worst tenth."""
+    """Mean, standard deviation and the means of the worst tenth and fifth."""
 
     mean: float
     std: float
     worst_tenth: float
+    worst_fifth: float
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
         known = sorted(value for value in values if value is not None)
         if not known:
             return None
-        return cls(fmean(known), pstdev(known), fmean(known[: math.ceil(len(known) / 10)]))
+        tenth, fifth = (fmean(known[: math.ceil(len(known) / part)]) for part in (10, 5))
+        return cls(fmean(known), pstdev(known), tenth, fifth)
 
     def __str__(self) -> str:
-        mean, std, worst = (text.percent(value) for value in (self.mean, self.std, self.worst_tenth))
-        return f"{mean} ± {std} %, worst tenth {worst} %"
+        mean, std, tenth, fifth = (
+            text.percent(value) for value in (self.mean, self.std, self.worst_tenth, self.worst_fifth)
+        )
+        return f"{mean} ± {std} %, worst tenth {tenth} %, worst fifth {fifth} %"
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,7 @@ class Summary:
     accuracy: Spread | None
     best: Spread | None
     global_accuracy: Spread | None
+    weighted_accuracy: float | None
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
 
@@ -163,6 +170,7 @@ def summarize(folder: RunFolder, codes: Mapping[PeerId, int] | None = None, seco
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
         global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
+        weighted_accuracy=_weighted(results),
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
@@ -194,6 +202,13 @@ def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
     )
 
 
+def _weighted(results: Iterable[Result]) -> float | None:
+    """Σ correct / Σ samples: peers count by the size of their test splits (FedTGP)."""
+    counts = [(result.correct, result.samples) for result in results]
+    correct, samples = (sum(part) for part in zip(*counts, strict=True)) if counts else (0, 0)
+    return correct / samples if samples else None
+
+
 def _total(counts: Mapping[str, Mapping[str, list[int]]]) -> list[int]:
     entries = [entry for kinds in counts.values() for entry in kinds.values()]
     return [sum(entry[part] for entry in entries) for part in range(3)]
@@ -220,6 +235,8 @@ def show(summary: Summary, console: Console) -> None:
     ):
         if spread is not None:
             console.print(f"{label}: {spread}")
+    if summary.weighted_accuracy is not None:
+        console.print(f"accuracy over the test samples of all peers: {text.percent(summary.weighted_accuracy)} %")
     if summary.traffic:
         console.print()
         console.print(_traffic_table(summary))

@@ -21,6 +21,11 @@ def size(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def count(number: float) -> str:
+    """``999``, ``36.6 k``, ``11.2 M``"""
+    return size(number).removesuffix("B").strip()
+
+
 def percent(share: float | None) -> str:
     """``97.3``, without the sign; a dash where nothing was measured."""
     return "–" if share is None else f"{100 * share:.1f}"

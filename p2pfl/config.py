@@ -31,8 +31,8 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Partition, Source
 from p2pfl.errors import P2pflError, Problem, RunFileError
-from p2pfl.models import MODELS, architecture
-from p2pfl.options import Loc, OptionErrors, Options, Table, explain, unknown, unknown_key
+from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
+from p2pfl.options import Loc, OptionErrors, Options, Table, explain, unknown_key
 from p2pfl.topology import GRAPHS, Graph, Topology
 
 
@@ -92,9 +92,9 @@ class Models(Section):
     """Which networks the peers train: peer m gets entry m mod len of the group."""
 
     name: str = "tiny4"
-    """A group (tiny4, mapl4) or one backbone that all peers have."""
+    """A group, e.g. tiny4, or one of the members of a group, which all peers have; ``p2pfl models`` lists them."""
     features: PositiveInt | None = None
-    """Width d of the feature vector; default: the group's."""
+    """Width d of the feature vector; default: the group's, or where it has none, each backbone's own."""
 
 
 class Transport(Section):
@@ -150,6 +150,8 @@ class RunFile(Section):
     """Evaluate after every n-th round, and after the last."""
     global_test: bool = False
     """Evaluate on the whole test set too."""
+    masked_test: bool | None = None
+    """Evaluate on the own test split among the peer's own classes only; default: as the method's paper does."""
     checkpoint_every: PositiveInt = 10
     """Write a checkpoint after every n-th round, and after the last."""
     out: Path = Path("runs")
@@ -193,6 +195,11 @@ class Run:
     @property
     def peers(self) -> int:
         return self.file.peers
+
+    @property
+    def masked_test(self) -> bool:
+        """Whether personal accuracy is among the peer's own classes only."""
+        return self.algorithm.masked_evaluation if self.file.masked_test is None else self.file.masked_test
 
     @property
     def algorithm(self) -> type[Algorithm[Any]]:
@@ -387,15 +394,10 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
         raise RunFileError(problems)
 
     if file.models.name not in MODELS:
-        problems.append(source.problem(("models", "name"), unknown(file.models.name, MODELS)))
-    elif hyper is not None and ALGORITHMS[file.algorithm.name].homogeneous:
-        kinds = sorted({architecture(file.models.name, peer) for peer in range(file.peers)})
-        if len(kinds) > 1:
-            text = (
-                f"{file.algorithm.name} mixes whole models, so all peers need one architecture; "
-                f"{file.models.name!r} has {', '.join(kinds)}: name one of these instead"
-            )
-            problems.append(source.problem(("models", "name"), text))
+        problems.append(source.problem(("models", "name"), unknown_model(file.models.name)))
+    elif hyper is not None:
+        unfit = _unfit_models(file, ALGORITHMS[file.algorithm.name])
+        problems.extend(source.problem(loc, text) for loc, text in unfit)
     topology = None
     if graph is not None:
         try:
@@ -407,6 +409,33 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
     parts = (hyper, graph, topology, dataset, partition, augmentation)
     assert all(part is not None for part in parts)  # else there were problems
     return Run(file, *parts, source.problem)  # type: ignore[arg-type]
+
+
+def _unfit_models(file: RunFile, method: type[Algorithm[Any]]) -> list[tuple[Loc, str]]:
+    """What the method asks of the peers' models and they do not have."""
+    name = file.models.name
+    kinds = sorted({architecture(name, peer) for peer in range(file.peers)})
+    found: list[tuple[Loc, str]] = []
+    if method.homogeneous and len(kinds) > 1:
+        text = (
+            f"{file.algorithm.name} mixes whole models, so all peers need one architecture; "
+            f"{name!r} has {', '.join(kinds)}: name one of these instead"
+        )
+        found.append((("models", "name"), text))
+    layered = [kind for kind in kinds if not has_linear_head(kind)]
+    if method.linear_heads and layered:
+        text = (
+            f"{file.algorithm.name} compares or mixes the weights of linear heads; those of {', '.join(layered)} "
+            "have several layers: name models without '+'"
+        )
+        found.append((("models", "name"), text))
+    if method.equal_features and len(kinds) > 1 and (file.models.features or MODELS[name].features) is None:
+        text = (
+            f"{file.algorithm.name} exchanges what depends on the number of features, and those of {name!r} "
+            "each have their own: give all the same, e.g. 512"
+        )
+        found.append((("models", "features"), text))
+    return found
 
 
 def _with_known_keys(loc: Loc, text: str) -> str:

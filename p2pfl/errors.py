@@ -3,6 +3,7 @@
     P2pflError
     ├── RunFileError            what the user wrote: the file, line, key, what was found, what is known
     ├── DataError               a dataset is missing, damaged, or too small for the partition asked of it
+    ├── ModelError              a network cannot take these images, or is not of the kind that a method needs
     ├── RunFolderError          a run folder cannot be read, written, or is not what the command needs
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
     ├── MissingExtra            an optional package is not installed
@@ -57,6 +58,10 @@ class RunFileError(P2pflError):
 
 class DataError(P2pflError):
     """A dataset is missing, damaged, or too small for the partition asked of it."""
+
+
+class ModelError(P2pflError):
+    """A network cannot take these images, or is not of the kind that a method needs."""
 
 
 class RunFolderError(P2pflError):

@@ -20,7 +20,7 @@ from p2pfl import checkpoint, metrics, rng
 from p2pfl.algorithms.base import Algorithm, Setting
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
-from p2pfl.errors import DataError
+from p2pfl.errors import DataError, ModelError
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import build
 from p2pfl.net import Endpoint
@@ -77,15 +77,20 @@ def load_data(run: Run) -> tuple[Dataset, list[Share]]:
 def make_algorithm(
     run: Run, me: PeerId, data: tuple[Dataset, Sequence[Share]], device: torch.device, streams: Streams
 ) -> Algorithm[Any]:
-    """Peer ``me``'s model, samples and method as they are before round 0."""
+    """Peer ``me``'s model, samples and method as they are before round 0.
+
+    Raises RunFileError: its model cannot take the dataset's images.
+    """
     dataset, shares = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
     models = run.file.models
     initialised = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
     with initialised:
-        model = build(
-            models.name, me, dataset.channels, dataset.size, dataset.classes, models.features
-        ).to(device)
+        try:
+            model = build(models.name, me, dataset.channels, dataset.size, dataset.classes, models.features)
+        except ModelError as error:
+            raise run.blame("models.name", error) from None
+    model = model.to(device)
     setting = Setting(
         me=me,
         peers=run.peers,
@@ -130,6 +135,7 @@ class Session:
         on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
     ) -> None:
         self.settings = run.file
+        self.masked_test = run.masked_test
         self.me = me
         self.run_id = run_id
         self.folder = folder
@@ -238,7 +244,7 @@ class Session:
 
     def _evaluate(self) -> tuple[Evaluation | None, Evaluation | None]:
         data = self.algorithm.data
-        self.personal = evaluate(self.algorithm.predict, data, data.test)
+        self.personal = evaluate(self.algorithm.predict, data, data.test, masked=self.masked_test)
         if self.settings.global_test:
             self.whole = evaluate(self.algorithm.predict, data, data.everything)
         return self.personal, self.whole

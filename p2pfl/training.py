@@ -137,18 +137,24 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(predict: Callable[[Tensor], Tensor], data: PeerData, samples: Samples) -> Evaluation | None:
+def evaluate(
+    predict: Callable[[Tensor], Tensor], data: PeerData, samples: Samples, *, masked: bool = False
+) -> Evaluation | None:
     """Classify ``samples`` by the largest score; ``predict`` maps [B, C, H, W] to scores [B, K].
 
-    None if there are no samples.
+    With ``masked``, only the scores of the peer's own classes count (L2C, Table 2): those that it has training
+    samples of, or that occur in ``samples``. None if there are no samples.
     """
     correct, loss, total = 0, 0.0, len(samples)
     if total == 0:
         return None
+    foreign = np.setdiff1d(np.arange(data.classes), [*data.own_classes, *samples.labels]) if masked else None
     for start in range(0, total, EVALUATION_BATCH):
         images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, total)))
         labels = labels.to(data.device)
         scores = predict(data.input(images.to(data.device), augmented=False))
+        if foreign is not None:
+            scores = scores.index_fill(1, torch.from_numpy(foreign).to(data.device), -torch.inf)
         correct += int((scores.argmax(1) == labels).sum())
         loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
     return Evaluation(correct / total, loss / total, correct, total)

@@ -52,6 +52,12 @@ class Algorithm(ABC, Generic[H]):
     Hyper: ClassVar[type[Options]]
     homogeneous: ClassVar[bool] = False
     """Whole models are mixed, so all peers need one architecture; they also start from one initial model."""
+    linear_heads: ClassVar[bool] = False
+    """Weights of heads are compared or mixed, so each must be one linear layer: ``model.linear_head``."""
+    equal_features: ClassVar[bool] = False
+    """Heads, features or prototypes are exchanged, so all peers need one number of features."""
+    masked_evaluation: ClassVar[bool] = False
+    """The paper evaluates each peer among its own classes only; a run file's ``masked_test`` wins over it."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the method's state: what a checkpoint holds and a digest covers."""
 

@@ -253,11 +253,13 @@ class MAPL(Algorithm[Hyper]):
     venue = "arXiv 2024"
     url = "https://arxiv.org/abs/2403.19792"
     Hyper = Hyper
+    linear_heads = True
+    equal_features = True
     views = 2
     state = ("model", "projector", "prototypes", "w", "spent", "optimizer")
 
     def setup(self) -> None:
-        h, head = self.hyper, self.model.head
+        h, head = self.hyper, self.model.linear_head
         d, classes = head.in_features, head.out_features
         with rng.torch_seeded(self.seed, "mapl.init") if h.shared_init else self.streams.torch("mapl.init"):
             head.reset_parameters()
@@ -332,14 +334,14 @@ class MAPL(Algorithm[Hyper]):
         return self.classify(self.model.backbone(x))
 
     def own_head(self) -> Head:
-        return Head(self.model.head.weight, len(self.data.train))
+        return Head(self.model.linear_head.weight, len(self.data.train))
 
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
         """CGL over {i} and the neighbours whose heads came; the others keep their weights."""
         h = self.hyper
         ids = sorted([*heads, self.me])
         everyone = {**heads, self.me: self.own_head()}
-        own = self.model.head.weight.detach()
+        own = self.model.linear_head.weight.detach()
 
         def similarity(j: PeerId) -> float:
             return 1.0 if j == self.me else head_similarity(own, heads[j].weight.to(own.device), h.similarity)

@@ -6,9 +6,9 @@ layer makes the features. torchvision is imported when the first of its networks
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
+
+from p2pfl.models.parts import taking
 
 
 def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
@@ -16,7 +16,7 @@ def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     import torchvision.models
 
     network = torchvision.models.resnet18(weights=None, num_classes=features)
-    return _taking(channels, network, "conv1")
+    return taking(channels, network, "conv1")
 
 
 def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
@@ -24,7 +24,7 @@ def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module
     import torchvision.models
 
     network = torchvision.models.shufflenet_v2_x1_0(weights=None, num_classes=features)
-    return _taking(channels, network, "conv1.0")
+    return taking(channels, network, "conv1.0")
 
 
 def googlenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
@@ -38,7 +38,7 @@ def googlenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     network = torchvision.models.googlenet(weights=None, num_classes=features, aux_logits=False, init_weights=True)
     if min(size) < 15:
         network.maxpool3 = nn.Identity()
-    return _taking(channels, network, "conv1.conv")
+    return taking(channels, network, "conv1.conv")
 
 
 def alexnet_small(channels: int, size: tuple[int, int], features: int) -> nn.Module:
@@ -62,20 +62,3 @@ def alexnet_small(channels: int, size: tuple[int, int], features: int) -> nn.Mod
         nn.ReLU(),
         nn.Linear(512, features),
     )
-
-
-def _taking(channels: int, network: nn.Module, first: str) -> nn.Module:
-    """``network`` with its first convolution, the submodule ``first``, taking images of ``channels``."""
-    convolution: Any = network.get_submodule(first)
-    if convolution.in_channels != channels:
-        place, _, name = first.rpartition(".")
-        replacement = nn.Conv2d(
-            channels,
-            convolution.out_channels,
-            convolution.kernel_size,
-            convolution.stride,
-            convolution.padding,
-            bias=False,
-        )
-        setattr(network.get_submodule(place), name, replacement)
-    return network

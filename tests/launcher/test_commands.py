@@ -12,6 +12,7 @@ import pytest
 
 from launcher import cli
 from launcher.commands import commands
+from p2pfl.models import GROUPS
 
 BAD = "name: toy\nrounds: 0\npeers: 2\nalgorithm: {name: mapel}\ndata: {dataset: digits}\n"
 
@@ -88,6 +89,41 @@ def test_algorithms(invoke):
     assert warmup["default"] == 100
     assert warmup["text"]
     assert "warmup" in invoke("algorithms", "mapl").stdout
+
+
+def test_models_of_one_group_and_of_one_member(invoke):
+    found = json.loads(invoke("models", "tiny4", "--channels", "1", "--size", "8", "--json").stdout)
+    assert found["name"] == "tiny4"
+    first = found["members"][0]
+    assert first["name"] == "tiny-cnn"
+    assert first["features"] == 64
+    assert first["head_bytes"] == 4 * (64 * 10 + 10)
+    assert first["prototype_bytes"] == 4 * 64 * 10
+    assert first["flops"] > 2 * 9 * 32 * 64
+    wider = json.loads(invoke("models", "tiny-cnn", "--features", "32", "--classes", "3", "--json").stdout)
+    assert [(one["name"], one["head_bytes"]) for one in wider["members"]] == [("tiny-cnn", 4 * 33 * 3)]
+    text = invoke("models", "tiny4").stdout
+    assert text.splitlines()[0].startswith("group  model          parameters  d   FLOPs")
+    assert len(text.splitlines()) == 5
+
+
+def test_models_lists_every_group_and_what_belongs_to_none(monkeypatch, invoke):
+    asked = []
+    monkeypatch.setattr("launcher.describe.describe_models", lambda names, *images: asked.extend(names) or [])
+    invoke("models")
+    assert asked[:2] == ["tiny4", "mapl4"]
+    assert asked[-2:] == ["l2c-cnn", "l2c-conv4"]
+    assert len(asked) == len(set(asked)) == len(GROUPS) + 2
+
+
+def test_models_that_take_no_such_images_say_so(invoke):
+    outcome = invoke("models", "htfe2", "--size", "8")
+    assert outcome.exit_code == 0
+    assert "–" in outcome.stdout
+    assert "no figures where 2 convolutions of 5x5 without padding leave nothing of images of 8x8" in outcome.stderr
+    outcome = invoke("models", "htfe5")
+    assert outcome.exit_code == 2
+    assert "did you mean 'htfe" in outcome.stderr
 
 
 RING = "name: toy\nrounds: 1\npeers: 6\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\n"

@@ -16,6 +16,8 @@ FOUR = {
     peer: {
         "group": peer % 2,
         "accuracy": 0.9 - peer / 10,
+        "correct": (9 - peer) * (peer + 1),
+        "samples": 10 * (peer + 1),
         "weights": {str(j): 0.4 if peer == j or peer % 2 == j % 2 else 0.1 for j in range(4)},
         "out": {str((peer + 1) % 4): {"Head": [1, 100, 10], "Prototypes": [2, 50, 20]}},
         "inn": {str((peer - 1) % 4): {"Head": [1, 100, 10]}},
@@ -46,18 +48,25 @@ def test_a_summary_adds_up_and_lies_in_the_folder(make_folder):
     assert summary.accuracy is not None
     assert summary.accuracy.mean == pytest.approx(0.75)
     assert summary.accuracy.std == pytest.approx(pstdev([0.9, 0.8, 0.7, 0.6]))
-    assert summary.accuracy.worst_tenth == pytest.approx(0.6)
+    assert summary.accuracy.worst_tenth == summary.accuracy.worst_fifth == pytest.approx(0.6)
+    assert summary.weighted_accuracy == pytest.approx((9 + 16 + 21 + 24) / 100)
     assert summary.best is None
     text = printed(summary)
-    assert "accuracy: 75.0 ± 11.2 %, worst tenth 60.0 %" in text
+    assert "accuracy: 75.0 ± 11.2 %, worst tenth 60.0 %, worst fifth 60.0 %" in text
+    assert "accuracy over the test samples of all peers: 70.0 %" in text
     assert "mean weight inside groups 0.4000, across groups 0.1000, 4.0 times as much inside" in text
 
 
-def test_the_worst_tenth_of_thirty_peers_are_three():
+def test_the_worst_tenth_of_thirty_peers_are_three_and_the_worst_fifth_six():
     spread = Spread.of([peer / 100 for peer in range(30)])
     assert spread is not None
     assert spread.worst_tenth == pytest.approx(0.01)
+    assert spread.worst_fifth == pytest.approx(0.025)
     assert Spread.of([None, None]) is None
+
+
+def test_nobody_tested_nothing_weighed(make_folder):
+    assert summarize(make_folder(peers=1, results={0: {"correct": 0, "samples": 0}})).weighted_accuracy is None
 
 
 def test_the_collaboration_graph_is_ordered_by_group(make_folder):

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
+import kornia.enhance
 import pytest
 import torch
 
-from p2pfl.data import AUGMENTATIONS
+from p2pfl.data import AUGMENTATIONS, colors
+from p2pfl.options import OptionErrors
 
+Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+VARYING = [name for name in AUGMENTATIONS if name != "none"]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
@@ -54,42 +60,114 @@ def test_the_global_rng_decides_every_bit(name: str, shape: tuple[int, int, int]
         assert not torch.equal(first, augment(name, batch, seed=2))
 
 
-def test_a_recipe_keeps_no_state_of_its_own() -> None:
+@pytest.mark.parametrize("name", VARYING)
+def test_a_recipe_keeps_no_state_of_its_own(name: str) -> None:
     """The second of two calls depends on the state of the RNG before it, not on the first call."""
-    apply = AUGMENTATIONS["mapl"]().build(3, (16, 16), True)
+    apply = AUGMENTATIONS[name]().build(3, (16, 16), True)
     batch = images((3, 16, 16))
     torch.manual_seed(0)
     apply(batch)
     position = torch.get_rng_state()
     second = apply(batch[:5])
     torch.set_rng_state(position)
-    assert torch.equal(second, AUGMENTATIONS["mapl"]().build(3, (16, 16), True)(batch[:5]))
+    assert torch.equal(second, AUGMENTATIONS[name]().build(3, (16, 16), True)(batch[:5]))
 
 
+@pytest.mark.parametrize("name", VARYING)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equal_samples_get_different_views(shape: tuple[int, int, int]) -> None:
+def test_equal_samples_get_different_views(name: str, shape: tuple[int, int, int]) -> None:
     twins = images(shape, batch=1).repeat(16, 1, 1, 1)
-    different = len({view.numpy().tobytes() for view in augment("mapl", twins)})
+    different = len({view.numpy().tobytes() for view in augment(name, twins)})
     assert different >= 12  # crops are of whole pixels, so at 8x8 two may coincide
 
 
-def test_without_mirror_nothing_is_flipped() -> None:
+@pytest.mark.parametrize("name", VARYING)
+def test_without_mirror_nothing_is_flipped(name: str) -> None:
     """Brightness that grows to the right still does so after any crop and blur, but not after a flip."""
     ramp = torch.linspace(0, 1, 16).expand(64, 1, 16, 16)
     for mirror in (False, True):
-        views = augment("mapl", ramp, mirror=mirror)
+        views = augment(name, ramp, mirror=mirror)
         falling = (views[..., -1] < views[..., 0]).all(dim=(1, 2))
         assert falling.any() == mirror
 
 
-def test_grey_images_keep_their_brightness() -> None:
+@pytest.mark.parametrize("name", VARYING)
+def test_grey_images_keep_their_brightness(name: str) -> None:
     flat = torch.full((64, 1, 16, 16), 0.6)
-    torch.testing.assert_close(augment("mapl", flat), flat)
+    torch.testing.assert_close(augment(name, flat), flat)
 
 
-def test_colours_change_and_sometimes_go() -> None:
+@pytest.mark.parametrize("name", VARYING)
+def test_colours_change_and_sometimes_go(name: str) -> None:
     flat = torch.tensor([0.8, 0.4, 0.2]).reshape(1, 3, 1, 1).expand(64, 3, 16, 16)
-    pixels = augment("mapl", flat)[:, :, 8, 8]
+    pixels = augment(name, flat)[:, :, 8, 8]
     grey = (pixels - pixels[:, :1]).abs().amax(dim=1) < 1e-5
     assert 0 < grey.sum() < 64
     assert len(set(map(tuple, pixels.tolist()))) > 32
+
+
+def test_simclr_crops_smaller_than_mapl() -> None:
+    """A crop of a ramp spans less of it the smaller the crop is."""
+    ramp = torch.linspace(0, 1, 32).expand(256, 1, 32, 32)
+
+    def narrowest(name: str) -> float:
+        views = augment(name, ramp)
+        return float((views[..., -1] - views[..., 0]).abs().mean(dim=(1, 2)).min())
+
+    assert narrowest("simclr") < narrowest("mapl") - 0.05
+
+
+def test_simclr_s_blur_and_strength() -> None:
+    kinds = {blur: AUGMENTATIONS["simclr"].parse({"blur": blur}).build(1, (9, 9), False) for blur in (False, True)}
+    assert [len(list(kind.children())) for kind in kinds.values()] == [1, 2]  # type: ignore[attr-defined]
+    with pytest.raises(OptionErrors, match="strength: should be less than or equal to 1"):
+        AUGMENTATIONS["simclr"].parse({"strength": 1.5})
+
+
+# ---- colours ---------------------------------------------------------------------------------------------------
+
+
+def coloured() -> torch.Tensor:
+    """Noise; the first images have only saturated colours, the next two are black and grey."""
+    batch = images((3, 8, 8), batch=32)
+    batch[:4] = batch[:4].round()
+    batch[4] = 0.0
+    batch[5] = 0.5
+    return batch
+
+
+def factors(low: float, high: float) -> torch.Tensor:
+    return low + (high - low) * torch.rand(32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("ours", "kornia"),
+    [
+        (colors.scale_brightness, kornia.enhance.adjust_brightness_accumulative),
+        (colors.scale_contrast, kornia.enhance.adjust_contrast_with_mean_subtraction),
+        (colors.scale_saturation, kornia.enhance.adjust_saturation_with_gray_subtraction),
+    ],
+)
+def test_brightness_contrast_and_saturation_are_kornia_s(ours: Adjust, kornia: Adjust) -> None:
+    amount = factors(0.2, 1.8)
+    torch.testing.assert_close(ours(coloured(), amount.reshape(-1, 1, 1, 1)), kornia(coloured(), amount))
+
+
+def test_hue_is_kornia_s() -> None:
+    turn = factors(-0.5, 0.5)
+    found = colors.turn_hue(coloured(), turn.reshape(-1, 1, 1, 1))
+    torch.testing.assert_close(found, kornia.enhance.adjust_hue(coloured(), turn * 2 * math.pi), atol=1e-5, rtol=0)
+
+
+def test_a_third_of_the_circle_turns_red_into_green() -> None:
+    red = torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
+    green = colors.turn_hue(red, torch.full((1, 1, 1, 1), 1 / 3))
+    torch.testing.assert_close(green, red.roll(1, dims=1), atol=1e-6, rtol=0)
+
+
+def test_jitter_leaves_the_samples_that_it_does_not_choose() -> None:
+    torch.manual_seed(0)
+    batch = coloured().repeat(8, 1, 1, 1)
+    same = (colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8)(batch) == batch).all(dim=(1, 2, 3))
+    assert 20 < same[torch.arange(256) % 32 > 5].sum() < 70  # a fifth of 208
+    assert torch.equal(colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.0)(batch), batch)

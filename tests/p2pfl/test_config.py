@@ -31,13 +31,15 @@ device: cpu
 
 TOP = (
     "name, seed, rounds, peers, graph, data, models, algorithm, transport, device, gpu, threads, slots, "
-    "eval_every, global_test, checkpoint_every, out"
+    "eval_every, global_test, masked_test, checkpoint_every, out"
 )
 GRAPH_NAMES = (
     "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file"
 )
 MODEL_NAMES = (
-    "tiny4, mapl4, tiny-cnn, tiny-wide, tiny-residual, tiny-mixer, resnet18, shufflenet, googlenet, alexnet-small"
+    "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "
+    "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, and the members of each "
+    "(`p2pfl models` lists them)"
 )
 
 
@@ -314,6 +316,21 @@ def test_a_good_file_is_read() -> None:
             "run.yaml:9: models.name: dpsgd mixes whole models, so all peers need one architecture; 'tiny4' has "
             "tiny-cnn, tiny-mixer, tiny-residual, tiny-wide: name one of these instead",
             id="homogeneous algorithm with a mixed group",
+        ),
+        pytest.param(
+            "models: tiny4",
+            "models: {name: htc4, features: 64}",
+            "run.yaml:9: models.name: mapl compares or mixes the weights of linear heads; those of "
+            "htfe-resnet34+fc128, htfe-resnet34+fc256, htfe-resnet34+fc512 have several layers: "
+            "name models without '+'",
+            id="linear heads asked of heads with several layers",
+        ),
+        pytest.param(
+            "models: tiny4",
+            "models: dfml-h1-cnn",
+            "run.yaml:9: models.features: mapl exchanges what depends on the number of features, and those of "
+            "'dfml-h1-cnn' each have their own: give all the same, e.g. 512",
+            id="equal features asked of backbones with their own",
         ),
         pytest.param(
             "{name: mapl, warmup: 2}",

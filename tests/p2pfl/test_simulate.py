@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2pfl.algorithms.dpsgd import DPSGD
-from p2pfl.errors import Deadlock
+from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.net import Net
 from p2pfl.simulate import simulate
 
@@ -95,3 +95,28 @@ def test_a_deadlock_is_raised_and_names_who_waits_for_whom(make_run: Any, monkey
     monkeypatch.setattr(DPSGD, "round", round)
     with pytest.raises(Deadlock, match="peer 0 waits for Parameters of peer 2 in round 0; peer 1 waits for"):
         simulate(make_run(rounds=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "method", "expected"), [(None, False, False), (None, True, True), (False, True, False)]
+)
+def test_the_run_file_decides_over_the_method_what_is_masked(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch, given: bool | None, method: bool, expected: bool
+) -> None:
+    run = make_run(masked_test=given)
+    monkeypatch.setattr(run.algorithm, "masked_evaluation", method)
+    assert run.masked_test == expected
+
+
+def test_a_masked_test_changes_what_is_measured_and_nothing_else(make_run: Any) -> None:
+    partition = {"name": "clusters", "clusters": 2, "per_class": 20, "test_per_class": 10}
+    data = {"partition": partition}
+    plain, masked = (simulate(make_run(data=data, masked_test=which)) for which in (None, True))
+    assert [result.digest for result in plain] == [result.digest for result in masked]
+    assert all((a.loss or 0.0) > (b.loss or 0.0) for a, b in zip(plain, masked, strict=True))
+    assert all(a.correct <= b.correct for a, b in zip(plain, masked, strict=True))
+
+
+def test_images_that_are_too_small_for_a_model_are_blamed_on_the_run_file(make_run: Any) -> None:
+    with pytest.raises(RunFileError, match=r"models\.name: four poolings leave nothing of images of 8x8; take"):
+        simulate(make_run(models="l2c-conv4"))

@@ -147,6 +147,31 @@ def test_evaluation_counts_every_sample_once(samples: int) -> None:
     assert found.loss == pytest.approx((correct * right + (samples - correct) * wrong) / samples, rel=1e-5)
 
 
+def test_masked_evaluation_is_among_the_own_classes() -> None:
+    """Sample n has class n mod 3; the peer trains on classes 0 and 1 and is tested on them."""
+    data = PeerData(numbered(6), share([0, 3, 4], [0, 1, 3]), lambda x: x, CPU)
+    scores = torch.tensor([[1.0, 0.0, 5.0]])
+
+    def predict(x: Tensor) -> Tensor:
+        return scores.repeat(len(x), 1)
+
+    plain, masked = (evaluate(predict, data, data.test, masked=masked) for masked in (False, True))
+    assert plain is not None
+    assert masked is not None
+    assert (plain.correct, masked.correct) == (0, 2)
+    surprise = float(np.log(1 + np.exp(-1.0)))
+    assert masked.loss == pytest.approx((2 * surprise + surprise + 1) / 3, rel=1e-5)
+    assert torch.equal(scores, torch.tensor([[1.0, 0.0, 5.0]]))  # the method's own tensor is left alone
+
+
+def test_a_class_that_is_tested_but_not_trained_on_is_not_masked() -> None:
+    data = PeerData(numbered(6), share([0, 3], [2]), lambda x: x, CPU)
+    found = evaluate(lambda x: torch.tensor([[0.0, 9.0, 1.0]]), data, data.test, masked=True)
+    assert found is not None
+    assert found.correct == 1
+    assert np.isfinite(found.loss)
+
+
 def test_without_samples_there_is_no_evaluation() -> None:
     data = peer_data(numbered(3), test=[])
     assert evaluate(lambda x: x, data, data.test) is None

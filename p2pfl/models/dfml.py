@@ -1,0 +1,212 @@
+"""The networks of DFML (arXiv 2402.01863, Table 10 and appendix A.2), in its three modes.
+
+H0 is homogeneous; in H1 models differ in width only; in H2 in depth and width. The head of each takes the
+features as they are, so their number differs within a group: DFML's models travel whole. What the paper leaves open
+is decided here: convolutions are padded, so that four of them and four poolings fit an image of 32x32; layer
+normalisation of images has one gain and bias a channel, so that it fits every size of image and can be cut by
+channels; the MLPs of the transformers are twice as wide as their tokens (as in arXiv 2112.13492), which have
+dim / 64 heads, at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from p2pfl.errors import ModelError
+from p2pfl.models.parts import Size, taking
+
+Layers = Callable[[int, Size], tuple[nn.Module, int]]
+
+EFFICIENTNET = {0: 1280, 1: 1280, 2: 1408, 3: 1536, 4: 1792}
+"""Features of EfficientNet B0 to B4."""
+
+PATCH = 4
+HEAD = 64
+"""Channels of one attention head."""
+
+
+def cnn(widths: Sequence[int]) -> Layers:
+    """5x5 convolutions of these widths, each before ReLU, 2x2 max pooling and layer normalisation."""
+
+    def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
+        height, width = (side // 2 ** len(widths) for side in size)
+        if min(height, width) < 1:
+            shown = f"{size[0]}x{size[1]}"
+            raise ModelError(f"{len(widths)} poolings leave nothing of images of {shown}; take larger images")
+        stack: list[nn.Module] = []
+        inputs = channels
+        for outputs in widths:
+            stack += [
+                nn.Conv2d(inputs, outputs, 5, padding=2),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.GroupNorm(1, outputs),
+            ]
+            inputs = outputs
+        return nn.Sequential(*stack, nn.Flatten()), inputs * height * width
+
+    return layers
+
+
+def resnet(width: int) -> Layers:
+    """Pre-activated ResNet-18 (arXiv 1603.05027) with stages of 1, 2, 4 and 8 times ``width``; 64 is the original.
+
+    Its first convolution is 3x3 without stride or pooling, as is usual for images of 32x32.
+    """
+
+    def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
+        stack: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+        inputs = width
+        for stage in range(4):
+            outputs = width * 2**stage
+            stack += [PreActivated(inputs, outputs, stride=2 if stage else 1), PreActivated(outputs, outputs)]
+            inputs = outputs
+        stack += [nn.BatchNorm2d(inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        return nn.Sequential(*stack), inputs
+
+    return layers
+
+
+def vit(dim: int) -> Layers:
+    """A vision transformer for small datasets (arXiv 2112.13492): shifted patch tokenisation, two layers with
+    locality self-attention, patches of 4x4, heads of 64 channels, dropout 0.1; the class token is the features.
+    """
+
+    def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
+        tokens = -(-size[0] // PATCH) * -(-size[1] // PATCH)
+        network = nn.Sequential(
+            ShiftedPatches(channels, size, dim),
+            Positions(tokens, dim, dropout=0.1),
+            TransformerLayer(dim, tokens + 1, dropout=0.1),
+            TransformerLayer(dim, tokens + 1, dropout=0.1),
+            ClassToken(),
+            nn.LayerNorm(dim),
+        )
+        return network, dim
+
+    return layers
+
+
+def efficientnet(number: int) -> Layers:
+    """EfficientNet B0 to B4 (arXiv 1905.11946), torchvision's, with the dropout before its last layer."""
+
+    def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
+        import torchvision.models
+
+        network = getattr(torchvision.models, f"efficientnet_b{number}")(weights=None)
+        network.classifier[1] = nn.Identity()
+        return taking(channels, network, "features.0.0"), EFFICIENTNET[number]
+
+    return layers
+
+
+class PreActivated(nn.Module):
+    """x plus two 3x3 convolutions of it, each after BatchNorm and ReLU; where shapes differ, the shortcut is a
+    1x1 convolution of the activated x.
+    """
+
+    def __init__(self, channels: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.activate = nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU())
+        self.branch = nn.Sequential(
+            nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+        )
+        same = channels == width and stride == 1
+        self.shortcut = None if same else nn.Conv2d(channels, width, 1, stride=stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = self.activate(x)
+        total: Tensor = (x if self.shortcut is None else self.shortcut(active)) + self.branch(active)
+        return total
+
+
+class ShiftedPatches(nn.Module):
+    """SPT: the image and its copies shifted diagonally by half a patch become tokens [B, patches, dim].
+
+    Images are padded right and below to a multiple of the patch.
+    """
+
+    SHIFTS = tuple((a, -a, b, -b) for a in (-PATCH // 2, PATCH // 2) for b in (-PATCH // 2, PATCH // 2))
+
+    def __init__(self, channels: int, size: Size, dim: int) -> None:
+        super().__init__()
+        self.padding = (0, -size[1] % PATCH, 0, -size[0] % PATCH)
+        inputs = channels * (1 + len(self.SHIFTS)) * PATCH**2
+        self.embed = nn.Sequential(nn.LayerNorm(inputs), nn.Linear(inputs, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, self.padding)
+        shifted = torch.cat([x, *(F.pad(x, shift) for shift in self.SHIFTS)], dim=1)
+        tokens: Tensor = self.embed(F.unfold(shifted, PATCH, stride=PATCH).transpose(1, 2))
+        return tokens
+
+
+class Positions(nn.Module):
+    """Tokens [B, n, dim] to [B, 1 + n, dim]: a class token comes first, and each learns where it is."""
+
+    def __init__(self, tokens: int, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, dim) * 0.02)
+        self.position = nn.Parameter(torch.randn(1, 1 + tokens, dim) * 0.02)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+        placed: Tensor = self.dropout(x + self.position)
+        return placed
+
+
+class TransformerLayer(nn.Module):
+    """Attention, then an MLP, on tokens [B, n, dim]; each after LayerNorm, and added to what came in."""
+
+    def __init__(self, dim: int, tokens: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(dim), LocalSelfAttention(dim, tokens, dropout))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(dim),
+            nn.Linear(dim, 2 * dim),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(2 * dim, dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        total: Tensor = x + self.mlp(x)
+        return total
+
+
+class LocalSelfAttention(nn.Module):
+    """LSA: the temperature of the attention is learned, and no token attends to itself."""
+
+    itself: Tensor
+
+    def __init__(self, dim: int, tokens: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = max(1, dim // HEAD)
+        self.temperature = nn.Parameter(torch.tensor(HEAD**0.5))
+        self.register_buffer("itself", torch.eye(tokens, dtype=torch.bool), persistent=False)
+        self.qkv = nn.Linear(dim, 3 * self.heads * HEAD, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Sequential(nn.Linear(self.heads * HEAD, dim), nn.Dropout(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, HEAD)).permute(2, 0, 3, 1, 4)  # each [B, heads, n, 64]
+        scores = (q @ k.transpose(2, 3) / self.temperature).masked_fill(self.itself, -torch.inf)
+        mixed: Tensor = self.out((self.dropout(scores.softmax(dim=3)) @ v).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class ClassToken(nn.Module):
+    """The first of the tokens: [B, n, dim] to [B, dim]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0]
