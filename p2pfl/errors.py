@@ -76,9 +76,7 @@ class MissingExtra(P2pflError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(
-            f"{purpose} needs {package}, which is not installed: pip install 'p2pfl-mesh[{extra}]'"
-        )
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'p2pfl-mesh[{extra}]'")
 
 
 class NetError(P2pflError):

@@ -265,9 +265,7 @@ class Endpoint:
 
     # -- hearing
 
-    def decode(
-        self, frames: Sequence[Buffer], via: PeerId, vocabulary: Vocabulary | None = None
-    ) -> Message:
+    def decode(self, frames: Sequence[Buffer], via: PeerId, vocabulary: Vocabulary | None = None) -> Message:
         """Check and decode what came over the link from ``via``. Any thread. Raises WireError.
 
         ``vocabulary`` replaces the peer's own, for a link that has messages of its own besides.
@@ -505,9 +503,7 @@ class LocalHub:
         """Raise Deadlock in every waiting peer if no peer can go on. Delivery is immediate, so that nothing can
         be under way."""
         waits = {
-            peer: endpoint.mailbox.waits_for
-            for peer, endpoint in self.endpoints.items()
-            if peer not in self.finished
+            peer: endpoint.mailbox.waits_for for peer, endpoint in self.endpoints.items() if peer not in self.finished
         }
         if not waits or not all(waits.values()):
             return

@@ -66,9 +66,7 @@ def load_data(run: Run) -> tuple[Dataset, list[Share]]:
     except DataError as error:
         raise run.blame("data.dataset", error) from None
     try:
-        shares = run.partition.split(
-            dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
-        )
+        shares = run.partition.split(dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed)
     except DataError as error:
         raise run.blame("data.partition", error) from None
     return dataset, shares
@@ -145,9 +143,7 @@ class Session:
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
         self.algorithm.after_batch = self._after_batch
-        self.endpoint = Endpoint(
-            me, run.topology, run_id, run.seed, self.algorithm.layouts(), deadline, self._idle
-        )
+        self.endpoint = Endpoint(me, run.topology, run_id, run.seed, self.algorithm.layouts(), deadline, self._idle)
         self.totals = Totals()
         self.status = Status(me, pid)
         self._status_written = -STATUS_EVERY

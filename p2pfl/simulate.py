@@ -30,9 +30,7 @@ def simulate(
     return asyncio.run(_simulate(run, folder, on_round))
 
 
-async def _simulate(
-    run: Run, folder: RunFolder | None, on_round: Callable[[PeerId, int], None]
-) -> list[Result]:
+async def _simulate(run: Run, folder: RunFolder | None, on_round: Callable[[PeerId, int], None]) -> list[Result]:
     torch.set_num_threads(run.file.threads)
     data = load_data(run)
     run_id = folder.about["id"] if folder else "0" * 16

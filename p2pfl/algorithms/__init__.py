@@ -10,6 +10,4 @@ from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.options import Table
 
-ALGORITHMS: Table[type[Algorithm[Any]]] = Table(
-    "algorithm", {method.name: method for method in (Local, DPSGD, MAPL)}
-)
+ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in (Local, DPSGD, MAPL)})
