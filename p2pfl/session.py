@@ -20,6 +20,7 @@ from p2pfl import checkpoint, metrics, rng
 from p2pfl.algorithms.base import Algorithm, Setting
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
+from p2pfl.errors import DataError
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import build
 from p2pfl.net import Endpoint
@@ -55,12 +56,15 @@ class FreeSlot:
 
 
 def load_data(run: Run) -> tuple[Dataset, list[Share]]:
-    """The run's images, mapped from this host's cache, and who gets which of them."""
+    """The run's images, mapped from this host's cache, and who gets which of them. Raises DataError."""
     file = run.file.data
     dataset = open_dataset(file.dataset.name, run.source, file.root, file.download)
-    shares = run.partition.split(
-        dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed
-    )
+    shares = run.partition.split(dataset.labelled, run.peers, run.seed)
+    if run.file.global_test and any(share.merged for share in shares):
+        raise DataError(
+            f"partition {file.partition.name} deals out the test set too, so that peers train on it: "
+            "there is nothing left for global_test"
+        )
     return dataset, shares
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from p2pfl.data import PARTITIONS, Share
+from p2pfl.data import PARTITIONS, Labelled, Share
 from p2pfl.errors import DataError
 from p2pfl.options import OptionErrors
 
@@ -31,7 +31,7 @@ def split(
     seed: int = 0,
     **options: object,
 ) -> list[Share]:
-    return PARTITIONS[name].parse(options).split(train, test, classes, peers, seed)
+    return PARTITIONS[name].parse(options).split(Labelled(train, test, classes), peers, seed)
 
 
 def assert_well_formed(shares: list[Share], train: np.ndarray, test: np.ndarray) -> None:
@@ -250,5 +250,5 @@ def test_a_bad_per_class_is_one_clear_problem(per_class: object) -> None:
 
 @pytest.mark.parametrize("name", list(PARTITIONS))
 def test_options_survive_a_round_trip(name: str) -> None:
-    options = PARTITIONS[name].parse({})
+    options = PARTITIONS[name].parse({"fraction": 0.05} if name == "fraction" else {})
     assert PARTITIONS[name].parse(options.to_dict()) == options
