@@ -87,7 +87,7 @@ class Synthetic(Source):
     """Number of test images."""
     patterns: PositiveInt = 3
     """Patterns per class; the more, the less a linear classifier learns."""
-    noise: NonNegativeFloat = 0.2
+    noise: NonNegativeFloat = 0.15
     """Standard deviation of a pixel's noise, where 1 is the brightest value."""
     seed: int = 0
     """Other seeds make other patterns. The run's seed has no part in it: all its repetitions have one dataset."""

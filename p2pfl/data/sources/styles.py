@@ -213,9 +213,12 @@ def _blurred(x: Pixels, own: np.random.Generator, noise: np.random.Generator) ->
 
 def _outlines(x: Pixels, own: np.random.Generator, noise: np.random.Generator) -> Pixels:
     """Dark lines on coloured paper."""
-    from scipy.ndimage import sobel
+    from scipy.ndimage import correlate1d
 
-    edges = np.hypot(sobel(x, axis=2), sobel(x, axis=3)).mean(1, keepdims=True)
+    # Not scipy's sobel, which would smooth across channels and from one image to the next.
+    vertical = correlate1d(correlate1d(x, [1, 2, 1], axis=3), [-1, 0, 1], axis=2)
+    horizontal = correlate1d(correlate1d(x, [1, 2, 1], axis=2), [-1, 0, 1], axis=3)
+    edges = np.hypot(vertical, horizontal).mean(1, keepdims=True)
     strongest = edges.max((2, 3), keepdims=True) + 1e-3
     styled: Pixels = _colour(own, 0.7, 1.0) * (1 - 0.9 * edges / strongest)
     return styled
