@@ -86,7 +86,7 @@ def read_mat(path: Path) -> Mapping[str, Any]:
 
     try:
         found: Mapping[str, Any] = loadmat(path, squeeze_me=True)
-    except (MatReadError, OSError, ValueError, TypeError, KeyError, NotImplementedError, zlib.error) as error:
+    except (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
         raise DataError(f"{path}: unreadable or truncated MATLAB file: {error}; fetch it again") from error
     return found
 

@@ -61,6 +61,8 @@ def _read_usps(path: Path) -> tuple[Images, Labels]:
         text = bz2.decompress(path.read_bytes())
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path}: unreadable or truncated: {error}; fetch it again") from error
+    if not text.strip():
+        raise DataError(f"{path}: not in the text format of USPS: it is empty")
     try:
         table = np.loadtxt(io.BytesIO(text.replace(b":", b" ")), dtype=np.float32, ndmin=2)
     except ValueError as error:

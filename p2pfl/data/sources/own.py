@@ -38,7 +38,7 @@ class Npz(Source):
     def read(self, root: Path) -> Decoded:
         path = root / self.path
         try:
-            with np.load(path, allow_pickle=False) as content:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
                 arrays = {name: content[name] for name in ("x_train", "y_train", "x_test", "y_test")}
         except KeyError as error:
             raise DataError(f"{path}: {error.args[0]}; it should hold x_train, y_train, x_test, y_test") from error
