@@ -44,8 +44,8 @@ class Pathological(Partition):
     """
 
     classes_per_peer: PositiveInt = 2
-    """Number of classes that a peer has, k: 2 of 10, 10 of 100 or 102, 20 of 200. When M·k is no multiple of K, the
-    last peers may have fewer."""
+    """Number of classes that a peer has, k: 2 of 10, 10 of 100 or 102, 20 of 200. Where ⌈M·k/K⌉ does not
+    divide M, the last peers may have fewer."""
     test: Fraction = 0.25
     """Fraction of a peer's samples that it is tested on, rounded up to whole samples."""
     validation: Fraction = 0.0
