@@ -53,7 +53,7 @@ def made_up(dataset: dict[str, object]) -> Labelled:
         inner = dataset["of"] if isinstance(dataset["of"], list) else [dataset["of"]] * int(str(dataset["styles"]))
         parts = [made_up(one) for one in inner]
         share = len(parts) if name == "styled" else 1
-        halves = [(part.train[::share], part.test[::share]) for part in parts]
+        halves = [(part.train[: len(part.train) // share], part.test[: len(part.test) // share]) for part in parts]
         train, test = (np.concatenate(labels) for labels in zip(*halves, strict=True))
         styles = [np.repeat(np.arange(len(parts)), [len(half[i]) for half in halves]) for i in range(2)]
         return Labelled(train, test, parts[0].classes, *styles)
