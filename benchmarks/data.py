@@ -3,16 +3,17 @@
     python benchmarks/data.py                          # Fashion-MNIST, 100 peers, shards as in L2C
     python benchmarks/data.py --dataset cifar10 --peers 20 --partition '{name: dirichlet}'
 
-Peers are forks of one process, as `p2pfl launch` makes them, and hold a dataset, a share and a place for a batch;
-no network. Each takes all of its training samples once.
+Peers are forks of one process that has opened the dataset and split it, as `p2pfl launch` makes them; no network.
+Each takes all of its training samples once, in batches.
 
     decoded     one process found nothing in the cache and decoded the source files (seconds)
     opened      one process found it decoded (seconds, median of 5)
     split       who gets which samples (seconds)
-    opened_all  all peers together, each opening the dataset for itself, as peers that were not forked would
     taken       all peers together have taken all of their samples
-    pss_mb      proportional set size of all peers together at the end: pages that several of them have mapped,
-                the images among them, are divided among these. `base` is what it was before the data.
+    opened_all  all peers together have opened the dataset again, each for itself, as peers do that are not forked
+    pss_mb      proportional set size of all peers together after `taken`: pages that several of them have mapped,
+                the images among them, are divided among these. `base` is what it was when every peer had made
+                one batch of zeros and summed it up, which copies pages of the process it was forked from.
     copied_mb   what the images would take if every peer had them in memory of its own
 """
 
@@ -33,25 +34,26 @@ import torch
 import yaml
 
 from p2pfl.config import Run, from_dict
-from p2pfl.data import open_dataset
+from p2pfl.data import Dataset, Share, open_dataset
 from p2pfl.session import load_data
 from p2pfl.training import PeerData
 
 BATCH = 64
 
 
-def one_peer(run: Run, me: int, ready: int, go: int, ended: int) -> None:
+def one_peer(run: Run, me: int, prepared: tuple[Dataset, list[Share]], ready: int, go: int, ended: int) -> None:
     """Say when a step is done, and wait for the word to go on with the next."""
+    dataset, shares = prepared
+    torch.zeros((BATCH, dataset.channels, *dataset.size), dtype=torch.uint8).sum()
+    os.write(ready, b".")
+    os.read(go, 1)
+    data = PeerData(dataset, shares[me], lambda images: images, torch.device("cpu"))
+    for images, _ in data.batches(BATCH, np.random.default_rng(me)):
+        images.sum()
     os.write(ready, b".")
     os.read(go, 1)
     file = run.file.data
-    dataset = open_dataset(file.dataset.name, run.source, file.root, download=False)
-    os.write(ready, b".")
-    os.read(go, 1)
-    share = run.partition.split(dataset.labelled, run.peers, run.seed)[me]
-    data = PeerData(dataset, share, lambda images: images, torch.device("cpu"))
-    for images, _ in data.batches(BATCH, np.random.default_rng(me)):
-        images.sum()
+    open_dataset(file.dataset.name, run.source, file.root, download=False)
     os.write(ready, b".")
     os.read(ended, 1)
 
@@ -96,24 +98,23 @@ def main(dataset: str, partition: str, peers: int) -> None:
             opened.append(monotonic() - began)
         size = images.train.images.nbytes + images.test.images.nbytes
         trained = sum(len(share.train) for share in shares)
-        del images, shares
 
         (ready, say), (hear, go), (last, ended) = os.pipe(), os.pipe(), os.pipe()
         pids = []
         for me in range(peers):
             if not (pid := os.fork()):
-                one_peer(run, me, say, hear, last)
+                one_peer(run, me, (images, shares), say, hear, last)
                 os._exit(0)
             pids.append(pid)
         wait_for_all(ready, peers)
         base = pss(pids)
-        times = []
+        times, memory = [], []
         for _ in range(2):
             began = monotonic()
             os.write(go, b"." * peers)
             wait_for_all(ready, peers)
             times.append(monotonic() - began)
-        end = pss(pids)
+            memory.append(pss(pids))
         entries = [path for path in Path(cache).iterdir() if path.is_dir()]
         os.write(ended, b"." * peers)
         for pid in pids:
@@ -126,11 +127,11 @@ def main(dataset: str, partition: str, peers: int) -> None:
         "decoded": round(decoded, 2),
         "opened": round(statistics.median(opened), 4),
         "split": round(split, 3),
-        "opened_all": round(times[0], 2),
-        "taken": round(times[1], 2),
+        "taken": round(times[0], 2),
+        "opened_all": round(times[1], 2),
         "base_mb": round(base),
-        "pss_mb": round(end),
-        "pss_mb_per_peer_of_data": round((end - base) / peers, 2),
+        "pss_mb": round(memory[0]),
+        "pss_mb_per_peer_of_data": round((memory[0] - base) / peers, 2),
         "images_mb": round(size / 1e6, 1),
         "copied_mb": round(size * peers / 1e6),
     }

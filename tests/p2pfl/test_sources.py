@@ -490,7 +490,7 @@ def test_a_matlab_file_cut_anywhere_is_one_clear_error_or_no_loss(root: Path) ->
             opens.append(opened("stanford-cars", root, size=2).train.labels.tolist())
         except DataError as error:
             message = str(error)
-            assert message.startswith(str(path))  # noqa: PT017
+            assert message.startswith(str(path))
     assert all(labels == [195, 194, 193] for labels in opens)  # only filling was cut off
 
 
