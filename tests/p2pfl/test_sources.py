@@ -516,6 +516,13 @@ def test_a_test_class_that_was_never_trained_on(root: Path) -> None:
         opened("folder", root)
 
 
+def test_a_file_in_place_of_a_folder(root: Path) -> None:
+    write_tree(root, ("train",))
+    (root / "test").write_text("")
+    with pytest.raises(DataError, match=f"{root}/test: should be a folder of classes: Not a directory"):
+        opened("folder", root)
+
+
 def test_usps_in_another_format(root: Path) -> None:
     write_usps(root)
     for text in (b"1 1:0.5 2:0.5\n", b"1 " + b" ".join(b"%d:7" % i for i in range(1, 257)), b"hello", b""):

@@ -210,8 +210,11 @@ class Folder(Photos):
 
 
 def subfolders(folder: Path) -> list[str]:
-    """Their names, sorted."""
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    """Their names, sorted. Raises DataError if the folder cannot be read."""
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    except OSError as error:
+        raise DataError(f"{folder}: should be a folder of classes: {error.strerror or error}") from error
 
 
 def tree(folder: Path, classes: Sequence[str]) -> Index:
