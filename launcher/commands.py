@@ -334,6 +334,46 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) ->
     click.echo(f"spectral gap  {found['spectral_gap']:.4f}")
 
 
+@commands.group()
+def data() -> None:
+    """Who learns from what."""
+
+
+@data.command("show")
+@FILE
+@SETS
+@click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")
+@JSON
+def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
+    """Who gets which samples of a run file's dataset: per peer, sizes and classes.
+
+    Classes are given with their training samples. Neighbouring peers that have equally much are shown as one.
+    """
+    from launcher.shares import describe, draw, rows
+    from p2pfl.config import load
+    from p2pfl.session import load_data
+
+    run = load(file, sets)
+    dataset, shares = load_data(run)
+    found = describe(run, dataset, shares)
+    if png is not None:
+        draw(found, png)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    images = found["dataset"]
+    click.echo(
+        f"{images['name']}: {images['train']} training and {images['test']} test images "
+        f"{'x'.join(map(str, images['shape']))}, {images['classes']} classes; partition {found['partition']['name']}"
+    )
+    _table(["peer", "group", "train", "val", "test", "training samples of each class"], rows(found))
+    total = found["total"]
+    click.echo(
+        f"{total['train']} training samples in all, {total['distinct']} of them different; "
+        f"a peer has {total['min']} to {total['max']}, {total['mean']:.1f} on average"
+    )
+
+
 # ---- output -------------------------------------------------------------------------------------------------
 
 

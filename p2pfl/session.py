@@ -66,9 +66,15 @@ def load_data(run: Run) -> tuple[Dataset, list[Share]]:
     except DataError as error:
         raise run.blame("data.dataset", error) from None
     try:
-        shares = run.partition.split(dataset.train.labels, dataset.test.labels, dataset.classes, run.peers, run.seed)
+        shares = run.partition.split(dataset.labelled, run.peers, run.seed)
     except DataError as error:
         raise run.blame("data.partition", error) from None
+    if run.file.global_test and any(share.merged for share in shares):
+        reason = DataError(
+            f"partition {data.partition.name} deals out the test set too, so that peers train on it: "
+            "there is nothing left for global_test"
+        )
+        raise run.blame("global_test", reason)
     return dataset, shares
 
 

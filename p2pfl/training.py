@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from p2pfl.data import Dataset, Share
-from p2pfl.data import Split as Images
+from p2pfl.data import Dataset, Pool, Share, Split
 
 Augment = Callable[[Tensor], Tensor]
 
@@ -24,7 +23,7 @@ EVALUATION_BATCH = 512
 class Samples:
     """Some of a dataset's images: ``indices`` into ``images``, which may be mapped from disk."""
 
-    images: Images
+    images: Split | Pool
     indices: np.ndarray
 
     def __len__(self) -> int:
@@ -55,9 +54,11 @@ class PeerData:
         self.group = share.group
         self.device = device
         self.augment = augment
-        self.train = Samples(dataset.train, share.train)
-        self.validation = Samples(dataset.train, share.validation)
-        self.test = Samples(dataset.test, share.test)
+        trained: Split | Pool = dataset.pool if share.merged else dataset.train
+        tested: Split | Pool = dataset.pool if share.merged else dataset.test
+        self.train = Samples(trained, share.train)
+        self.validation = Samples(trained, share.validation)
+        self.test = Samples(tested, share.test)
         self.everything = Samples(dataset.test, np.arange(len(dataset.test.labels)))
         shape = (1, dataset.channels, 1, 1)
         self._mean = torch.tensor(dataset.mean, device=device).reshape(shape)

@@ -4,8 +4,8 @@ Three tables name what a run file may ask for: DATASETS, PARTITIONS and AUGMENTA
 """
 
 from p2pfl.data.augmentations import AUGMENTATIONS, Augment, Augmentation
-from p2pfl.data.datasets import Dataset, Split, open_dataset
-from p2pfl.data.partitions import PARTITIONS, Partition, Share
+from p2pfl.data.datasets import Dataset, Pool, Split, open_dataset
+from p2pfl.data.partitions import PARTITIONS, Labelled, Partition, Share
 from p2pfl.data.sources import DATASETS, Decoded, Source
 
 __all__ = [
@@ -16,7 +16,9 @@ __all__ = [
     "Augmentation",
     "Dataset",
     "Decoded",
+    "Labelled",
     "Partition",
+    "Pool",
     "Share",
     "Source",
     "Split",

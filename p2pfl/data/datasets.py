@@ -6,6 +6,7 @@ Each dataset is decoded once per host, under a lock, into a folder of .npy files
         fashion-mnist.lock                  held while fetching and decoding
         fashion-mnist-1c0ffee5c0ffee55/     appears as a whole, by a rename
             train_images.npy, train_labels.npy, test_images.npy, test_labels.npy
+            train_styles.npy, test_styles.npy   of a dataset that has styles
             about.json                      shapes, classes, mean, std, mirror
 
 The digits at the end stand for the options and for path, size and time of change of every source file, so
@@ -24,6 +25,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
 
@@ -32,13 +34,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from p2pfl.data.partitions import Labelled
 from p2pfl.data.sources import Decoded, Images, Labels, Source
 from p2pfl.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 """Part of every cache key: count up when the files of an entry, or what a source decodes to, change."""
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_STYLES = ("train_styles", "test_styles")
 _DOWNLOAD_TIMEOUT = 60.0  # seconds without a byte
 
 
@@ -49,10 +53,12 @@ class Split:
     Attributes:
         images: uint8 [N, C, H, W].
         labels: int64 [N].
+        styles: int64 [N], which style each image has; None in a dataset without styles.
     """
 
     images: Images
     labels: Labels
+    styles: Labels | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -64,6 +70,34 @@ class Split:
         """
         images, labels = np.take(self.images, indices, axis=0), np.take(self.labels, indices)
         return torch.from_numpy(np.asarray(images)), torch.from_numpy(np.asarray(labels))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Both halves of a dataset as one: the training samples followed by the test samples. Nothing is copied.
+
+    Attributes:
+        train, test: the halves.
+        labels: int64 [N].
+    """
+
+    train: Split
+    test: Split
+
+    @cached_property
+    def labels(self) -> Labels:
+        return np.concatenate((self.train.labels, self.test.labels))
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.test)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """As ``Split.take``."""
+        late = indices >= len(self.train)
+        images = np.empty((len(indices), *self.train.images.shape[1:]), np.uint8)
+        images[~late] = self.train.images[indices[~late]]
+        images[late] = self.test.images[indices[late] - len(self.train)]
+        return torch.from_numpy(images), torch.from_numpy(self.labels[indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +120,16 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     mirror: bool
+
+    @cached_property
+    def pool(self) -> Pool:
+        """Both halves as one."""
+        return Pool(self.train, self.test)
+
+    @property
+    def labelled(self) -> Labelled:
+        """What a partition is told."""
+        return Labelled(self.train.labels, self.test.labels, self.classes, self.train.styles, self.test.styles)
 
     @property
     def channels(self) -> int:
@@ -136,16 +180,21 @@ def _from_environment(variable: str, default: str) -> Path:
 
 
 def _missing(source: Source, root: Path) -> list[Path]:
-    return [path for path in source.files(root) if not os.path.isfile(path)]
+    return [path for path in source.files(root) if not os.path.exists(path)]
 
 
 def _fetch(name: str, source: Source, root: Path, download: bool, missing: list[Path]) -> None:
     """Download what is missing, or raise a DataError that says how to get it."""
     folder = missing[0].parent
-    absent = (
-        f"{name}: missing {', '.join(path.name for path in missing)}; looked in {folder}. "
-        f"Set data.root or $P2PFL_DATA to the folder that holds {folder.relative_to(root)}/"
-    )
+    absent = f"{name}: missing {', '.join(path.name for path in missing)}; looked in {folder}. "
+    if folder.is_relative_to(root):
+        inside = folder.relative_to(root)
+        held = missing[0].name if inside == Path() else f"{inside}/"
+        absent += f"Set data.root or $P2PFL_DATA to the folder that holds {held}"
+    else:
+        absent += "Its path is absolute, so data.root has no say in it"
+    if source.obtain:
+        raise DataError(f"{absent}; {source.obtain}")
     if not download:
         raise DataError(f"{absent}, or set data.download: true")
     try:
@@ -166,6 +215,9 @@ def _key(name: str, source: Source, root: Path) -> str:
 
 
 def _check(name: str, decoded: Decoded) -> None:
+    if decoded.train_images.shape[1:] != decoded.test_images.shape[1:]:
+        shapes = f"{decoded.train_images.shape[1:]} for training, {decoded.test_images.shape[1:]} for testing"
+        raise DataError(f"{name}: images of several shapes: {shapes}")
     for split, images, labels in (
         ("training", decoded.train_images, decoded.train_labels),
         ("test", decoded.test_images, decoded.test_labels),
@@ -181,9 +233,10 @@ def _check(name: str, decoded: Decoded) -> None:
 def _store(decoded: Decoded, entry: Path) -> None:
     """Write a cache entry as a whole, in place of a damaged one. The caller holds the lock."""
     building = entry.with_name(f".{entry.name}.building")
+    arrays = {name: array for name in _ARRAYS + _STYLES if (array := getattr(decoded, name)) is not None}
     mean, std = _mean_and_std(decoded.train_images)
     about = {
-        "shapes": {name: getattr(decoded, name).shape for name in _ARRAYS},
+        "shapes": {name: array.shape for name, array in arrays.items()},
         "classes": decoded.classes,
         "mean": mean,
         "std": std,
@@ -194,8 +247,8 @@ def _store(decoded: Decoded, entry: Path) -> None:
             if leftover.exists():
                 shutil.rmtree(leftover)
         building.mkdir()
-        for name in _ARRAYS:
-            np.save(building / f"{name}.npy", getattr(decoded, name))
+        for name, array in arrays.items():
+            np.save(building / f"{name}.npy", array)
         (building / "about.json").write_text(json.dumps(about))
         building.rename(entry)
     except OSError as error:
@@ -206,19 +259,19 @@ def _load(name: str, entry: Path) -> Dataset | None:
     """The dataset in a cache entry, or None if there is no such entry or it is damaged."""
     try:
         about = json.loads((entry / "about.json").read_bytes())
-        arrays = {array: np.load(entry / f"{array}.npy", mmap_mode="r") for array in _ARRAYS}
+        arrays = {array: np.load(entry / f"{array}.npy", mmap_mode="r") for array in about["shapes"]}
         if {array: list(values.shape) for array, values in arrays.items()} != about["shapes"]:
             return None
         return Dataset(
             name,
-            train=Split(arrays["train_images"], arrays["train_labels"]),
-            test=Split(arrays["test_images"], arrays["test_labels"]),
+            train=Split(arrays["train_images"], arrays["train_labels"], arrays.get("train_styles")),
+            test=Split(arrays["test_images"], arrays["test_labels"], arrays.get("test_styles")),
             classes=about["classes"],
             mean=tuple(about["mean"]),
             std=tuple(about["std"]),
             mirror=about["mirror"],
         )
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -160,6 +160,94 @@ def test_graph_names_the_extra_that_draws(tmp_path, invoke, monkeypatch):
     assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr
 
 
+CLUSTERS = "data.partition={name: clusters, per_class: 10, test_per_class: 5}"
+
+
+@pytest.fixture
+def ring(tmp_path, monkeypatch):
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "ring.yaml"
+    file.write_text(RING)
+    return file
+
+
+def test_data_show(ring, invoke):
+    outcome = invoke("data", "show", ring, "--set", CLUSTERS)
+    assert outcome.exit_code == 0
+    head, *rest = outcome.stdout.splitlines()
+    assert head == "digits: 1442 training and 355 test images 1x8x8, 10 classes; partition clusters"
+    rows = [line.split() for line in rest[1:-1]]
+    assert rows == [["0-2", "0", "50", "0", "25", "0-4:", "10"], ["3-5", "1", "50", "0", "25", "5-9:", "10"]]
+    assert rest[-1] == "300 training samples in all, 300 of them different; a peer has 50 to 50, 50.0 on average"
+
+
+def test_data_show_json(ring, invoke):
+    found = json.loads(invoke("data", "show", ring, "--set", CLUSTERS, "--json").stdout)
+    assert found["dataset"]["classes"] == 10
+    assert found["partition"]["per_class"] == 10
+    assert found["peers"][5] == {
+        "peer": 5,
+        "group": 1,
+        "train": 50,
+        "validation": 0,
+        "test": 25,
+        "classes": {str(label): 10 for label in range(5, 10)},
+        "test_classes": {str(label): 5 for label in range(5, 10)},
+    }
+    merged = json.loads(invoke("data", "show", ring, "--set", "data.partition=dirichlet", "--json").stdout)
+    sizes = sum(sum(peer["classes"].values()) + sum(peer["test_classes"].values()) for peer in merged["peers"])
+    assert sizes == 1797
+    assert merged["total"]["train"] == merged["total"]["distinct"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ({}, "none"),
+        ({"0": 3}, "0: 3"),
+        ({"10": 3, "2": 3, "3": 3, "4": 4}, "2-3: 3, 4: 4, 10: 3"),
+        ({str(2 * n): 1 for n in range(14)}, ", ".join(f"{2 * n}: 1" for n in range(12)) + ", and 2 more classes"),
+    ],
+)
+def test_classes_are_listed_in_short(counts, text):
+    from launcher.shares import classes
+
+    assert classes(counts) == text
+
+
+@pytest.mark.parametrize("peers", [1, 100])
+def test_data_show_draws_a_png(tmp_path, ring, invoke, peers):
+    pytest.importorskip("matplotlib")
+    assert invoke("data", "show", ring, "--set", f"peers={peers}", "--set", "graph=complete", "--png",
+                  tmp_path / "d.png").exit_code == 0  # fmt: skip
+    assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_show_names_the_extra_that_draws(tmp_path, ring, invoke, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    outcome = invoke("data", "show", ring, "--png", tmp_path / "d.png")
+    assert outcome.exit_code == 1
+    assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        (
+            "data.partition={name: clusters, clusters: 3}",
+            "10 classes with an overlap of 0 cannot be cut into 3 equal",
+        ),
+        ("data.dataset={name: npz, path: /no/where.npz}", "npz: missing where.npz; looked in /no"),
+    ],
+)
+def test_data_that_cannot_be_had_is_an_error_of_the_run_file(ring, invoke, assignment, message):
+    outcome = invoke("data", "show", ring, "--set", assignment)
+    assert outcome.exit_code == 2
+    [line] = outcome.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
 def test_digest(make_folder, invoke):
     one, same = make_folder("one"), make_folder("same")
     other = make_folder("other", results={1: {"digest": "f" * 64}})

@@ -102,7 +102,7 @@ def test_a_good_file_is_read() -> None:
         pytest.param(
             "dataset: digits",
             "dataset: letters",
-            "run.yaml:7: data.dataset.name: unknown 'letters'; known: digits, mnist, fashion-mnist",
+            "run.yaml:7: data.dataset.name: unknown 'letters'; known: " + ", ".join(DATASETS),
             id="unknown dataset",
         ),
         pytest.param(
@@ -435,7 +435,7 @@ def test_all_problems_are_reported_at_once_with_their_lines() -> None:
         f"run.yaml:2: sed: unknown key 'sed'; known: {TOP}; did you mean 'seed'?",
         "run.yaml:3: rounds: should be greater than 0 (found -3)",
         f"run.yaml:5: graph.name: unknown 'rong'; known: {GRAPH_NAMES}; did you mean 'ring'?",
-        "run.yaml:7: data.dataset.name: unknown 'digit'; known: digits, mnist, fashion-mnist; did you mean 'digits'?",
+        f"run.yaml:7: data.dataset.name: unknown 'digit'; known: {', '.join(DATASETS)}; did you mean 'digits'?",
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.local import Hyper, Local
 from p2pfl.checkpoint import snapshot
-from p2pfl.data import Dataset, Split
+from p2pfl.config import Run
+from p2pfl.data import Dataset, Share, Split
+from p2pfl.errors import RunFileError
 from p2pfl.models import Model
 from p2pfl.net import Net
 from p2pfl.options import Options
+from p2pfl.session import load_data
 from p2pfl.tensors import digest
 from p2pfl.training import EVALUATION_BATCH, Meter, PeerData, Samples, evaluate, make_optimizer
 from p2pfl.wire import Layout
@@ -109,6 +112,32 @@ def test_a_peer_knows_its_classes_and_its_part_of_each_split() -> None:
     assert data.train.labels.tolist() == [0, 0, 3]
     assert (len(data.train), len(data.validation), len(data.test), len(data.everything)) == (3, 0, 2, 6)
     assert peer_data(dataset, []).own_classes == ()
+
+
+def test_a_share_of_the_merged_pool_has_samples_of_both_splits() -> None:
+    dataset = random_dataset(9, classes=5, tests=6)
+    parts = [np.array(part) for part in ([0, 8, 9, 14], [3, 10], [1, 11])]
+    data = PeerData(dataset, Share(*parts, merged=True), lambda x: x, CPU)
+    assert data.train.labels.tolist() == [0, 3, 0, 0]  # 8 mod 5, then the test samples 0 and 5
+    assert data.validation.labels.tolist() == [3, 1]
+    assert data.test.labels.tolist() == [1, 2]
+    images, labels = data.train.take(np.array([3, 1, 2]))
+    assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+    assert labels.tolist() == [0, 3, 0]
+    for image, (split, index) in zip(images, [(dataset.test, 5), (dataset.train, 8), (dataset.test, 0)], strict=True):
+        np.testing.assert_array_equal(image.numpy(), split.images[index])
+    images, labels = data.train.take(np.array([], np.int64))
+    assert (images.shape, labels.shape) == ((0, 1, 2, 2), (0,))
+    with pytest.raises(IndexError):
+        dataset.pool.take(np.array([15]))
+    assert len(dataset.pool) == 15
+
+
+def test_no_test_on_samples_that_others_train_on(make_run: Callable[..., Run]) -> None:
+    partition = {"name": "dirichlet"}
+    load_data(make_run(data={"partition": partition}))
+    with pytest.raises(RunFileError, match=r"dirichlet deals out the test set too, .* nothing left for global_test"):
+        load_data(make_run(data={"partition": partition}, global_test=True))
 
 
 # ---- optimisers --------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""Where images come from: one class per dataset, and the table of their names.
+"""The MNIST family: arrays in IDX files, gzipped or not.
 
-A source names the files that it is made of, can fetch them, and decodes them into plain arrays. It is asked
-to decode once per host; ``p2pfl.data.datasets`` keeps the result. Hence the heavy imports inside the methods:
-a peer that finds the dataset decoded never pays for them.
+No checksum is compared: an IDX file announces its size, and gzip has a checksum of its own.
 """
 
 from __future__ import annotations
@@ -10,73 +8,15 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from p2pfl.data.sources.base import Decoded, Images, Source
 from p2pfl.errors import DataError
-from p2pfl.options import Options, Table
-
-Images = npt.NDArray[np.uint8]
-Labels = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """A dataset as plain arrays.
-
-    Attributes:
-        train_images, test_images: uint8 [N, C, H, W].
-        train_labels, test_labels: int64 [N], each in [0, classes).
-        classes: number of classes, whether or not all of them occur.
-        mirror: whether a mirror image still has its label (clothes: yes; digits: no).
-    """
-
-    train_images: Images
-    train_labels: Labels
-    test_images: Images
-    test_labels: Labels
-    classes: int
-    mirror: bool
-
-
-@dataclass(frozen=True)
-class Source(Options, ABC):
-    """Base of all datasets: what stands behind ``dataset: {name: …}`` in a run file."""
-
-    def files(self, root: Path) -> tuple[Path, ...]:
-        """The files under ``root`` that this dataset is made of, whether or not they exist."""
-        return ()
-
-    def download(self, root: Path) -> None:
-        """Put the files there. Raises OSError or RuntimeError when that fails."""
-
-    @abstractmethod
-    def read(self, root: Path) -> Decoded:
-        """Decode the files, all of which exist. Raises DataError naming the file that is damaged."""
-
-
-@dataclass(frozen=True)
-class Digits(Source):
-    """scikit-learn's 1,797 handwritten digits, 1x8x8; comes with the library, nothing to download.
-
-    It has no official split: here every fifth sample of each class is a test sample.
-    """
-
-    def read(self, root: Path) -> Decoded:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, np.newaxis]
-        labels = bunch.target.astype(np.int64)
-        test = np.zeros(len(labels), dtype=bool)
-        for label in range(10):
-            test[np.flatnonzero(labels == label)[4::5]] = True
-        return Decoded(images[~test], labels[~test], images[test], labels[test], classes=10, mirror=False)
 
 
 @dataclass(frozen=True)
@@ -119,7 +59,49 @@ class FashionMnist(Mnist):
     mirror: ClassVar[bool] = True
 
 
-DATASETS: Table[type[Source]] = Table("dataset", {"digits": Digits, "mnist": Mnist, "fashion-mnist": FashionMnist})
+@dataclass(frozen=True)
+class Emnist(Source):
+    """EMNIST: handwritten letters and digits, 1x28x28, as ``EMNIST/raw/emnist-SPLIT-*-ubyte`` or ``.gz``.
+
+    Images are turned upright; the files have rows and columns exchanged.
+    """
+
+    CLASSES: ClassVar[Mapping[str, int]] = {
+        "balanced": 47,
+        "byclass": 62,
+        "bymerge": 47,
+        "letters": 26,
+        "digits": 10,
+        "mnist": 10,
+    }
+
+    split: Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"] = "balanced"
+    """Which of the official splits: ``balanced`` has 47 classes and 112,800 + 18,800 images, ``letters`` 26 and
+    124,800 + 20,800, ``digits`` 10 and 240,000 + 40,000."""
+
+    def files(self, root: Path) -> tuple[Path, ...]:
+        return tuple(
+            _plain_or_gz(root / "EMNIST" / "raw" / f"emnist-{self.split}-{half}-{what}-ubyte")
+            for half in ("train", "test")
+            for what in ("images-idx3", "labels-idx1")
+        )
+
+    def download(self, root: Path) -> None:
+        from torchvision.datasets import EMNIST
+
+        EMNIST(root, split=self.split, download=True)
+
+    def read(self, root: Path) -> Decoded:
+        train_images, train_labels, test_images, test_labels = self.files(root)
+        first = 1 if self.split == "letters" else 0
+        return Decoded(
+            np.ascontiguousarray(read_idx(train_images, 3).transpose(0, 2, 1))[:, np.newaxis],
+            read_idx(train_labels, 1).astype(np.int64) - first,
+            np.ascontiguousarray(read_idx(test_images, 3).transpose(0, 2, 1))[:, np.newaxis],
+            read_idx(test_labels, 1).astype(np.int64) - first,
+            classes=self.CLASSES[self.split],
+            mirror=False,
+        )
 
 
 def read_idx(path: Path, dimensions: int) -> Images:

@@ -1,33 +1,17 @@
-"""Who gets which samples: one class per partition, and the table of their names.
-
-A partition is a pure function of labels, number of peers, seed and its own parameters: every peer computes
-the whole of it for itself and keeps its own share.
-"""
+"""The partition of MAPL (Mukherjee, Simonetto, Jamali-Rad, 2024, arXiv 2403.19792), section 5."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import NonNegativeInt, PositiveInt, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from p2pfl import rng
+from p2pfl.data.partitions.base import Fraction, Indices, Labelled, Partition, Share, cyclic, hold_out, merge, require
 from p2pfl.errors import DataError
-from p2pfl.options import Options, Table
-
-Indices = npt.NDArray[np.int64]
-Labels = npt.NDArray[np.int64]
 
 
 def _count_or_range(value: Any, handler: ValidatorFunctionWrapHandler) -> int | tuple[int, int]:
@@ -40,70 +24,12 @@ def _count_or_range(value: Any, handler: ValidatorFunctionWrapHandler) -> int | 
     return count
 
 
-Fraction = Annotated[float, Field(ge=0, lt=1)]
 CountOrRange = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], WrapValidator(_count_or_range)]
-
-
-@dataclass(frozen=True, eq=False)
-class Share:
-    """What one peer gets.
-
-    Attributes:
-        train, validation: int64 indices into the training split, ascending, without repetition, disjoint.
-        test: int64 indices into the test split, ascending, without repetition.
-        group: peers of the same group have the same task; 0 where the partition knows no groups.
-    """
-
-    train: Indices
-    validation: Indices
-    test: Indices
-    group: int = 0
-
-
-@dataclass(frozen=True)
-class Partition(Options, ABC):
-    """Base of all partitions: what stands behind ``partition: {name: …}`` in a run file."""
-
-    @abstractmethod
-    def split(self, train_labels: Labels, test_labels: Labels, classes: int, peers: int, seed: int) -> list[Share]:
-        """One share per peer.
-
-        Args:
-            train_labels, test_labels: int64 [N], in [0, classes).
-            classes: number of classes in the dataset, K.
-            peers: number of peers, M.
-            seed: the run's seed; equal arguments give equal shares.
-
-        Raises DataError if the dataset is too small for what is asked, or cannot be cut that way.
-        """
-
-
-@dataclass(frozen=True)
-class Iid(Partition):
-    """All samples shuffled and dealt out evenly, training and test split alike; peers share no sample."""
-
-    validation: Fraction = 0.0
-    """Fraction of a peer's training samples that is held out, rounded to whole samples."""
-    per_peer: PositiveInt | None = None
-    """The most training samples, those held out included, that a peer gets; null for no limit."""
-
-    def split(self, train_labels: Labels, test_labels: Labels, classes: int, peers: int, seed: int) -> list[Share]:
-        for split, labels in (("training", train_labels), ("test", test_labels)):
-            if len(labels) < peers:
-                raise DataError(f"partition iid: {len(labels)} {split} samples are too few for {peers} peers")
-        stream = rng.shared(seed, "partition")
-        train = np.array_split(stream.permutation(len(train_labels)), peers)
-        test = np.array_split(stream.permutation(len(test_labels)), peers)
-        shares = []
-        for mine, tested in zip(train, test, strict=True):
-            kept, held_out = _hold_out(mine[: self.per_peer], self.validation)
-            shares.append(Share(np.sort(kept), np.sort(held_out), np.sort(tested)))
-        return shares
 
 
 @dataclass(frozen=True)
 class Clusters(Partition):
-    """MAPL's partition: peers in clusters, each cluster with its own classes (arXiv 2403.19792, section 4).
+    """Peers in clusters, each cluster with its own classes.
 
     Peers form contiguous blocks whose sizes differ by at most one. Cluster c of C has the classes
     [c·s, c·s + s + overlap) with s = (K − overlap) / C, so that consecutive clusters have exactly ``overlap``
@@ -135,7 +61,8 @@ class Clusters(Partition):
     ``staggered``: each slice begins two thirds into the one before, and each cluster at the start; with 300
     per class the i-th peer of a cluster takes [200 i, 200 i + 300) and shares 100 with the next."""
 
-    def split(self, train_labels: Labels, test_labels: Labels, classes: int, peers: int, seed: int) -> list[Share]:
+    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
+        classes = data.classes
         stream = rng.shared(seed, "partition")
         cluster_classes = self._cluster_classes(classes)
         if peers < self.clusters:
@@ -144,8 +71,9 @@ class Clusters(Partition):
         cluster_of = [cluster for cluster, block in enumerate(blocks) for _ in block]
 
         low, high = (self.per_class, self.per_class) if isinstance(self.per_class, int) else self.per_class
-        _require(train_labels, classes, high, "training", "per_class")
-        _require(test_labels, classes, self.test_per_class, "test", "test_per_class")
+        require("clusters", data.train, classes, high, f"per_class asks for {high} training samples")
+        tested = self.test_per_class
+        require("clusters", data.test, classes, tested, f"test_per_class asks for {tested} test samples")
         counts = stream.integers(low, high, size=(peers, classes), endpoint=True)
 
         train: list[list[Indices]] = [[] for _ in range(peers)]
@@ -153,17 +81,17 @@ class Clusters(Partition):
         test: list[list[Indices]] = [[] for _ in range(peers)]
         for label in range(classes):
             holders = [peer for peer in range(peers) if label in cluster_classes[cluster_of[peer]]]
-            pool = stream.permutation(np.flatnonzero(train_labels == label))
+            pool = stream.permutation(np.flatnonzero(data.train == label))
             starts = self._starts(counts[holders, label], [cluster_of[peer] for peer in holders])
             for peer, start in zip(holders, starts, strict=True):
-                kept, held_out = _hold_out(_slice(pool, start, counts[peer, label]), self.validation)
+                kept, held_out = hold_out(cyclic(pool, start, counts[peer, label]), self.validation)
                 train[peer].append(kept)
                 validation[peer].append(held_out)
-            pool = stream.permutation(np.flatnonzero(test_labels == label))
+            pool = stream.permutation(np.flatnonzero(data.test == label))
             for rank, peer in enumerate(holders):
-                test[peer].append(_slice(pool, rank * self.test_per_class, self.test_per_class))
+                test[peer].append(cyclic(pool, rank * tested, tested))
         return [
-            Share(_merge(train[peer]), _merge(validation[peer]), _merge(test[peer]), group)
+            Share(merge(train[peer]), merge(validation[peer]), merge(test[peer]), group)
             for peer, group in enumerate(cluster_of)
         ]
 
@@ -187,32 +115,3 @@ class Clusters(Partition):
                 start, cluster = 0, own_cluster
             yield start
             start += round(count * 2 / 3) if self.slices == "staggered" else int(count)
-
-
-PARTITIONS: Table[type[Partition]] = Table("partition", {"iid": Iid, "clusters": Clusters})
-
-
-def _slice(pool: Indices, start: int, count: int) -> Indices:
-    """``count`` <= len(pool) entries of ``pool`` from ``start`` on, going round at its end."""
-    return pool[(start + np.arange(count)) % len(pool)]
-
-
-def _merge(parts: list[Indices]) -> Indices:
-    return np.sort(np.concatenate(parts))
-
-
-def _hold_out(samples: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Split ``samples``, in random order, into those kept (at least one) and the ``fraction`` held out."""
-    kept = max(len(samples) - round(fraction * len(samples)), 1)
-    return samples[:kept], samples[kept:]
-
-
-def _require(labels: Labels, classes: int, count: int, split: str, option: str) -> None:
-    """Raises DataError unless every class has ``count`` samples."""
-    available = np.bincount(labels, minlength=classes)
-    scarcest = int(available.argmin())
-    if available[scarcest] < count:
-        raise DataError(
-            f"partition clusters: {option} asks for {count} {split} samples of each class, "
-            f"but class {scarcest} has {available[scarcest]}"
-        )
