@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from p2pfl.config import load
 from p2pfl.data import Labelled
 from p2pfl.errors import RunFileError
+from p2pfl.models import architecture, build
 from p2pfl.session import load_data
 
 FILES = sorted((Path(__file__).resolve().parents[2] / "topologies" / "paper").glob("*.yaml"))
@@ -30,6 +32,9 @@ SIZES = {
 }
 """Classes of a dataset, and its training and test images per class, about."""
 
+SHAPES = {"fashion-mnist": (1, 28), "mnist": (1, 28), "tiny-imagenet-200": (3, 64), "mini-imagenet": (3, 84)}
+"""Channels and pixels a side, where they are not those of CIFAR."""
+
 
 def test_every_papers_settings_are_there() -> None:
     names = {path.stem for path in FILES}
@@ -38,6 +43,9 @@ def test_every_papers_settings_are_there() -> None:
     for dataset in ("fmnist", "cifar10", "cifar100", "flowers102", "tiny-imagenet"):
         assert names >= {f"fedtgp-pathological-{dataset}", f"fedtgp-practical-{dataset}"}
     assert names >= {f"dfml-n{peers}-{kind}" for peers in (10, 50, 100) for kind in ("iid", "niid")} | {"dfml-bridge"}
+    assert names >= {f"fedtgp-practical-cifar100-{group}" for group in ("htfe2", "htfe3", "htfe4", "htfe9", "htc4")}
+    modes = ("h0", "h1-cnn", "h1-resnet", "h1-vit", "h2-efficientnet")
+    assert names >= {f"dfml-n10-niid-{mode}" for mode in modes}
     assert names >= {"fedstyle-digits-1", "fedstyle-digits-10", "fedstyle-styled"}
 
 
@@ -69,6 +77,19 @@ def test_its_partition_fits_a_dataset_of_that_size(path: Path) -> None:
     assert len(shares) == run.peers
     assert all(len(share.train) for share in shares)
     assert all(len(share.test) for share in shares)
+
+
+@each_file
+def test_its_models_can_be_built_for_images_of_that_size(path: Path) -> None:
+    run = load(path)
+    dataset = run.resolved()["data"]["dataset"]
+    key = Path(str(dataset["path"])).parts[0] if dataset["name"] == "folder" else dataset["name"]
+    channels, pixels = SHAPES.get(key, (3, 32))
+    first = {architecture(run.file.models.name, peer): peer for peer in reversed(range(run.peers))}
+    for peer in first.values():
+        with torch.device("meta"):  # shapes only: nothing is allocated or drawn
+            model = build(run.file.models.name, peer, channels, (pixels, pixels), 10, run.file.models.features)
+            assert model.eval()(torch.zeros(2, channels, pixels, pixels)).shape == (2, 10)
 
 
 @each_file
