@@ -9,6 +9,7 @@
                 "seconds": 80.2, "ended": "finished", "log": "<path>"}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers with one
      "best": …, "global_accuracy": …,                                  likewise
+     "measures": {"peak": {"mean": …, …}, …},                          what else the method evaluates, likewise
      "weighted_accuracy": 0.96 | null,          correct answers of all peers by test samples of all peers
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent, by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
@@ -132,6 +133,7 @@ class Summary:
     accuracy: Spread | None
     best: Spread | None
     global_accuracy: Spread | None
+    measures: dict[str, Spread]
     weighted_accuracy: float | None
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
@@ -170,6 +172,7 @@ def summarize(folder: RunFolder, codes: Mapping[PeerId, int] | None = None, seco
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
         global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
+        measures=_measures(results),
         weighted_accuracy=_weighted(results),
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
@@ -202,6 +205,12 @@ def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
     )
 
 
+def _measures(results: list[Result]) -> dict[str, Spread]:
+    names = sorted({name for result in results for name in result.measures})
+    spreads = {name: Spread.of(result.measures.get(name) for result in results) for name in names}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
 def _weighted(results: Iterable[Result]) -> float | None:
     """Σ correct / Σ samples: peers count by the size of their test splits (FedTGP)."""
     counts = [(result.correct, result.samples) for result in results]
@@ -232,6 +241,7 @@ def show(summary: Summary, console: Console) -> None:
         ("accuracy", summary.accuracy),
         ("best", summary.best),
         ("on the whole test set", summary.global_accuracy),
+        *summary.measures.items(),
     ):
         if spread is not None:
             console.print(f"{label}: {spread}")

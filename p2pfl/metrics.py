@@ -9,7 +9,9 @@
      "sources": 19, "listeners": 19,                    peers heard, peers hearing, in this round
      "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
      "personal": {"accuracy", "loss", "correct", "samples"} | null,      own test split, when evaluated
-     "global": {…} | null}                              whole test set, when asked for
+     "global": {…} | null,                              whole test set, when asked for
+     "measures": {"peak": {…}, …},                      what else the method has evaluated, when evaluated
+     "observed": {"alpha": 0.8, …}}                     the method's own numbers
 
 Seconds of ``mixing`` and everything else are what remains of ``total``.
 """
@@ -43,6 +45,8 @@ class RoundRecord:
     weights: Mapping[PeerId, float] | None = None
     personal: Evaluation | None = None
     whole: Evaluation | None = None
+    measures: Mapping[str, Evaluation] = field(default_factory=dict)
+    observed: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         record = {
@@ -58,6 +62,8 @@ class RoundRecord:
             "weights": self.weights,
             "personal": None if self.personal is None else asdict(self.personal),
             "global": None if self.whole is None else asdict(self.whole),
+            "measures": {name: asdict(evaluation) for name, evaluation in self.measures.items()},
+            "observed": {name: round(value, 6) for name, value in self.observed.items()},
         }
         return json.dumps(record)
 

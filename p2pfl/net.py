@@ -397,6 +397,18 @@ class Net:
         """Draws the same on every peer, afresh each round: random roles need no message and no coordinator."""
         return rng.shared(self._endpoint.seed, "net.shared", self.t)
 
+    def participants(self, share: float) -> tuple[PeerId, ...]:
+        """Who takes part in this round: ``share`` of all peers (at least one), drawn alike on every peer; ascending.
+
+        Partial participation without a server: those who take part train and speak, and everybody hears them. On
+        a complete graph that is a server which asks so many clients.
+        """
+        if share >= 1.0:
+            return tuple(range(self.peers))
+        draw = rng.shared(self._endpoint.seed, "net.participants", self.t)
+        chosen = draw.permutation(self.peers)[: max(1, round(share * self.peers))]
+        return tuple(sorted(int(peer) for peer in chosen))
+
     async def send(self, to: PeerId, body: Body) -> None:
         """Say something to one peer that hears me. Raises NotANeighbor for any other."""
         self._must_hear(to)
@@ -413,22 +425,33 @@ class Net:
         for to in sorted(bodies):
             await self._endpoint.send([to], bodies[to], self.t)
 
-    async def gather(self, kind: type[B], of: Iterable[PeerId] | None = None) -> dict[PeerId, B]:
+    async def gather(
+        self, kind: type[B], of: Iterable[PeerId] | None = None, patience: float = 1.0
+    ) -> dict[PeerId, B]:
         """One body of ``kind`` from each peer that I hear (or of those in ``of``), in ascending order.
 
-        Peers that miss the deadline are left out; the runtime logs and counts them.
+        Peers that miss the deadline are left out; the runtime logs and counts them. ``patience`` multiplies the
+        deadline, for peers that have something long to compute first, or wait for others in turn.
         """
         senders = self.sources if of is None else tuple(of)
         for sender in senders:
             if sender not in self._endpoint.sources:
                 raise NotANeighbor(f"peer {self.me} does not hear peer {sender} in round {self.t}")
-        messages = await self._endpoint.take(kind.kind(), senders, self.t)
+        messages = await self._endpoint.take(kind.kind(), senders, self.t, patience)
         return {sender: cast(B, message.body) for sender, message in messages.items()}
 
-    async def exchange(self, body: B) -> dict[PeerId, B]:
-        """Broadcast ``body`` and gather the same kind from all that I hear."""
-        await self.broadcast(body)
-        return await self.gather(type(body))
+    async def exchange(self, body: B, among: Iterable[PeerId] | None = None) -> dict[PeerId, B]:
+        """Broadcast ``body`` and gather the same kind from all that I hear.
+
+        With ``among`` only those peers speak (I too only if I am one of them), and everybody hears them.
+        """
+        if among is None:
+            await self.broadcast(body)
+            return await self.gather(type(body))
+        speakers = set(among)
+        if self.me in speakers:
+            await self.broadcast(body)
+        return await self.gather(type(body), of=[j for j in self.sources if j in speakers])
 
     def listen_to(self, senders: Iterable[PeerId]) -> None:
         """Stop hearing everyone else, for good, from the next round on.

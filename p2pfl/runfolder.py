@@ -58,7 +58,8 @@ class Result:
     ``accuracy``, ``correct`` and ``samples`` are the last evaluation on the peer's own test split, ``best`` the
     highest accuracy of the run and ``best_round`` its round. ``out`` and ``inn`` count
     ``{neighbour: {kind: [messages, payload bytes, header bytes]}}`` over the whole run. ``weights`` is the
-    last row of mixing weights, if the method has one; ``group`` the peer's group in the partition.
+    last row of mixing weights, if the method has one; ``group`` the peer's group in the partition. ``measures`` are
+    accuracies of what else the method evaluates, by name.
     """
 
     peer: PeerId
@@ -72,6 +73,7 @@ class Result:
     correct: int = 0
     samples: int = 0
     global_accuracy: float | None = None
+    measures: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_round: int | None = None
     out: dict[str, dict[str, list[int]]] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
 from p2pfl.errors import DataError, ModelError
 from p2pfl.metrics import RoundRecord, Totals
-from p2pfl.models import build
+from p2pfl.models import Model, architecture, build
 from p2pfl.net import Endpoint
 from p2pfl.rng import Streams
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status
@@ -88,13 +88,17 @@ def make_algorithm(
     dataset, shares = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
     models = run.file.models
+
+    def build_on_device(peer: PeerId) -> Model:
+        size, classes = dataset.size, dataset.classes
+        return build(models.name, peer, dataset.channels, size, classes, models.features).to(device)
+
     initialised = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
     with initialised:
         try:
-            model = build(models.name, me, dataset.channels, dataset.size, dataset.classes, models.features)
+            model = build_on_device(me)
         except ModelError as error:
             raise run.blame("models.name", error) from None
-    model = model.to(device)
     setting = Setting(
         me=me,
         peers=run.peers,
@@ -103,6 +107,8 @@ def make_algorithm(
         data=PeerData(dataset, shares[me], augment, device),
         streams=streams,
         device=device,
+        architectures=tuple(architecture(models.name, peer) for peer in range(run.peers)),
+        build=build_on_device,
     )
     return run.algorithm(run.hyper, setting)
 
@@ -157,6 +163,7 @@ class Session:
         self.rounds_done = 0
         self.personal: Evaluation | None = None
         self.whole: Evaluation | None = None
+        self.measures: dict[str, Evaluation] = {}
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         self._queued = 0.0
@@ -210,10 +217,10 @@ class Session:
         await self.endpoint.finish(t)
         last = t + 1 == self.settings.rounds or self.algorithm.finished
         evaluating = perf_counter()
-        personal = whole = None
-        if last or (t + 1) % self.settings.eval_every == 0:
+        due = last or (t + 1) % self.settings.eval_every == 0
+        if due:
             self._say("evaluating", t)
-            personal, whole = self._evaluate()
+            self._evaluate()
         now = perf_counter()
         record = RoundRecord(
             peer=self.me,
@@ -232,8 +239,10 @@ class Session:
             sources=sources,
             listeners=listeners,
             weights=self.algorithm.weights(),
-            personal=personal,
-            whole=whole,
+            personal=self.personal if due else None,
+            whole=self.whole if due else None,
+            measures=self.measures if due else {},
+            observed=self.algorithm.observations(),
         )
         self.algorithm.training_seconds = 0.0
         self.rounds_done = t + 1
@@ -244,12 +253,17 @@ class Session:
             self._save()
         self.on_round(self.me, t)
 
-    def _evaluate(self) -> tuple[Evaluation | None, Evaluation | None]:
+    def _evaluate(self) -> None:
         data = self.algorithm.data
         self.personal = evaluate(self.algorithm.predict, data, data.test, masked=self.masked_test)
         if self.settings.global_test:
             self.whole = evaluate(self.algorithm.predict, data, data.everything)
-        return self.personal, self.whole
+        self.measures = {}
+        for measure in self.algorithm.measures(self.settings.global_test):
+            masked = self.masked_test and measure.samples is not data.everything
+            evaluation = evaluate(measure.predict, data, measure.samples, masked=masked)
+            if evaluation is not None:
+                self.measures[measure.name] = evaluation
 
     # -- compute slots: held while computing, given up in every wait
 
@@ -334,7 +348,7 @@ class Session:
         self.endpoint.load_state_dict(saved["endpoint"])
         self.totals = Totals(**saved["totals"])
         self.rounds_done = self._saved_on_disk = saved["rounds_done"]
-        self.personal, self.whole = self._evaluate()
+        self._evaluate()
         metrics.keep_before(self.folder.metrics, self.rounds_done)
         self.log.info("resumed after round %d", self.rounds_done - 1)
 
@@ -401,6 +415,7 @@ class Session:
             correct=self.personal.correct if self.personal else 0,
             samples=self.personal.samples if self.personal else 0,
             global_accuracy=self.whole.accuracy if self.whole else None,
+            measures={name: evaluation.accuracy for name, evaluation in self.measures.items()},
             best=self.totals.best,
             best_round=self.totals.best_round,
             out=keyed("out"),

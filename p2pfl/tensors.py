@@ -17,6 +17,11 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """The module's buffers (batch-normalisation statistics), shared with it."""
+    return {name: buffer.detach() for name, buffer in module.named_buffers()}
+
+
 @torch.no_grad()
 def assign(target: Tensors, values: Tensors) -> None:
     """Copy ``values`` into ``target`` in place."""
@@ -34,6 +39,14 @@ def weighted_sum(terms: Iterable[tuple[float, Tensors]]) -> dict[str, Tensor]:
             else:
                 total[name] = tensor * weight
     return total
+
+
+def average(models: Mapping[int, Tensors], weights: Mapping[int, float]) -> dict[str, Tensor]:
+    """Σ_j w_j x_j / Σ_j w_j over the ids in ``models``, in their ascending order. Raises ValueError if Σ w_j is 0."""
+    total = sum(weights[j] for j in sorted(models))
+    if total == 0:
+        raise ValueError("an average with weights that sum to 0")
+    return weighted_sum((weights[j] / total, models[j]) for j in sorted(models))
 
 
 def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:

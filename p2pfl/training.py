@@ -82,6 +82,12 @@ class PeerData:
             images, labels = self.train.take(chosen)
             yield images.to(self.device), labels.to(self.device)
 
+    def sweep(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+        """All samples once, in their order, not augmented: normalised [B, C, H, W] and int64 [B], on the device."""
+        for start in range(0, len(samples), EVALUATION_BATCH):
+            images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, len(samples))))
+            yield self.input(images.to(self.device), augmented=False), labels.to(self.device)
+
     def input(self, images: Tensor, *, augmented: bool) -> Tensor:
         """uint8 [B, C, H, W] to normalised float32 of the same shape."""
         x = images.to(torch.float32) / 255.0
@@ -137,6 +143,15 @@ class Evaluation:
     samples: int
 
 
+@dataclass(frozen=True)
+class Measure:
+    """Something else to evaluate than the model on the own test split: ``predict`` on ``samples``, under a name."""
+
+    name: str
+    predict: Callable[[Tensor], Tensor]
+    samples: Samples
+
+
 @torch.no_grad()
 def evaluate(
     predict: Callable[[Tensor], Tensor], data: PeerData, samples: Samples, *, masked: bool = False
@@ -150,10 +165,8 @@ def evaluate(
     if total == 0:
         return None
     foreign = np.setdiff1d(np.arange(data.classes), [*data.own_classes, *samples.labels]) if masked else None
-    for start in range(0, total, EVALUATION_BATCH):
-        images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, total)))
-        labels = labels.to(data.device)
-        scores = predict(data.input(images.to(data.device), augmented=False))
+    for x, labels in data.sweep(samples):
+        scores = predict(x)
         if foreign is not None:
             scores = scores.index_fill(1, torch.from_numpy(foreign).to(data.device), -torch.inf)
         correct += int((scores.argmax(1) == labels).sum())

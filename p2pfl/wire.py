@@ -104,17 +104,21 @@ class Layout:
     plain: Mapping[str, type]
     maps: frozenset[str] = frozenset()
     """Fields that hold a dict of tensors, which may be empty."""
+    values: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
+    """Plain fields that must have exactly this value."""
 
     @classmethod
-    def of(cls, body: Body, free: Mapping[str, tuple[int, ...]] | None = None) -> Layout:
-        """The layout of bodies like ``body``. ``free`` names the dimensions of a field that may differ."""
+    def of(cls, body: Body, free: Mapping[str, tuple[int, ...]] | None = None, fixed: Iterable[str] = ()) -> Layout:
+        """The layout of bodies like ``body``. ``free`` names the dimensions of a field that may differ, ``fixed``
+        the plain fields that may not: a name, say, that decides the shapes."""
         tensors, plain = _take_apart(body)
         specs = {}
         for (field, key), tensor in tensors.items():
             loose = (free or {}).get(field, ())
             shape = tuple(None if axis in loose else length for axis, length in enumerate(tensor.shape))
             specs[field, key] = TensorSpec(tensor.dtype, shape)
-        return cls(type(body), specs, {name: type(value) for name, value in plain.items()}, _maps(body))
+        types = {name: type(value) for name, value in plain.items()}
+        return cls(type(body), specs, types, _maps(body), {name: plain[name] for name in fixed})
 
 
 class Vocabulary:
@@ -135,7 +139,13 @@ class Vocabulary:
         """The layout that such a body has. Raises Unexpected, saying what does not fit."""
         if kind not in self._layouts:
             raise Unexpected(f"kind {_shown(kind)} is not spoken here; known: {', '.join(self._layouts)}")
-        for layout in self._layouts[kind]:
+        layouts = self._layouts[kind]
+        named = [layout for layout in layouts if all(plain.get(name) == it for name, it in layout.values.items())]
+        if not named:
+            fixed = [dict(layout.values) for layout in layouts]
+            found = {name: plain.get(name) for name in fixed[0]}
+            raise Unexpected(f"{kind}: {_shown(found)} is none of {', '.join(map(str, fixed))}")
+        for layout in named:
             if (misfit := _misfit(layout, tensors, plain)) is None:
                 return layout
         raise Unexpected(f"{kind}: {misfit}")

@@ -8,7 +8,7 @@ that drives it does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -22,7 +22,7 @@ from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.rng import Streams
 from p2pfl.runfolder import PeerId
-from p2pfl.training import Meter, PeerData
+from p2pfl.training import Measure, Meter, PeerData
 from p2pfl.wire import Layout
 
 H = TypeVar("H", bound=Options)
@@ -39,6 +39,10 @@ class Setting:
     data: PeerData
     streams: Streams
     device: torch.device
+    architectures: tuple[str, ...]
+    """Name of each peer's architecture, by id."""
+    build: Callable[[PeerId], Model]
+    """A fresh model on ``device`` like that of the given peer. Initial values come from torch's global RNG."""
 
 
 class Algorithm(ABC, Generic[H]):
@@ -77,6 +81,8 @@ class Algorithm(ABC, Generic[H]):
         self.data = setting.data
         self.streams = setting.streams
         self.device = setting.device
+        self.architectures = setting.architectures
+        self.build = setting.build
         self.meter = Meter()
         self.training_seconds = 0.0
         self.after_batch: Callable[[], None] = lambda: None
@@ -113,6 +119,18 @@ class Algorithm(ABC, Generic[H]):
     def weights(self) -> Mapping[PeerId, float] | None:
         """The last row of mixing weights, self included, for the records; None if the method has none."""
         return None
+
+    def measures(self, whole: bool) -> Iterable[Measure]:
+        """What else to evaluate whenever ``predict`` is: by name, in the records and the summary.
+
+        Args:
+            whole: the run file asks for the whole test set too (``global_test``).
+        """
+        return ()
+
+    def observations(self) -> Mapping[str, float]:
+        """The method's own numbers after a round, for the records."""
+        return {}
 
     # -- what subclasses use
 

@@ -21,6 +21,7 @@ FOUR = {
         "weights": {str(j): 0.4 if peer == j or peer % 2 == j % 2 else 0.1 for j in range(4)},
         "out": {str((peer + 1) % 4): {"Head": [1, 100, 10], "Prototypes": [2, 50, 20]}},
         "inn": {str((peer - 1) % 4): {"Head": [1, 100, 10]}},
+        "measures": {"peak": 0.9 - peer / 20},
         "seconds": {"training": 2.0, "total": 3.5},
     }
     for peer in range(4)
@@ -49,10 +50,12 @@ def test_a_summary_adds_up_and_lies_in_the_folder(make_folder):
     assert summary.accuracy.mean == pytest.approx(0.75)
     assert summary.accuracy.std == pytest.approx(pstdev([0.9, 0.8, 0.7, 0.6]))
     assert summary.accuracy.worst_tenth == summary.accuracy.worst_fifth == pytest.approx(0.6)
+    assert summary.measures["peak"].mean == pytest.approx(0.825)
     assert summary.weighted_accuracy == pytest.approx((9 + 16 + 21 + 24) / 100)
     assert summary.best is None
     text = printed(summary)
     assert "accuracy: 75.0 ± 11.2 %, worst tenth 60.0 %, worst fifth 60.0 %" in text
+    assert "peak: 82.5 ± 5.6 %, worst tenth 75.0 %, worst fifth 75.0 %" in text
     assert "accuracy over the test samples of all peers: 70.0 %" in text
     assert "mean weight inside groups 0.4000, across groups 0.1000, 4.0 times as much inside" in text
 

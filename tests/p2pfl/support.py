@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,10 @@ def linear_model(inputs: int, features: int, classes: int, seed: int = 0) -> Mod
 
 
 def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0) -> Setting:
-    return Setting(me, peers, seed, model, data, Streams(seed, me), CPU)
+    def build(peer: int) -> Model:
+        return copy.deepcopy(model)
+
+    return Setting(me, peers, seed, model, data, Streams(seed, me), CPU, (model.name,) * peers, build)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,39 @@ async def test_messages_of_a_round_that_is_over_are_forgotten(mesh: Any, eventua
     await eventually(lambda: slow.mailbox.late == 3)
 
 
+async def test_only_those_among_speak_and_everybody_hears_them(mesh: Any) -> None:
+    endpoints = await mesh.open(complete(4), LAYOUTS)
+
+    async def talk(endpoint: Endpoint) -> dict[int, str]:
+        return words(await endpoint.begin(0).exchange(Word(f"from {endpoint.me}"), among=[3, 1]))
+
+    heard = await together(endpoints, talk)
+    assert [list(one) for one in heard] == [[1, 3], [3], [1, 3], [1]]
+    assert [len(endpoint.out) for endpoint in endpoints] == [0, 3, 0, 3]
+
+
+def test_participants_are_drawn_alike_everywhere_and_anew_each_round() -> None:
+    endpoints = [Endpoint(me, complete(10), "run", 5, LAYOUTS) for me in (0, 7)]
+    drawn = [[endpoint.begin(t).participants(0.3) for t in range(40)] for endpoint in endpoints]
+    assert drawn[0] == drawn[1]
+    assert all(len(chosen) == 3 and list(chosen) == sorted(set(chosen)) for chosen in drawn[0])
+    assert {peer for chosen in drawn[0] for peer in chosen} == set(range(10))
+    net = endpoints[0].begin(0)
+    assert net.participants(1.0) == tuple(range(10))
+    assert len(net.participants(0.01)) == 1
+    assert Endpoint(0, complete(10), "run", 6, LAYOUTS).begin(0).participants(0.3) != drawn[0][0]
+
+
+async def test_patience_multiplies_the_deadline_of_a_gather(mesh: Any) -> None:
+    endpoints = await mesh.open(PAIR, LAYOUTS, deadline=0.05)
+    net = endpoints[0].begin(0)
+    loop = asyncio.get_running_loop()
+    for patience in (1.0, 4.0):
+        began = loop.time()
+        assert await net.gather(Word, patience=patience) == {}
+        assert loop.time() - began >= 0.05 * patience
+
+
 async def test_gather_of_some(mesh: Any) -> None:
     endpoints = await mesh.open(complete(4), LAYOUTS)
     net, *others = (endpoint.begin(0) for endpoint in endpoints)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ import pytest
 import torch
 
 from p2pfl import checkpoint, metrics
+from p2pfl.algorithms.local import Local
 from p2pfl.config import Run
 from p2pfl.errors import CheckpointError
-from p2pfl.net import LocalHub
+from p2pfl.net import LocalHub, Net
 from p2pfl.runfolder import Result, RunFolder
 from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import deterministic, simulate
+from p2pfl.training import Measure, Samples
 
 RECORD = {
     "peer": int,
@@ -33,6 +35,8 @@ RECORD = {
     "weights": dict | None,
     "personal": dict | None,
     "global": dict | None,
+    "measures": dict,
+    "observed": dict,
 }
 
 
@@ -81,6 +85,45 @@ def test_evaluation_happens_when_asked_for_and_in_the_last_round(finished: Any) 
                 assert record[key].keys() == {"accuracy", "loss", "correct", "samples"}
                 assert record[key]["samples"] == samples or key == "global"
                 assert record[key]["accuracy"] == record[key]["correct"] / record[key]["samples"]
+
+
+class Peaked(Local):
+    """Evaluates its bias alone too, on two splits, and observes the round."""
+
+    async def round(self, t: int, net: Net) -> None:
+        await super().round(t, net)
+        self.t = t
+
+    def observations(self) -> Mapping[str, float]:
+        return {"t": float(self.t)}
+
+    def measures(self, whole: bool) -> Iterable[Measure]:
+        head = self.model.linear_head
+        yield Measure("bias", lambda x: head.bias.expand(len(x), -1), self.data.test)
+        if whole:
+            yield Measure("everywhere", self.predict, self.data.everything)
+        yield Measure("nothing", self.predict, Samples(self.data.test.images, self.data.test.indices[:0]))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_else_a_method_evaluates_and_observes_is_recorded(
+    whole: bool, tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(
+        algorithm={"name": "local", "batch": 16}, rounds=3, eval_every=2, global_test=whole, masked_test=False
+    )
+    monkeypatch.setattr(Run, "algorithm", Peaked)
+    folder = prepare(tmp_path / "run", run)
+    for place, result in zip(folder.peers(), simulate(run, folder), strict=True):
+        records = metrics.read(place.metrics)
+        assert [record["observed"] for record in records] == [{"t": t} for t in (0.0, 1.0, 2.0)]
+        names = {"bias", "everywhere"} if whole else {"bias"}
+        assert [record["measures"].keys() for record in records] == [set(), names, names]
+        assert result.measures == {name: value["accuracy"] for name, value in records[-1]["measures"].items()}
+        assert records[-1]["measures"]["bias"]["samples"] == result.samples
+        if whole:
+            assert records[-1]["measures"]["everywhere"] == records[-1]["global"]
+            assert result.measures["everywhere"] == result.global_accuracy
 
 
 def test_result_sums_up_the_rounds(finished: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2pfl.tensors import assign, clone, digest, parameters_of, subtract, weighted_sum
+from p2pfl.tensors import assign, average, buffers_of, clone, digest, parameters_of, subtract, weighted_sum
 
 
 def model() -> nn.Sequential:
@@ -24,6 +24,24 @@ def test_parameters_are_shared_and_without_gradient_and_buffers_are_left_out() -
     found["0.bias"].fill_(7.0)
     assert module[0].bias.tolist() == [7.0] * 3
     assert not any(tensor.requires_grad for tensor in found.values())
+
+
+def test_buffers_are_shared() -> None:
+    module = model()
+    found = buffers_of(module)
+    assert list(found) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    found["1.running_mean"].fill_(7.0)
+    assert module[1].running_mean.tolist() == [7.0] * 3
+
+
+def test_an_average_is_weighted_and_in_ascending_order_of_ids() -> None:
+    models = {7: {"a": torch.tensor([2.0])}, 0: {"a": torch.tensor([8.0])}, 3: {"a": torch.tensor([1.0])}}
+    assert average(models, {0: 1.0, 3: 2.0, 7: 1.0, 9: 100.0})["a"].tolist() == [3.0]
+    values = {j: {"a": torch.tensor([v])} for j, v in ((2, 0.1), (1, 0.7), (0, 1e8))}
+    equal = dict.fromkeys(values, 1.0)
+    assert torch.equal(average(values, equal)["a"], average(dict(sorted(values.items())), equal)["a"])
+    with pytest.raises(ValueError, match="sum to 0"):
+        average(models, dict.fromkeys(models, 0.0))
 
 
 def test_assign_copies_in_place() -> None:

@@ -565,6 +565,25 @@ def test_free_dimensions_take_any_length_and_the_others_do_not() -> None:
         decode(frames_of(One(torch.ones(2, 3))), RUN, vocabulary)
 
 
+@dataclass(frozen=True)
+class Built(Body):
+    plan: str
+    walls: Tensor
+
+
+def test_fixed_fields_decide_which_layout_it_is() -> None:
+    plans = {"hut": 1, "house": 4}
+    layouts = [Layout.of(Built(plan, torch.ones(walls)), fixed=("plan",)) for plan, walls in plans.items()]
+    vocabulary = Vocabulary(layouts)
+    for plan, walls in plans.items():
+        arrived: Any = decode(frames_of(Built(plan, torch.ones(walls))), RUN, vocabulary).body
+        assert (arrived.plan, len(arrived.walls)) == (plan, walls)
+    with pytest.raises(Unexpected, match=r"walls is float32\[4\] instead of float32\[1\]"):
+        decode(frames_of(Built("hut", torch.ones(4))), RUN, vocabulary)
+    with pytest.raises(Unexpected, match=r"'castle'.* is none of .*'hut'.*'house'"):
+        decode(frames_of(Built("castle", torch.ones(4))), RUN, vocabulary)
+
+
 def test_a_kind_may_have_several_layouts() -> None:
     vocabulary = vocabulary_of(One(torch.ones(2)), One(torch.ones(3, dtype=torch.int64)))
     assert "One" in vocabulary
