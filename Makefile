@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install mesh20 test lint types check clean
+.PHONY: install mesh20 test lint types check claims clean
 
 install: $(VENV)/installed
 
@@ -28,6 +28,10 @@ types: install
 
 # Everything that CI does besides a short launch.
 check: lint types test
+
+# What the papers say will come out, on real data (P2PFL_DATA). About an hour on two cores.
+claims: install
+	$(BIN)/python -m benchmarks.claims
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
