@@ -1,0 +1,1 @@
+"""What is measured: speed in paired ratios, and the papers' claims."""

@@ -1,0 +1,112 @@
+"""Do the papers' claims come out? ``make claims``, or ``python -m benchmarks.claims --only mapl --seeds 5``.
+
+Each module beside this one holds the claims of one paper. A claim is measured for several seeds; the table says for
+how many of them it holds, with mean and standard deviation of its figures. Fashion-MNIST, MNIST and USPS are looked
+for in $P2PFL_DATA.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import click
+
+from benchmarks.claims.claim import Claim
+
+PAPERS = tuple(
+    sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py") if file.stem not in ("claim", "runner"))
+)  # fmt: skip
+
+
+def claims_of(paper: str) -> Sequence[Claim]:
+    claims: Sequence[Claim] = importlib.import_module(f"benchmarks.claims.{paper}").CLAIMS
+    return claims
+
+
+def measure(paper: str, seed: int, named: str | None) -> list[dict[str, Any]]:
+    """All claims of one paper for one seed, in one process, so that they can share runs."""
+    os.nice(5)
+    outcomes = []
+    for claim in claims_of(paper):
+        if named is not None and named.lower() not in claim.name.lower():
+            continue
+        began = time.perf_counter()
+        try:
+            figures = dict(claim.measure(seed))
+            outcome: dict[str, Any] = {"figures": figures, "holds": bool(claim.holds(figures))}
+        except Exception as error:
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        seconds = round(time.perf_counter() - began, 1)
+        outcomes.append({"paper": paper, "claim": claim.name, "seed": seed, "seconds": seconds, **outcome})
+    return outcomes
+
+
+def verdict(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    held = sum(outcome["holds"] for outcome in outcomes)
+    if held == len(outcomes):
+        return f"reproduced ({held} of {held} seeds)"
+    return f"not reproduced ({held} of {len(outcomes)} seeds)"
+
+
+def shown(values: Sequence[float]) -> str:
+    digits = max(0, min(4, 2 - len(str(int(abs(fmean(values)))).lstrip("0")) + 1))
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def table(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Markdown: a section per paper, a row per claim."""
+    for paper in dict.fromkeys(outcome["paper"] for outcome in outcomes):
+        yield f"\n## {paper}\n"
+        yield "| claim | paper | expected | measured | verdict |\n|---|---|---|---|---|"
+        for claim in claims_of(paper):
+            mine = [one for one in outcomes if (one["paper"], one["claim"]) == (paper, claim.name)]
+            failed = [one["error"] for one in mine if "error" in one]
+            done = [one for one in mine if "error" not in one]
+            figures = "; ".join(
+                f"{name} {shown([one['figures'][name] for one in done])}"
+                for name in (done[0]["figures"] if done else ())
+            )
+            if mine:
+                says = f"failed: {failed[0]}" if failed else verdict(done)
+                yield f"| {claim.name} | {claim.paper} | {claim.expects} | {figures} | {says} |"
+        spent = sum(one["seconds"] for one in outcomes if one["paper"] == paper)
+        yield f"\n{spent / 60:.1f} minutes of computing."
+
+
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice(PAPERS), help="Claims of this paper.")
+@click.option("--claim", help="Claims whose name contains this.")
+@click.option("--seeds", default=3, show_default=True, help="Seeds 0, 1, … for each claim.")
+@click.option("--jobs", default=os.cpu_count(), show_default="cores", help="Processes at a time.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Append each outcome to this file, a JSON object a line."
+)
+def main(only: tuple[str, ...], claim: str | None, seeds: int, jobs: int, out: Path | None) -> None:
+    units = [(paper, seed) for seed in range(seeds) for paper in only or PAPERS]
+    outcomes: list[dict[str, Any]] = []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
+        waiting = [pool.submit(measure, paper, seed, claim) for paper, seed in units]
+        for done in as_completed(waiting):
+            for outcome in done.result():
+                click.echo(json.dumps(outcome), err=True)
+                outcomes.append(outcome)
+                if out is not None:
+                    with out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(outcome) + "\n")
+    outcomes.sort(key=lambda outcome: (outcome["paper"], outcome["seed"]))
+    for line in table(outcomes):
+        click.echo(line)
+    if any("error" in outcome for outcome in outcomes):
+        sys.exit(1)
