@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dpsgd import DPSGD
+from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.options import Table
 
-ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in (Local, DPSGD, MAPL)})
+_METHODS: tuple[type[Algorithm[Any]], ...] = (
+    Local,
+    DPSGD,
+    FedAvg,
+    LGFedAvg,
+    DFedAvgM,
+    MAPL,
+)
+
+ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

@@ -86,13 +86,14 @@ class DPSGD(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/1705.09056"
     Hyper = Hyper
     homogeneous = True
+    state = ("model", "optimizer", "row")
 
     def setup(self) -> None:
         h = self.hyper
         self.optimizer = make_optimizer(
             "sgd", self.model.parameters(), lr=h.lr, momentum=h.momentum, weight_decay=h.weight_decay
         )
-        self.row: Mapping[PeerId, float] = {}
+        self.row: dict[PeerId, float] = {}
 
     async def round(self, t: int, net: Net) -> None:
         self.row = metropolis_row(self.me, net.degrees)

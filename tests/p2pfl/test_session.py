@@ -227,6 +227,9 @@ def stop_all_after(run: Run, folder: RunFolder, rounds: int) -> None:
 ALGORITHMS = {
     "local": {"name": "local", "batch": 16},
     "dpsgd": {"name": "dpsgd", "batch": 16, "momentum": 0.9, "local_steps": 2},
+    "fedavg": {"name": "fedavg", "batch": 16, "participation": 0.5},
+    "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
+    "dfedavgm": {"name": "dfedavgm", "batch": 8},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
 }
 
@@ -251,6 +254,7 @@ def test_stopping_and_going_on_ends_with_the_same_bits(
         assert (result.phase, result.rounds_done) == ("finished", 5)
         assert (result.digest, result.out, result.inn) == (expected.digest, expected.out, expected.inn)
         assert (result.accuracy, result.best) == (expected.accuracy, expected.best)
+        assert (result.weights, result.measures) == (expected.weights, expected.measures)
         assert [record["t"] for record in metrics.read(folder.peer(result.peer).metrics)] == [0, 1, 2, 3, 4]
 
 

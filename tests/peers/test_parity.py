@@ -28,6 +28,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "models": "tiny-cnn",
     },
+    "fedavg, some take part": {
+        "algorithm": {"name": "fedavg", "batch": 16, "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "peers": 6,
+        "models": "tiny-cnn",
+    },
+    "lg-fedavg": {"algorithm": {"name": "lg-fedavg", "batch": 16}, "peers": 5, "graph": "ring", "models": "tiny4"},
+    "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
     # With such steps some weights are soon 0, and not on both sides at once: half-open edges, then silent ones.
     "mapl, pruned": {
         "algorithm": {**MAPL, "graph_lr": 4.0, "graph_steps": 2},
@@ -52,7 +60,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def outcome(results: Any) -> list[tuple[Any, ...]]:
     """What must be equal. Times are not."""
     return [
-        (r.peer, r.phase, r.rounds_done, r.digest, r.out, r.inn, r.accuracy, r.best, r.weights, r.missing)
+        (r.peer, r.phase, r.rounds_done, r.digest, r.out, r.inn, r.accuracy, r.best, r.weights, r.missing, r.measures)
         for r in results
     ]
 

@@ -1,0 +1,47 @@
+"""LG-FedAvg: local representations, global heads.
+
+Paul Pu Liang, Terrance Liu, Liu Ziyin, Nicholas B. Allen, Randy P. Auerbach, David Brent, Ruslan Salakhutdinov,
+Louis-Philippe Morency: «Think Locally, Act Globally: Federated Learning with Local and Global Representations», 2020.
+https://arxiv.org/abs/2001.01523
+
+A round is FedAvg's, but only the head travels and is averaged: backbones stay local and may be of any architecture
+whose features have the same number. Head and backbone are trained together.
+
+Differs from the paper:
+
+- no server; what that means is said in fedavg.py.
+- the head is one linear layer, all that stands behind the features.
+- the local representation is trained by the cross-entropy alone, as in comparisons by later papers: no auxiliary
+  self-supervised or adversarial term.
+- heads start equal on all peers, as a server would hand them out.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from p2pfl import rng
+from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.tensors import parameters_of
+
+
+class LGFedAvg(FedAvg):
+    """LG-FedAvg: FedAvg of the heads."""
+
+    name = "lg-fedavg"
+    title = "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
+    authors = "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency"
+    venue = "arXiv 2020"
+    url = "https://arxiv.org/abs/2001.01523"
+    homogeneous = False
+    linear_heads = True
+    equal_features = True
+
+    def setup(self) -> None:
+        with rng.torch_seeded(self.seed, "lg-fedavg.init"):
+            self.model.linear_head.reset_parameters()
+        super().setup()
+
+    def shared_part(self) -> dict[str, Tensor]:
+        """What is averaged: weight and bias of the head."""
+        return parameters_of(self.model.linear_head)
