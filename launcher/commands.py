@@ -218,6 +218,31 @@ def digest(run: Path, other: Path | None, as_json: bool) -> None:
 
 
 @commands.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@JSON
+def compare(runs: tuple[Path, ...], as_json: bool) -> None:
+    """Runs side by side: accuracy, traffic, time.
+
+    Says so where runs differ in more than their algorithm. Exits with 1 if a peer of one of them did not finish.
+    """
+    from dataclasses import asdict
+
+    from launcher.compare import differences, lines, table
+    from p2pfl.runfolder import RunFolder
+
+    folders = [RunFolder.open(run) for run in runs]
+    compared = lines(folders)
+    different = differences(folders)
+    if as_json:
+        click.echo(json.dumps({"runs": [asdict(line) for line in compared], "different": different}))
+    else:
+        _console().print(table(compared))
+        for key, values in different.items():
+            click.echo(f"not the same in all of them: {key}: {'; '.join(map(json.dumps, values))}", err=True)
+    sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)
+
+
+@commands.command()
 @RUN
 @click.option("--kill", is_flag=True, help="At once, without a last checkpoint.")
 def stop(run: Path, kill: bool) -> None:

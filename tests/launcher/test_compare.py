@@ -1,0 +1,62 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+
+def peers(accuracy: float, **more: object) -> dict[int, dict[str, object]]:
+    out = {"1": {"Shared": [3, 3000, 90]}}
+    return {
+        peer: {"accuracy": accuracy - 0.1 * peer, "best": 0.9, "out": out, "seconds": {"total": 4.0 + peer}, **more}
+        for peer in range(2)
+    }
+
+
+def change(folder, **keys) -> None:
+    plain = yaml.safe_load(folder.run_file.read_text())
+    folder.run_file.write_text(yaml.safe_dump({**plain, **keys}))
+
+
+def test_runs_stand_side_by_side(make_folder, invoke):
+    one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6, measures={"peak": 0.7}))
+    change(two, algorithm={"name": "dfml"})
+    outcome = invoke("compare", one.root, two.root)
+    assert outcome.exit_code == 0
+    head, *rows = outcome.stdout.splitlines()
+    columns = ["algorithm", "peers", "acc %", "worst 10 %", "best %", "peak %", "messages", "sent", "time"]
+    assert head.split() == " ".join(columns).split()
+    assert " ".join(rows[0].split()) == "local 2 75.0 ± 5.0 70.0 90.0 ± 0.0 – 6 6.2 kB 0:05"
+    assert " ".join(rows[1].split()) == "dfml 2 55.0 ± 5.0 50.0 90.0 ± 0.0 70.0 ± 0.0 6 6.2 kB 0:05"
+    assert outcome.stderr == ""
+
+
+def test_what_else_differs_is_said(make_folder, invoke):
+    one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6))
+    change(two, seed=7, data={"dataset": {"name": "mnist"}})
+    outcome = invoke("compare", one.root, two.root)
+    assert outcome.exit_code == 0
+    assert "not the same in all of them: seed: 0; 7" in outcome.stderr
+    assert "data: " in outcome.stderr
+    plain = json.loads(invoke("compare", "--json", one.root, two.root).stdout)
+    assert plain["different"].keys() == {"seed", "data"}
+    assert [line["accuracy"]["mean"] for line in plain["runs"]] == pytest.approx([0.75, 0.55])
+
+
+def test_the_launchers_time_is_kept(make_folder, invoke):
+    from launcher.summary import summarize
+
+    folder = make_folder(results=peers(0.8))
+    summarize(folder, seconds=77.0)
+    for _ in range(2):
+        assert invoke("compare", folder.root).stdout.splitlines()[1].endswith("1:17")
+
+
+def test_an_unfinished_run_is_told_by_its_peers_and_the_exit_code(make_folder, invoke):
+    folder = make_folder(results={**peers(0.8), 1: {"phase": "failed", "error": "ValueError: nan"}})
+    outcome = invoke("compare", folder.root)
+    assert outcome.exit_code == 1
+    assert "1 of 2" in outcome.stdout
