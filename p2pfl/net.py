@@ -14,20 +14,26 @@ Invariants:
    then is left out by name (``missing``).
 4. Who hears whom changes only between rounds, and only by messages that both sides wait for (``listen_to``),
    so that equal runs send equal messages.
+5. What was sent is kept until its receiver has it in a checkpoint (``Sent``). A peer that crashed computes the
+   rounds since its checkpoint again, which gives the same messages under the same numbers: receivers know them
+   by these and drop what they have. What the peer itself had heard since is sent to it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from p2pfl import rng, wire
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
@@ -47,15 +53,79 @@ Counts = dict[PeerId, dict[str, list[int]]]
 class Link(Protocol):
     """Moves frames between neighbours, each directed edge in order."""
 
-    async def send(self, to: PeerId, frames: Sequence[Buffer]) -> bool:
-        """Take charge of one message. False when it had to be given up (queue full until the deadline, or
-        the neighbour gone)."""
+    async def send(self, to: PeerId, seq: int) -> bool:
+        """Take charge of the message that stands in ``Endpoint.sent[to]`` under this number. False when it was not
+        (queue full until the deadline, or the neighbour gone): it is sent if the neighbour asks for it later."""
+
+    def checkpointed(self, rounds_done: int) -> None:
+        """Tell the neighbours that what they sent before that round need not be kept for us."""
 
     def full(self, to: PeerId) -> bool:
         """Whether ``send`` would have to wait."""
 
     async def close(self) -> None:
         """Return when every message taken charge of has arrived, or cannot."""
+
+
+# ---- having said ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One message on one directed edge: its number there, its round, its frames."""
+
+    seq: int
+    t: int
+    frames: Sequence[Buffer]
+
+
+class Sent:
+    """The messages to one neighbour that it may still ask for, in ascending order of their numbers, without gaps.
+
+    The event loop adds, the link's thread reads and drops.
+    """
+
+    def __init__(self, next_seq: int = 0) -> None:
+        self._kept: deque[Kept] = deque()
+        self._next = next_seq
+        self._lock = threading.Lock()
+
+    def add(self, message: Kept) -> None:
+        with self._lock:
+            if message.seq != self._next:  # the numbers went on elsewhere: what is older has lost its meaning
+                self._kept.clear()
+            self._kept.append(message)
+            self._next = message.seq + 1
+
+    def get(self, seq: int) -> Kept | None:
+        """The message with this number; None if it is kept no more."""
+        with self._lock:
+            first = self._next - len(self._kept)
+            return self._kept[seq - first] if first <= seq < self._next else None
+
+    def forget_before(self, t: int) -> None:
+        """Drop the messages of rounds before ``t``."""
+        with self._lock:
+            while self._kept and self._kept[0].t < t:
+                self._kept.popleft()
+
+    @property
+    def first(self) -> tuple[int, int | None]:
+        """Number and round of the oldest message that is kept; the number of the next one, and None, if none is."""
+        with self._lock:
+            return (self._kept[0].seq, self._kept[0].t) if self._kept else (self._next, None)
+
+    @property
+    def next(self) -> int:
+        """Number of the next message."""
+        return self._next
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def all(self) -> list[Kept]:
+        with self._lock:
+            return list(self._kept)
 
 
 # ---- hearing -------------------------------------------------------------------------------------------------
@@ -69,6 +139,7 @@ class Mailbox:
         self._waiting: dict[Key, asyncio.Future[Message | None]] = {}
         self._gone: set[PeerId] = set()
         self._oldest = 0
+        self._silent_before: dict[PeerId, int] = {}
         self.late = 0
         """Messages that came after their round was over."""
         self.blocked: Callable[[], None] = lambda: None
@@ -104,7 +175,7 @@ class Mailbox:
         """The oldest message under ``key``; None if the loop's clock passes ``until`` or the sender is gone."""
         if (message := self.take_now(key)) is not None:
             return message
-        if key[2] in self._gone:
+        if key[2] in self._gone or key[0] < self._silent_before.get(key[2], 0):
             return None
         future: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
@@ -138,6 +209,13 @@ class Mailbox:
 
     def regained(self, sender: PeerId) -> None:
         self._gone.discard(sender)
+
+    def skipped(self, sender: PeerId, t: int) -> None:
+        """Nothing of rounds before ``t`` will come from ``sender`` any more: end the waits for it."""
+        self._silent_before[sender] = max(t, self._silent_before.get(sender, 0))
+        for (waiting, _, waited), future in self._waiting.items():
+            if waited == sender and waiting < t and not future.done():
+                future.set_result(None)
 
     def begin(self, t: int) -> list[Message]:
         """Hand out what came for earlier rounds and was never taken."""
@@ -206,6 +284,12 @@ class Endpoint:
         self._told: set[PeerId] = set()  # told in this round
         self._left: set[PeerId] = set()  # told us in this round
         self._sequence = dict.fromkeys(self.neighbors, 0)
+        self.sent = {neighbor: Sent() for neighbor in self.neighbors}
+        self.heard = dict.fromkeys(self.neighbors, 0)
+        """Number of the first message of each neighbour that no round before the present one may have used."""
+        self._arrived: dict[PeerId, deque[tuple[int, int]]] = {neighbor: deque() for neighbor in self.neighbors}
+        """(number, round) of messages of this round and later ones."""
+        self.t = 0
 
         self.out: Counts = {}
         self.inn: Counts = {}
@@ -219,6 +303,7 @@ class Endpoint:
     def begin(self, t: int) -> Net:
         """The view of round ``t``. Counters start at zero."""
         self.out, self.inn, self.missing, self.waited = {}, {}, {}, 0.0
+        self._mark(t)
         for message in self.mailbox.begin(t):
             self._note_stop(message)
         return Net(self, t)
@@ -234,6 +319,14 @@ class Endpoint:
         self.sources -= self._told
         self.listeners -= self._left
         self._told, self._left = set(), set()
+        self._mark(t + 1)
+
+    def _mark(self, t: int) -> None:
+        """Round ``t`` is next: what came for earlier ones is not needed again, not even after a crash."""
+        self.t = t
+        for sender, arrived in self._arrived.items():
+            while arrived and arrived[0][1] < t:
+                self.heard[sender] = arrived.popleft()[0] + 1
 
     def drop(self, senders: Iterable[PeerId]) -> None:
         self._dropping.update(set(senders) & self.sources - self._told)
@@ -252,14 +345,16 @@ class Endpoint:
             self._told.add(to)
         # Repeated for as long as it holds: the receiver may have missed it, or gone back to an old checkpoint.
         flags = STOP if to in self._told or to not in self.sources else 0
-        frames = encoded.to(self.run_id, t, self.me, self._sequence[to], flags, count)
+        seq = self._sequence[to]
+        frames = encoded.to(self.run_id, t, self.me, seq, flags, count)
         self._sequence[to] += 1
+        self.sent[to].add(Kept(seq, t, frames))
         _count(self.out, to, encoded.kind, encoded.payload, len(frames[0]))
         if self.link.full(to):
             async with self.idle(lambda: [to]):
-                sent = await self.link.send(to, frames)
+                sent = await self.link.send(to, seq)
         else:
-            sent = await self.link.send(to, frames)
+            sent = await self.link.send(to, seq)
         if not sent:
             self.undelivered += 1
 
@@ -276,6 +371,7 @@ class Endpoint:
         return message
 
     def accept(self, message: Message) -> None:
+        self._arrived[message.sender].append((message.seq, message.t))
         if not self.mailbox.put(message):
             self._note_stop(message)
 
@@ -329,20 +425,70 @@ class Endpoint:
 
     # -- state
 
-    def state_dict(self) -> dict[str, list[int] | dict[int, int]]:
-        """Who hears whom, and the next sequence numbers; valid between rounds."""
+    def state_dict(self) -> dict[str, Any]:
+        """Who hears whom, the numbers of the next messages, and what is kept of the last; valid between rounds.
+
+        Tensors share their memory with the frames, which nobody changes.
+        """
         return {
             "sources": sorted(self.sources),
             "listeners": sorted(self.listeners),
             "dropping": sorted(self._dropping),
             "sequence": dict(self._sequence),
+            "heard": dict(self.heard),
+            "sent": _pack({to: sent.all() for to, sent in self.sent.items()}),
         }
 
-    def load_state_dict(self, state: Mapping[str, list[int] | dict[int, int]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """To be called before the link starts."""
         self.sources = set(state["sources"])
         self.listeners = set(state["listeners"])
         self._dropping = set(state["dropping"])
-        self._sequence = dict(cast(dict[int, int], state["sequence"]))
+        self._sequence = dict(state["sequence"])
+        self.heard = dict(state["heard"])
+        self.sent = {to: Sent(self._sequence[to]) for to in self.neighbors}
+        for to, kept in _unpack(state["sent"]).items():
+            if kept:
+                self.sent[to] = Sent(kept[0].seq)
+            for message in kept:
+                self.sent[to].add(message)
+
+
+def _pack(sent: Mapping[PeerId, Sequence[Kept]]) -> dict[str, Any]:
+    """Messages as few tensors and plain numbers; frames that several messages have in common are there once."""
+    headers, known = bytearray(), dict[int, int]()
+    frames: list[Tensor] = []
+    messages: dict[PeerId, list[list[Any]]] = {}
+    for to, kept in sent.items():
+        messages[to] = []
+        for message in kept:
+            header, *tensors = message.frames
+            for frame in tensors:
+                if id(frame) not in known:
+                    known[id(frame)] = len(frames)
+                    frames.append(_as_tensor(frame))
+            numbers = [known[id(frame)] for frame in tensors]
+            messages[to].append([message.seq, message.t, len(header), numbers])
+            headers += header
+    return {"messages": messages, "headers": _as_tensor(headers), "frames": frames}
+
+
+def _unpack(packed: Mapping[str, Any]) -> dict[PeerId, list[Kept]]:
+    headers = memoryview(packed["headers"].numpy())
+    frames = [memoryview(frame.numpy()) for frame in packed["frames"]]
+    sent: dict[PeerId, list[Kept]] = {}
+    start = 0
+    for to, messages in packed["messages"].items():
+        sent[to] = []
+        for seq, t, length, numbers in messages:
+            header = headers[start : start + length].tobytes()
+            start += length
+            sent[to].append(Kept(seq, t, [header, *(frames[number] for number in numbers)]))
+    return sent
+
+
+def _as_tensor(buffer: Buffer) -> Tensor:
+    return torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
 
 
 def _count(counts: Counts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
@@ -546,10 +692,16 @@ class LocalLink:
         self.me = me
         self.hub = hub
 
-    async def send(self, to: PeerId, frames: Sequence[Buffer]) -> bool:
-        receiver = self.hub.endpoints[to]
-        receiver.accept(receiver.decode(frames, via=self.me))
+    async def send(self, to: PeerId, seq: int) -> bool:
+        sender, receiver = self.hub.endpoints[self.me], self.hub.endpoints[to]
+        kept = sender.sent[to].get(seq)
+        assert kept is not None
+        receiver.accept(receiver.decode(kept.frames, via=self.me))
+        sender.sent[to].forget_before(kept.t + 1)  # delivered; nobody crashes alone in one process
         return True
+
+    def checkpointed(self, rounds_done: int) -> None:
+        return
 
     def full(self, to: PeerId) -> bool:
         return False

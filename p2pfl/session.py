@@ -169,6 +169,7 @@ class Session:
         self._queued = 0.0
         self._computing = False
         self._saved: dict[str, Any] | None = None
+        self._resumed = False
         self._saved_on_disk = -1
         self._waits_for: Callable[[], list[PeerId]] = list
 
@@ -182,7 +183,8 @@ class Session:
         """
         ticker = asyncio.create_task(self._keep_status())
         try:
-            self._resume()
+            if not self._resumed:
+                self.resume()
             self._take_snapshot()
             while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
                 if self.stopping:
@@ -331,10 +333,14 @@ class Session:
         if self.folder is None or self._saved is None or self._saved_on_disk == self.rounds_done:
             return
         checkpoint.save(self.folder.checkpoint, self._saved)
-        self._saved_on_disk = self.rounds_done
+        self._saved_on_disk = self._saved["rounds_done"]
+        self.endpoint.link.checkpointed(self._saved_on_disk)
         self.log.debug("checkpoint after round %d", self.rounds_done - 1)
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Go back to the last checkpoint, if there is one. To be called before the endpoint's link starts, or else
+        ``run`` does it."""
+        self._resumed = True
         if self.folder is None:
             return
         self.folder.clear_result()
@@ -347,7 +353,7 @@ class Session:
         self.streams.load_state_dict(saved["streams"])
         self.endpoint.load_state_dict(saved["endpoint"])
         self.totals = Totals(**saved["totals"])
-        self.rounds_done = self._saved_on_disk = saved["rounds_done"]
+        self.rounds_done = self._saved_on_disk = self.endpoint.t = saved["rounds_done"]
         self._evaluate()
         metrics.keep_before(self.folder.metrics, self.rounds_done)
         self.log.info("resumed after round %d", self.rounds_done - 1)

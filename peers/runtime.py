@@ -22,7 +22,7 @@ from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
 from peers.device import claim_device, slots_on
 from peers.slots import HostSlot
-from peers.zmqlink import CLOSING, HASTE, ZmqLink
+from peers.zmqlink import Leaving, ZmqLink
 
 Data = tuple[Dataset, Sequence[Share]]
 
@@ -81,11 +81,12 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         log=log,
         pid=os.getpid(),
     )
+    session.resume()
     link = ZmqLink(session.endpoint, folder.addresses, transport, run.digest(), log)
     session.endpoint.link = link
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
         await link.start()
-        patience = HASTE
+        leaving: Leaving = "failed"
         try:
             log.info(
                 "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
@@ -93,10 +94,13 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
                 *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
             )
             result = await session.run()
-            patience = CLOSING
+            leaving = "finished"
             log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
+        except Stopped:
+            leaving = "stopped"
+            raise
         finally:
-            await link.close(patience)
+            await link.close(leaving)
     return 0
 
 

@@ -1,9 +1,9 @@
 """ZmqLink: frames over ZeroMQ sockets, on an I/O thread of its own.
 
     peer 3                                  peer 7
-    DEALER  ── HELLO, messages, CLOSE ──▶  ROUTER
-            ◀── WELCOME | REFUSED, CLOSED ──
-    ROUTER  ◀──────── the same ───────────  DEALER
+    DEALER  ── HELLO, messages, DURABLE, CLOSE ──▶  ROUTER
+            ◀── WELCOME | REFUSED, CLOSED ─────────
+    ROUTER  ◀───────────── the same ──────────────  DEALER
 
 Each peer binds one ROUTER to hear and connects one DEALER per neighbour to speak. It writes the address of its
 ROUTER into the run folder and reads its neighbours' there, so that peers may start in any order.
@@ -13,15 +13,20 @@ Rules:
 1. The first message on a connection is HELLO (protocol version, run id, digest of the run file). Nothing else is
    sent until WELCOME comes back, with the sequence number of that HELLO. REFUSED is a named error on the sender's
    side, at once.
-2. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
+2. WELCOME says which message the receiver expects next; sending goes on there, be it with messages that were sent
+   before, on a connection that broke or to a process that died. HELLO says which message is the oldest that is kept:
+   if the receiver expected an older one, it learns so that it will never come. A receiver drops what it has.
+   DURABLE(t) says that everything of rounds before t is in a checkpoint of the receiver and need not be kept.
+3. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
    The sender in a header must be the one in the identity. The receiver must be us: an address from before a
    restart may by now be another peer's.
-3. CLOSE is the last message on an edge. CLOSED comes back when everything before it has been read: after that
-   nothing is lost if this process ends.
-4. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
+4. CLOSE is the last message on an edge; it comes when the receiver has said DURABLE for everything before it.
+   CLOSED comes back when it has been read. A peer that is stopped before its last round says no CLOSE: it may come
+   back.
+5. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
    has not within ``grace`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
    one that has not come up within ``deadline`` seconds.
-5. Queues are bounded on both sides. What does not fit waits: the ROUTER is not read while the event loop is behind,
+6. Queues are bounded on both sides. What does not fit waits: the ROUTER is not read while the event loop is behind,
    and what waits past the deadline on the sender's side is given up and counted.
 
 The I/O thread owns all sockets but one end of the pipe that wakes it. A peer in the middle of an epoch, which
@@ -36,12 +41,12 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, time_ns
-from typing import Any
+from typing import Any, Literal
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -61,8 +66,8 @@ STALE = 2.0
 """Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 CLOSING = 10.0
 """Seconds that CLOSED may take."""
-HASTE = 2.0
-"""The same for a peer that was stopped or has failed."""
+FOREVER = 1 << 40
+"""Rounds; DURABLE(FOREVER) says that nothing need be kept for us any more."""
 EXPLAINING = 1.0
 """Seconds for which a peer whose handshake has failed refuses the others' in turn, before it closes."""
 HEARTBEAT = 5.0
@@ -70,14 +75,28 @@ SILENCE = 30.0
 """Seconds between heartbeats, and without any until a connection counts as dead."""
 
 
+Leaving = Literal["finished", "failed", "stopped"]
+
+
 @dataclass(frozen=True)
 class Hello(Body):
+    """``durable``: as in Durable. ``first``: number of the oldest message that is kept; ``oldest``: its round, or the
+    sender's present one if nothing is kept."""
+
     digest: str
+    durable: int
+    first: int
+    oldest: int
 
 
 @dataclass(frozen=True)
 class Welcome(Body):
-    pass
+    expected: int
+
+
+@dataclass(frozen=True)
+class Durable(Body):
+    rounds_done: int
 
 
 @dataclass(frozen=True)
@@ -95,7 +114,7 @@ class Closed(Body):
     pass
 
 
-ANSWERS = Vocabulary([Layout.of(Welcome()), Layout.of(Refused("")), Layout.of(Closed())])
+ANSWERS = Vocabulary([Layout.of(Welcome(0)), Layout.of(Refused("")), Layout.of(Closed())])
 
 
 @dataclass
@@ -120,11 +139,20 @@ class _Edge:
     """HELLO is due on this connection."""
     known: bool = False
     """WELCOME has come from this address, at some time."""
-    close_sent: bool = False
+    close_sent: float | None = None
+    """When CLOSE was sent on this connection."""
     closed: bool = False
     """CLOSED has come."""
-    outbox: deque[tuple[float, Sequence[Buffer]]] = field(default_factory=deque)
-    """(not before, frames)"""
+    outbox: deque[tuple[float, int]] = field(default_factory=deque)
+    """(not before, number of the message)"""
+    queued: int = 0
+    """Number of the next message to come from the event loop."""
+    handed: int = 0
+    """Number after the highest that libzmq was handed: the event loop was told that there is room again."""
+    durable: int = 0
+    """Rounds of our own that the neighbour was told are in a checkpoint."""
+    expected: int = 0
+    """Number of the message that the neighbour expected next when the connection came up."""
 
 
 class ZmqLink:
@@ -148,7 +176,8 @@ class ZmqLink:
         self.digest = digest
         self.log = log
         self.address = ""
-        self._vocabulary = Vocabulary([*endpoint.layouts, Layout.of(Hello("")), Layout.of(Close())])
+        controls = (Hello("", 0, 0, 0), Durable(0), Close())
+        self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         # Shared between the threads; appends and pops of a deque are atomic.
         self._commands: deque[Callable[[], None]] = deque()
         # Owned by the event loop's thread; the I/O thread may read.
@@ -161,10 +190,13 @@ class ZmqLink:
         # Owned by the I/O thread once it runs.
         self._edges: dict[PeerId, _Edge] = {}
         self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        self._expected: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        """Number of the next message of each neighbour."""
+        self._durable = 0
         self._seen_addresses = 0
         self._next_look = 0.0
         self._closing: float | None = None
-        self._closed_by = 0.0
+        self._leaving: Leaving = "finished"
         self._refused = False
         self._neighbors = {f"{one}>{self.me}".encode(): one for one in endpoint.neighbors}
         self._told: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -173,8 +205,13 @@ class ZmqLink:
     # ---- the event loop's side
 
     async def start(self) -> None:
-        """Bind, publish the address, start the I/O thread. Raises RunFolderError if it cannot bind."""
+        """Bind, publish the address, start the I/O thread. Raises RunFolderError if it cannot bind.
+
+        The endpoint must be in the state in which it goes on.
+        """
         self._loop = asyncio.get_running_loop()
+        self._expected = dict(self.endpoint.heard)
+        self._durable = self.endpoint.t
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 4096)
         self._wake = self._context.socket(zmq.PAIR)
@@ -200,8 +237,10 @@ class ZmqLink:
         self._thread = threading.Thread(target=self._io, name="p2pfl-io", daemon=True)
         self._thread.start()
 
-    async def send(self, to: PeerId, frames: Sequence[Buffer]) -> bool:
-        largest = max(memoryview(frame).nbytes for frame in frames)
+    async def send(self, to: PeerId, seq: int) -> bool:
+        kept = self.endpoint.sent[to].get(seq)
+        assert kept is not None
+        largest = max(memoryview(frame).nbytes for frame in kept.frames)
         if largest > self.transport.max_message:
             raise NetError(f"{largest} bytes in one tensor; transport.max_message is {self.transport.max_message}")
         try:
@@ -215,18 +254,27 @@ class ZmqLink:
             self.log.warning("gave up a message to peer %d: %d are waiting", to, self.transport.queue)
             return False
         if to in self._gone:
+            self.endpoint.sent[to].forget_before(self.endpoint.t - 1)  # in case that it comes back
             return False
         self._room[to] -= 1
-        self._command(lambda: self._enqueue(to, frames))
+        self._command(lambda: self._enqueue(to, seq))
         return True
+
+    def checkpointed(self, rounds_done: int) -> None:
+        self._command(lambda: self._spread(rounds_done))
 
     def full(self, to: PeerId) -> bool:
         return to not in self._gone and self._room[to] <= 0
 
-    async def close(self, patience: float | None = None) -> None:
-        """Say CLOSE on every edge that is up and wait until all came back, or ``patience`` seconds have passed."""
-        patience = CLOSING if patience is None else patience
-        self._command(lambda: self._begin_closing(patience))
+    async def close(self, leaving: Leaving = "finished") -> None:
+        """End the connections.
+
+        Args:
+            leaving: ``finished``: wait until the neighbours have all our messages in a checkpoint, which may take
+                them ``transport.deadline`` seconds, say CLOSE, wait for CLOSED. ``failed``: the same, without waiting
+                for checkpoints. ``stopped``: go without a word, so that the neighbours wait for us for a while.
+        """
+        self._command(lambda: self._begin_closing(leaving))
         await asyncio.to_thread(self._thread.join)
         self._context.destroy(linger=0)
         # Nobody listens here any more. Another process of this peer may have taken over already.
@@ -292,7 +340,8 @@ class ZmqLink:
         self._poller.register(self._router, zmq.POLLIN)
         try:
             for neighbor in self.endpoint.neighbors:
-                self._edges[neighbor] = _Edge(neighbor, *self._sockets(neighbor))
+                edge = self._edges[neighbor] = _Edge(neighbor, *self._sockets(neighbor))
+                edge.queued = edge.handed = self.endpoint.sent[neighbor].next
             while not self._done():
                 ready = dict(self._poller.poll(int(self._patience() * 1000)))
                 if woken in ready:
@@ -360,6 +409,7 @@ class ZmqLink:
             self._watch(edge)
             if edge.must_greet:
                 self._greet(edge)
+            self._spread_to(edge)
             if edge.up or edge.given_up:
                 continue
             if edge.lost_at is not None and now - edge.lost_at > self.transport.grace:
@@ -400,7 +450,10 @@ class ZmqLink:
                 self._greet(edge)
 
     def _greet(self, edge: _Edge) -> None:
-        edge.must_greet = not self._control(edge, Hello(self.digest))
+        first, oldest = self.endpoint.sent[edge.to].first
+        hello = Hello(self.digest, self._durable, first, self.endpoint.t if oldest is None else oldest)
+        edge.must_greet = not self._control(edge, hello)
+        edge.durable = hello.durable
 
     def _poll(self, edge: _Edge, events: int) -> None:
         """Watch the DEALER for ``events`` only: a poller that watches a hundred idle sockets costs more than
@@ -409,14 +462,15 @@ class ZmqLink:
             edge.polled = events
             self._poller.register(edge.dealer, events)  # 0 takes it out
 
-    def _control(self, edge: _Edge, body: Body) -> bool:
+    def _control(self, edge: _Edge, body: Body, *, answered: bool = True) -> bool:
         """False if there is no room at the moment."""
         frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, edge.attempt)
         try:
             edge.dealer.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._poll(edge, edge.polled | zmq.POLLIN)
+        if answered:
+            self._poll(edge, edge.polled | zmq.POLLIN)
         return True
 
     def _watch(self, edge: _Edge) -> None:
@@ -433,9 +487,8 @@ class ZmqLink:
 
     def _give_up(self, edge: _Edge, why: str) -> None:
         edge.given_up = True
-        for _ in range(len(edge.outbox)):
-            self._tell(self._handed_over, edge.to)
         edge.outbox.clear()
+        self._handed_up_to(edge, edge.queued)
         self._poll(edge, edge.polled & ~zmq.POLLOUT)
         self.log.info("peer %d is gone: %s", edge.to, why)
         self._tell(self._neighbor_gone, edge.to)
@@ -460,8 +513,9 @@ class ZmqLink:
                     edge.given_up = False
                     self.log.info("peer %d is back", edge.to)
                     self._tell(self._neighbor_back, edge.to)
-                edge.close_sent = False
+                edge.close_sent, edge.closed = None, False
                 self._poll(edge, edge.polled & ~zmq.POLLIN)
+                self._go_on(edge, body.expected)
             elif not isinstance(body, Refused):
                 edge.closed = True
             elif edge.known:
@@ -503,12 +557,15 @@ class ZmqLink:
             return
         if isinstance(message.body, Hello):
             self._greeted(via, identity, message.body, message.seq)
+        elif isinstance(message.body, Durable):
+            self.endpoint.sent[via].forget_before(message.body.rounds_done)
         elif isinstance(message.body, Close):
             self._reply(identity, Closed(), message.seq)
             # Everything that this neighbour ever sent stands before its CLOSE, and it hears nothing any more.
             if not self._edges[via].given_up:
                 self._give_up(self._edges[via], "it has closed")
-        else:
+        elif message.seq >= self._expected[via]:  # else we have it
+            self._expected[via] = message.seq + 1
             self._delivered[via] += 1
             self._tell(self._arrived, message)
             if self._behind(via):
@@ -530,7 +587,15 @@ class ZmqLink:
             self.log.error("refused peer %d: %s", via, reason)
             self._reply(identity, Refused(reason), seq)
             return
-        self._reply(identity, Welcome(), seq)
+        self.endpoint.sent[via].forget_before(hello.durable)
+        if hello.first > self._expected[via]:
+            self.log.warning(
+                "peer %d no longer has messages %d to %d, of rounds before %d",
+                *(via, self._expected[via], hello.first - 1, hello.oldest),
+            )
+            self._expected[via] = hello.first
+            self._tell(self.endpoint.mailbox.skipped, via, hello.oldest)
+        self._reply(identity, Welcome(self._expected[via]), seq)
         edge = self._edges[via]
         if not edge.up:
             self._seen_addresses = 0  # it may listen at a new address: look again, soon
@@ -546,55 +611,103 @@ class ZmqLink:
 
     # -- speaking
 
-    def _enqueue(self, to: PeerId, frames: Sequence[Buffer]) -> None:
+    def _enqueue(self, to: PeerId, seq: int) -> None:
         edge = self._edges[to]
-        if edge.given_up:
-            self._tell(self._handed_over, to)
+        if seq != edge.queued:  # rounds were skipped, and numbers with them
+            self._handed_up_to(edge, edge.queued)
+            edge.handed = seq
+        edge.queued = seq + 1
+        if edge.given_up or seq < edge.expected:  # it has got it from us already, before we came back
+            self._handed_up_to(edge, seq + 1)
             return
         after = monotonic()
         if self.transport.jitter:
             after += self._jitter.uniform(0.0, self.transport.jitter)
             if edge.outbox:  # the order on an edge stays
                 after = max(after, edge.outbox[-1][0])
-        edge.outbox.append((after, frames))
+        edge.outbox.append((after, seq))
+
+    def _go_on(self, edge: _Edge, expected: int) -> None:
+        """A new connection: send what the neighbour has not got yet, from the message on that it expects."""
+        edge.expected = expected
+        first, _ = self.endpoint.sent[edge.to].first
+        again = range(max(expected, first), edge.handed)
+        fresh = [(after, seq) for after, seq in edge.outbox if seq >= max(expected, edge.handed)]
+        if again:
+            self.log.info("peer %d: sending %d messages again", edge.to, len(again))
+        self._handed_up_to(edge, min(expected, edge.queued))
+        edge.outbox = deque([*((0.0, seq) for seq in again), *fresh])
 
     def _flush(self, edge: _Edge) -> None:
         while edge.up and edge.outbox and edge.outbox[0][0] <= monotonic():
+            seq = edge.outbox[0][1]
+            kept = self.endpoint.sent[edge.to].get(seq)
             try:
-                # pyzmq sends large frames without copying; they are snapshots that nobody changes.
-                edge.dealer.send_multipart(edge.outbox[0][1], zmq.NOBLOCK, copy=False)
+                if kept is not None:  # else the neighbour has said that it needs it no more
+                    # pyzmq sends large frames without copying; they are snapshots that nobody changes.
+                    edge.dealer.send_multipart(kept.frames, zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 self._poll(edge, edge.polled | zmq.POLLOUT)
                 return
             edge.outbox.popleft()
-            self._tell(self._handed_over, edge.to)
+            self._handed_up_to(edge, seq + 1)
         self._poll(edge, edge.polled & ~zmq.POLLOUT)
+
+    def _handed_up_to(self, edge: _Edge, seq: int) -> None:
+        """Messages before ``seq`` take no room in the queue any more."""
+        for _ in range(edge.handed, seq):
+            self._tell(self._handed_over, edge.to)
+        edge.handed = max(edge.handed, seq)
+
+    def _spread(self, rounds_done: int) -> None:
+        self._durable = max(self._durable, rounds_done)
+        for edge in self._edges.values():
+            self._spread_to(edge)
+
+    def _spread_to(self, edge: _Edge) -> None:
+        """Say DURABLE to a neighbour that was not told yet; if there is no room now, then at the next look."""
+        if edge.up and edge.durable < self._durable and self._control(edge, Durable(self._durable), answered=False):
+            edge.durable = self._durable
 
     # -- ending
 
-    def _begin_closing(self, patience: float) -> None:
+    def _begin_closing(self, leaving: Leaving) -> None:
         self._closing = monotonic()
-        self._closed_by = self._closing + patience
+        self._leaving = leaving
         self._next_look = 0.0
+        if leaving == "finished":
+            self._spread(FOREVER)
 
     def _done(self) -> bool:
         if self._closing is None:
             return False
-        waiting = [
-            edge
-            for edge in self._edges.values()
-            if not edge.closed and not edge.given_up and (edge.up or edge.outbox or edge.lost_at is not None)
-        ]
-        for edge in waiting:
-            if edge.up and not edge.outbox and not edge.close_sent:
-                edge.close_sent = self._control(edge, Close())
-        if self._refused and monotonic() - self._closing < EXPLAINING:
+        if self._leaving == "stopped":
+            return True
+        now = monotonic()
+        if self._refused and now - self._closing < EXPLAINING:
             return False  # the others should hear it too, and not wait for us
-        if monotonic() > self._closed_by:
+        waiting = [edge for edge in self._edges.values() if self._must_wait_for(edge, now)]
+        if waiting and now - self._closing > self.transport.deadline:
             for edge in waiting:
-                self.log.warning("peer %d did not confirm our last messages", edge.to)
+                self.log.warning("peer %d has not got our last messages into a checkpoint", edge.to)
             return True
         return not waiting
+
+    def _must_wait_for(self, edge: _Edge, now: float) -> bool:
+        """Whether the neighbour still needs something of us, while we are closing."""
+        if edge.closed or edge.given_up:
+            return False
+        if not edge.up:
+            return edge.lost_at is not None or bool(edge.outbox)
+        needs = edge.outbox or (self._leaving == "finished" and len(self.endpoint.sent[edge.to]))
+        if edge.close_sent is None:
+            if not needs and self._control(edge, Close()):
+                edge.close_sent = now
+            return True
+        if now - edge.close_sent > CLOSING:
+            self.log.warning("peer %d did not confirm our last messages", edge.to)
+            edge.closed = True
+        return not edge.closed
 
 
 def _close(edge: _Edge) -> None:

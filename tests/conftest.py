@@ -26,7 +26,7 @@ from p2pfl.net import Endpoint, LocalHub
 from p2pfl.runfolder import RunFolder
 from p2pfl.topology import Topology
 from p2pfl.wire import Layout
-from peers.zmqlink import ZmqLink
+from peers.zmqlink import Leaving, ZmqLink
 
 PATIENCE = 60.0
 """Seconds after which a condition counts as never met. Nothing waits that long on a machine that is not stuck."""
@@ -242,6 +242,13 @@ class Mesh:
     def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0) -> Endpoint:
         return Endpoint(me, topology, RUN_ID, 5, layouts, deadline)
 
+    def revived(self, dead: Endpoint) -> Endpoint:
+        """The endpoint of a new process of that peer, with the state that the old one had between its last rounds."""
+        endpoint = self.endpoint(dead.me, dead.topology, dead.layouts[:-1])
+        endpoint.load_state_dict(dead.state_dict())
+        endpoint.t = dead.t
+        return endpoint
+
     def link(self, endpoint: Endpoint, digest: str = "d", **transport: Any) -> ZmqLink:
         """A link that is not started."""
         settings = Transport(**{"deadline": 20.0, "grace": 0.5, **transport})
@@ -261,9 +268,10 @@ class Mesh:
                 await self.link(endpoint, **{"jitter": 0.004, **transport}).start()
         return self.endpoints
 
-    async def shut(self, link: ZmqLink) -> None:
+    async def shut(self, link: ZmqLink, leaving: Leaving = "failed") -> None:
+        """Everything that was sent arrives, but nobody waits for checkpoints, which nobody here makes."""
         self.links.remove(link)
-        await link.close()
+        await link.close(leaving)
 
     async def close(self) -> None:
         await asyncio.gather(*(self.shut(link) for link in list(self.links)))

@@ -145,11 +145,10 @@ def test_when_one_peer_is_killed_the_others_finish_and_name_it(
         assert "peer 2 is gone: lost for 0.3 s" in log_of(folder, peer)
 
 
-def test_a_peer_that_stops_lets_the_others_go_on_at_once(
+def test_a_peer_that_stops_is_waited_for_a_while_and_then_left_out(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    # Neither the deadline nor the time of grace would let this end in time.
-    transport = {"jitter": 0.02, "grace": 1000, "deadline": 1000}
+    transport = {"jitter": 0.02, "grace": 0.5, "deadline": 1000}
     folder = prepare(tmp_path / "run", make_run(rounds=30, transport=transport))
     pids = warm.start(folder)
     until(lambda: rounds_done(folder, 3) > 1)
@@ -158,7 +157,39 @@ def test_a_peer_that_stops_lets_the_others_go_on_at_once(
     assert folder.peer(3).result().phase == "stopped"
     for peer in range(3):
         assert folder.peer(peer).result().rounds_done == 30
-        assert "peer 3 is gone: it has closed" in log_of(folder, peer)
+        assert "peer 3 is gone: lost for 0.5 s" in log_of(folder, peer)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "mapl", "mapl, pruned"])
+def test_peers_that_are_killed_and_come_back_change_nothing(
+    method: str, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    """The promise: a crash is invisible. Each peer is killed twice, two of them at once."""
+    mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+    algorithm = {"dpsgd": {"name": "dpsgd", "batch": 16}, "mapl": mapl, "mapl, pruned": {**mapl, "graph_lr": 1.5}}
+    run = make_run(
+        algorithm=algorithm[method],
+        rounds=18,
+        checkpoint_every=3,
+        graph="ring",
+        transport={"jitter": 0.02, "grace": 60, "deadline": 60},
+    )
+    folder, calm = prepare(tmp_path / "run", run), prepare(tmp_path / "calm", run)
+    expected = simulate(run, calm)
+    pids = warm.start(folder)
+    for at, victims in ((1, [0]), (3, [1, 2]), (5, [3]), (7, [2, 3]), (9, [0, 1])):
+        until(lambda victims=victims, at=at: all(rounds_done(folder, peer) >= at for peer in victims))
+        for peer in victims:
+            os.kill(pids[peer], signal.SIGKILL)
+        assert warm.wait({peer: pids[peer] for peer in victims}) == dict.fromkeys(victims, -signal.SIGKILL)
+        pids.update(warm.start(folder, victims))
+    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
+    for place, calm_result in zip(folder.peers(), expected, strict=True):
+        result = place.result()
+        assert (result.phase, result.rounds_done, result.missing) == ("finished", 18, 0)
+        assert (result.digest, result.out, result.inn) == (calm_result.digest, calm_result.out, calm_result.inn)
+        assert [record["t"] for record in metrics.read(place.metrics)] == list(range(18))
+        assert "resumed after round" in log_of(folder, place.peer)
 
 
 def test_when_the_warm_process_is_killed_its_peers_finish(

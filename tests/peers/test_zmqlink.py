@@ -27,7 +27,7 @@ from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout, Vocabulary
 from peers import zmqlink
 from peers.runtime import allow_many_sockets
-from peers.zmqlink import Close, Closed, Hello, Refused, Welcome, ZmqLink
+from peers.zmqlink import Close, Closed, Durable, Hello, Refused, Welcome, ZmqLink
 
 RUN_ID = "0123456789abcdef"
 
@@ -45,7 +45,12 @@ class Block(Body):
 BLOCK = Block(torch.zeros(1000, 1000))
 LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
 PAIR = Topology.from_edges(2, [(0, 1)])
-CONTROL = Vocabulary([Layout.of(body) for body in (Hello(""), Welcome(), Refused(""), Close(), Closed(), Word(""))])
+CONTROL = Vocabulary(
+    [
+        Layout.of(body)
+        for body in (Hello("", 0, 0, 0), Welcome(0), Durable(0), Refused(""), Close(), Closed(), Word(""))
+    ]
+)
 
 
 def complete(peers: int) -> Topology:
@@ -104,7 +109,7 @@ class RawPeer:
     async def welcome(self) -> None:
         identity, message = await self.heard()
         assert isinstance(message.body, Hello)
-        self.reply(identity, Welcome(), seq=message.seq)
+        self.reply(identity, Welcome(0), seq=message.seq)
 
     def reply(self, identity: bytes, body: Body, **header: Any) -> None:
         self.router.send_multipart([identity, *self.frames(body, **header)])
@@ -244,11 +249,11 @@ async def test_peers_of_different_run_files_name_each_other(sockets: Any, togeth
 async def test_another_run_is_refused(alone: Any, raw: Any) -> None:
     other = raw(1)
     other.connect(alone.link)
-    other.say(Hello("d"), run="another run")
+    other.say(Hello("d", 0, 0, 0), run="another run")
     refused = await other.answer()
     assert isinstance(refused, Refused)
     assert refused.reason == f"a message of run 'another run'; this is run '{RUN_ID}'"
-    other.say(Hello("d"))
+    other.say(Hello("d", 0, 0, 0))
     assert isinstance(await other.answer(), Welcome)  # that one is nobody's fault
 
 
@@ -300,9 +305,9 @@ async def test_nothing_but_hello_is_said_before_welcome(alone: Any, raw: Any) ->
     identity, message = await other.heard()
     assert isinstance(message.body, Hello)
     assert identity == b"0>1"
-    other.reply(identity, Welcome(), seq=message.seq + 1)  # to a HELLO that is not the one
+    other.reply(identity, Welcome(0), seq=message.seq + 1)  # to a HELLO that is not the one
     assert not await asyncio.to_thread(other.router.poll, 300)
-    other.reply(identity, Welcome(), seq=message.seq)
+    other.reply(identity, Welcome(0), seq=message.seq)
     assert (await other.heard())[1].body == Word("after WELCOME")
 
 
@@ -360,7 +365,7 @@ async def test_a_tensor_larger_than_the_limit_is_the_senders_error(sockets: Any)
 async def test_a_peer_in_the_middle_of_an_epoch_answers(alone: Any, raw: Any) -> None:
     other = raw(1)
     other.connect(alone.link)
-    other.say(Hello("d"))
+    other.say(Hello("d", 0, 0, 0))
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(other.dealer.recv_multipart()))
     thread.start()
@@ -376,7 +381,7 @@ async def test_nothing_is_lost_when_more_comes_during_an_epoch_than_may_wait(soc
         other.connect(endpoint.link)
     for number in range(100):
         one.say(Word(str(number)), seq=number)
-    one.say(Hello("d"))  # its answer would tell that all has been read
+    one.say(Hello("d", 0, 0, 0))  # its answer would tell that all has been read
     assert not one.dealer.poll(500)  # our event loop does not turn meanwhile
     two.say(Word("me too"))
     net = endpoint.begin(0)
@@ -415,7 +420,7 @@ async def test_a_neighbor_that_restarts_elsewhere_is_found_and_heard(sockets: An
     for t in range(2, 4):
         await die(link)
         await eventually(lambda: 1 in here.mailbox._gone)
-        again = sockets.endpoint(1, PAIR, LAYOUTS)
+        there = again = sockets.revived(there)
         link = sockets.link(again)
         await link.start()
         net = here.begin(t)
@@ -432,7 +437,7 @@ async def test_a_neighbor_that_restarts_before_it_was_missed_takes_its_place(soc
     await die(there.link)
     waiting = asyncio.create_task(here.begin(1).gather(Word))
     await eventually(lambda: not here.link._edges[1].up)
-    again = sockets.endpoint(1, PAIR, LAYOUTS)
+    again = sockets.revived(there)
     await sockets.link(again).start()
     await again.begin(1).broadcast(Word("back"))
     assert await waiting == {1: Word("back")}
@@ -641,7 +646,7 @@ async def test_a_neighbor_that_has_closed_may_come_back(sockets: Any, eventually
     await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
     await sockets.shut(there.link)
     assert await here.begin(1).exchange(Word("anyone?")) == {}
-    again = sockets.endpoint(1, PAIR, LAYOUTS)
+    again = sockets.revived(there)
     await sockets.link(again).start()
     await eventually(lambda: 1 not in here.mailbox._gone)
     nets = [endpoint.begin(2) for endpoint in (here, again)]
@@ -666,4 +671,4 @@ async def test_a_closed_link_leaves_no_thread_and_no_file_open(tmp_path: Path, s
     before = held()
     for _ in range(3):
         await life()
-    assert held() == before
+    await eventually(lambda: held() == before, "threads and files are gone")
