@@ -22,8 +22,8 @@ from p2pfl.errors import P2pflError, RunFileError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from launcher.local import Restart
     from launcher.logs import Entry
-    from launcher.prepare import Order
     from launcher.summary import Summary
     from p2pfl.runfolder import RunFolder
 
@@ -70,16 +70,43 @@ def run_options(command: Command) -> Command:
 # ---- running ------------------------------------------------------------------------------------------------
 
 
+RESTART = click.option(
+    "--restart",
+    type=click.Choice(["on-failure", "always", "never"]),
+    default="on-failure",
+    show_default=True,
+    help="Start peers again that end before they have finished: from their checkpoint, as if nothing had happened.",
+)
+
+
 @commands.command()
+@RESTART
 @run_options
-def launch(as_json: bool, **order: Any) -> None:
+def launch(as_json: bool, restart: Restart, **order: Any) -> None:
     """Start one process per peer, follow them, sum up.
 
     Ctrl-C stops the peers, a second one kills them. Whatever happens to this command, the peers go on.
     """
     from launcher.local import launch as run_peers
+    from launcher.prepare import Order
 
-    _run(run_peers, order, as_json)
+    _run(lambda console: run_peers(Order(**order), console, restart), as_json)
+
+
+@commands.command()
+@RESTART
+@RUN
+@click.option("--peer", "peers", type=int, multiple=True, metavar="N", help="This peer only; may be repeated.")
+@JSON
+def resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
+    """Go on with a run after a stop, a crash or a reboot.
+
+    Starts the peers that do not live, each from its checkpoint.
+    """
+    from launcher.local import resume as resume_peers
+    from p2pfl.runfolder import RunFolder
+
+    _run(lambda console: resume_peers(RunFolder.open(run), peers, console, restart), as_json)
 
 
 @commands.command()
@@ -89,19 +116,17 @@ def simulate(as_json: bool, **order: Any) -> None:
 
     The result is the same bits, the same files and the same summary as those of launch, on the CPU.
     """
+    from launcher.prepare import Order
     from launcher.simulation import simulate as run_here
 
-    _run(run_here, order, as_json)
+    _run(lambda console: run_here(Order(**order), console), as_json)
 
 
-def _run(
-    backend: Callable[[Order, Console], tuple[RunFolder, Summary]], order: dict[str, Any], as_json: bool
-) -> None:
-    from launcher.prepare import Order
+def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool) -> None:
     from launcher.summary import failures, show
 
     console = _console(err=as_json)
-    folder, summary = backend(Order(**order), console)
+    folder, summary = backend(console)
     if as_json:
         click.echo(json.dumps(summary.to_dict()))
     else:

@@ -4,44 +4,86 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import psutil
 from rich.console import Console
 
+from launcher import text
 from launcher.errors import LaunchError
 from launcher.mps import multi_process_service
 from launcher.prepare import Order
+from launcher.processes import how_it_ended, living
 from launcher.progress import Progress, progress_on
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
 from launcher.warm import Event, WarmProcess
 from p2pfl.runfolder import PeerId, RunFolder
 
+if TYPE_CHECKING:
+    from p2pfl.config import Run
+
 LOOK_EVERY = 0.25
 """Seconds between two looks at the peers."""
 
 
-def launch(order: Order, console: Console) -> tuple[RunFolder, Summary]:
+Restart = Literal["on-failure", "always", "never"]
+"""Whether peers that ended without having finished are started again. ``on-failure``: those that were killed or have
+failed, not those that were stopped; and not one that fails ATTEMPTS times without completing a round."""
+ATTEMPTS = 3
+
+
+def launch(order: Order, console: Console, restart: Restart = "on-failure") -> tuple[RunFolder, Summary]:
     """Make a run and run it, one process per peer."""
     # Before anything else: it imports torch while we do, and while we check the run file.
     with WarmProcess(threads(1)) as warm:
         run = order.load()
         folder = order.prepare(run)
-        with ExitStack() as services:
-            environment = threads(run.file.threads)
-            if run.file.gpu.mps:
-                mps = multi_process_service(folder.root / "mps", run.file.gpu.peers_per_gpu)
-                environment.update(services.enter_context(mps))
-            if environment == warm.environment:
-                crew = follow(folder, run.peers, run.rounds, warm, console)
-            else:
-                warm.kill()
-                with WarmProcess(environment) as other:
-                    crew = follow(folder, run.peers, run.rounds, other, console)
-    return folder, summarize(folder, crew.codes, crew.seconds)
+        return folder, _run(run, folder, range(run.peers), warm, console, restart)
+
+
+def resume(
+    folder: RunFolder, peers: Sequence[PeerId], console: Console, restart: Restart = "on-failure"
+) -> tuple[RunFolder, Summary]:
+    """Go on with a run: start those of ``peers`` (none named: of all) that do not live.
+
+    Raises LaunchError if all of them have finished or live.
+    """
+    from p2pfl import config
+
+    with WarmProcess(threads(1)) as warm:
+        run = config.load(folder.run_file)
+        absent = sorted(set(peers) - set(range(run.peers)))
+        if absent:
+            raise LaunchError(f"{folder.root} has no peer {text.ids(absent)}; it has 0 to {run.peers - 1}")
+        places = [folder.peer(peer) for peer in sorted(peers) or range(run.peers)]
+        if alive := [place.peer for place in places if living(folder, place.peer)]:
+            console.print(f"peers that live already: {text.ids(alive)}")
+        dead = [place for place in places if place.peer not in alive]
+        if all(how_it_ended(place) == "finished" for place in dead):
+            raise LaunchError(f"{folder.root}: nothing to resume: all peers have finished or live")
+        # Those that have finished too: others may need what they said last.
+        return folder, _run(run, folder, [place.peer for place in dead], warm, console, restart)
+
+
+def _run(
+    run: Run, folder: RunFolder, peers: Sequence[PeerId], warm: WarmProcess, console: Console, restart: Restart
+) -> Summary:
+    with ExitStack() as services:
+        environment = threads(run.file.threads)
+        if run.file.gpu.mps:
+            mps = multi_process_service(folder.root / "mps", run.file.gpu.peers_per_gpu)
+            environment.update(services.enter_context(mps))
+        if environment == warm.environment:
+            crew = follow(folder, peers, run, warm, console, restart)
+        else:
+            warm.kill()
+            with WarmProcess(environment) as other:
+                crew = follow(folder, peers, run, other, console, restart)
+    return summarize(folder, crew.codes, crew.seconds)
 
 
 def threads(count: int) -> dict[str, str]:
@@ -54,16 +96,23 @@ def threads(count: int) -> dict[str, str]:
     return {**counts, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def follow(folder: RunFolder, peers: int, rounds: int, warm: WarmProcess, console: Console) -> Crew:
-    """Have all peers forked, and stay until the last one has ended. Raises LaunchError if none could start."""
+def follow(
+    folder: RunFolder, peers: Sequence[PeerId], run: Size, warm: WarmProcess, console: Console, restart: Restart
+) -> Crew:
+    """Have ``peers`` forked, and stay until the last one has ended. Raises LaunchError if none could start."""
     crew = Crew(peers)
-    warm.ask(folder, range(peers))
+    policy = Policy(folder, restart)
+    warm.ask(folder, peers)
     with interrupts() as pressed, progress_on(console) as progress:
         while crew.busy:
-            crew.hear(warm.events(LOOK_EVERY), warm.gone)
+            ended = crew.hear(warm.events(LOOK_EVERY), warm.gone)
             if pressed:
                 _stop(crew, warm, kill=len(pressed) > 1, progress=progress)
-            progress.update(Snapshot.take(folder, peers, rounds))
+            elif not warm.gone and (again := [peer for peer in ended if policy.wants(peer, crew.codes.get(peer))]):
+                progress.say("; ".join(f"peer {peer}: {policy.why[peer]}; starting it again" for peer in again))
+                crew.expect(again)
+                warm.ask(folder, again)
+            progress.update(Snapshot.take(folder, run.peers, run.rounds))
     if warm.errors:
         (folder.root / "warm.log").write_text(warm.errors)
     if not crew.started and not crew.stopping:
@@ -81,13 +130,45 @@ def _stop(crew: Crew, warm: WarmProcess, *, kill: bool, progress: Progress) -> N
         warm.kill()  # it is still importing; no peer has begun
 
 
+class Size(Protocol):
+    """What ``follow`` needs to know of a run."""
+
+    @property
+    def peers(self) -> int: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+
+class Policy:
+    """Which peers are started again after they have ended."""
+
+    def __init__(self, folder: RunFolder, restart: Restart) -> None:
+        self.folder = folder
+        self.restart = restart
+        self.why: dict[PeerId, str] = {}
+        """How each peer has ended last."""
+        self._failures: dict[PeerId, list[int]] = {}
+        """Completed rounds at each failure."""
+
+    def wants(self, peer: PeerId, code: int | None) -> bool:
+        place = self.folder.peer(peer)
+        ended = self.why[peer] = how_it_ended(place, code)
+        if self.restart == "never" or ended == "finished" or (self.restart == "on-failure" and ended == "stopped"):
+            return False
+        status = place.status()
+        rounds = self._failures.setdefault(peer, [])
+        rounds.append(status.rounds_done if status else 0)
+        return self.restart == "always" or len(rounds) < ATTEMPTS or max(rounds[1 - ATTEMPTS :]) > rounds[-ATTEMPTS]
+
+
 class Crew:
     """The peers that one launcher has started: who runs, who has ended and with which exit code."""
 
-    def __init__(self, peers: int) -> None:
+    def __init__(self, peers: Iterable[PeerId]) -> None:
         self.started: set[PeerId] = set()
         self.codes: dict[PeerId, int] = {}
-        self.busy = set(range(peers))
+        self.busy = set(peers)
         """Peers that have not ended, as far as we know."""
         self.stopping = False
         self.killing = False
@@ -97,7 +178,13 @@ class Crew:
         self._processes: dict[PeerId, psutil.Process] = {}
         self._signalled: set[tuple[PeerId, signal.Signals]] = set()
 
-    def hear(self, events: list[Event], warm_is_gone: bool) -> None:
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """These peers are being started again."""
+        self.busy.update(peers)
+
+    def hear(self, events: list[Event], warm_is_gone: bool) -> list[PeerId]:
+        """Take in what the warm process has said. Returns the peers that have ended."""
+        before = set(self.busy)
         for event in events:
             if event.event == "started":
                 self.started.add(event.peer)
@@ -110,6 +197,7 @@ class Crew:
             # Nobody reports exits any more, but the peers go on: see for ourselves who still lives.
             self.busy = {peer for peer in self.busy if self._lives(peer)}
         self.seconds = time.monotonic() - self._began
+        return sorted(before - self.busy)
 
     def stop(self, *, kill: bool) -> None:
         """Signal every peer that runs, each once; peers that start later are caught by calling this again."""

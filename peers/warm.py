@@ -43,6 +43,7 @@ def serve() -> int:
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     _say({"event": "ready"})
     children: dict[int, PeerId] = {}
+    known: dict[Path, tuple[Run, Data]] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -58,11 +59,14 @@ def serve() -> int:
             listening = bool(chunk)
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                _fork_all(json.loads(line), children, close=(woken, wake))
+                _fork_all(json.loads(line), children, known, close=(woken, wake))
     return 0
 
 
-def _fork_all(request: dict[str, Any], children: dict[int, PeerId], close: tuple[int, ...]) -> None:
+def _fork_all(
+    request: dict[str, Any], children: dict[int, PeerId], known: dict[Path, tuple[Run, Data]], close: tuple[int, ...]
+) -> None:
+    """``known`` holds the run that was last asked for: peers that are started again find it loaded."""
     try:
         folder = RunFolder.open(Path(request["run"]))
     except P2pflError as error:
@@ -71,14 +75,18 @@ def _fork_all(request: dict[str, Any], children: dict[int, PeerId], close: tuple
             _say({"event": "exited", "peer": peer, "code": 1})
         return
     setproctitle(f"p2pfl warm {folder.root}")
-    try:
-        run = load(folder.run_file)
-        data = load_data(run)
-        _import_what_peers_import(run, data)
-    except P2pflError as error:
-        # Each peer will meet the same error and write it down where its user looks.
-        print(error, file=sys.stderr)
-        run, data = None, None
+    run, data = known.get(folder.root, (None, None))
+    if run is None:
+        try:
+            run = load(folder.run_file)
+            data = load_data(run)
+            _import_what_peers_import(run, data)
+            known.clear()
+            known[folder.root] = run, data
+        except P2pflError as error:
+            # Each peer will meet the same error and write it down where its user looks.
+            print(error, file=sys.stderr)
+            run, data = None, None
     gc.collect()
     gc.freeze()  # what is shared stays shared: no collector touches it in the children
     for peer in request["peers"]:

@@ -114,6 +114,11 @@ FAKE_PEERS = """
         if role == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         place.write_status(Status(peer, os.getpid(), "training"))
+        if role == "stops":
+            end("stopped", 1)
+        if role == "crashes in round 1":
+            place.write_status(Status(peer, os.getpid(), "training", rounds_done=1))
+            os.kill(os.getpid(), signal.SIGKILL)
         if role == "finishes":
             end("finished", 3)
         if role == "outlives the warm process":
@@ -131,27 +136,41 @@ FAKE_PEERS = """
     if roles == "dies at once":
         sys.exit("no torch here")
     warm = os.getpid()
-    line = sys.stdin.readline()
-    if line:
+    children = {}
+    os.set_blocking(0, False)
+    listening = True
+    while listening or children:
+        while children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            say(event="exited", peer=children.pop(pid), code=os.waitstatus_to_exitcode(status))
+        try:
+            line = os.read(0, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.005)
+            continue
+        if not line:
+            listening = False
+            continue
         say(event="ready")
         request = json.loads(line)
         environment = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_MPS_PIPE_DIRECTORY")}
         (Path(request["run"]) / "environment.json").write_text(json.dumps(environment))
-        children = {}
         for peer in request["peers"]:
+            # "crashes, finishes": the first time one thing, the next time the other
+            role, _, later = roles[peer].partition(", ")
+            roles[peer] = later or role
             pid = os.fork()
             if not pid:
                 null = os.open(os.devnull, os.O_RDWR)
                 for descriptor in range(3):
                     os.dup2(null, descriptor)
-                live(RunFolder(Path(request["run"])), peer, roles[peer])
+                live(RunFolder(Path(request["run"])), peer, role)
             children[pid] = peer
             say(event="started", peer=peer, pid=pid)
         if "outlives the warm process" in roles:
             os._exit(1)
-        while children:
-            pid, status = os.wait()
-            say(event="exited", peer=children.pop(pid), code=os.waitstatus_to_exitcode(status))
 """
 
 

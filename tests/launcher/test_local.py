@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,33 @@ from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
-from launcher.local import Crew, follow
+from launcher.local import ATTEMPTS, Crew, Restart, follow
 from launcher.mps import CONTROL, multi_process_service
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
 from p2pfl.runfolder import RunFolder
 
 
+@dataclass
+class Run:
+    peers: int
+    rounds: int = 3
+
+
 @pytest.fixture
 def play(make_folder, fake_peers) -> Callable[..., tuple[RunFolder, Crew, str]]:
     """Follow peers that play the given roles to the end; returns what the launcher knows and said."""
 
-    def run(*roles: str, meanwhile: Callable[[RunFolder], None] | None = None) -> tuple[RunFolder, Crew, str]:
+    def run(
+        *roles: str, meanwhile: Callable[[RunFolder], None] | None = None, restart: Restart = "never"
+    ) -> tuple[RunFolder, Crew, str]:
         folder = make_folder(peers=len(roles), results=dict.fromkeys(range(len(roles))))
         console = Console(file=io.StringIO())
         other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
         with WarmProcess(fake_peers(roles)) as warm:
             if other:
                 other.start()
-            crew = follow(folder, len(roles), 3, warm, console)
+            crew = follow(folder, range(len(roles)), Run(len(roles)), warm, console, restart)
         if other:
             other.join()
         return folder, crew, console.file.getvalue()
@@ -47,6 +56,38 @@ def test_the_exit_of_every_peer_is_known(play):
     assert [line.partition(";")[0] for line in failures(summarize(folder, crew.codes))] == [
         "peer 1: killed by SIGSEGV", "peer 2: exit code 3"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("restart", ["never", "on-failure", "always"])
+def test_peers_that_crash_are_started_again(play, restart):
+    folder, crew, said = play("crashes, finishes", "exits with 3, exits with 3, finishes", restart=restart)
+    if restart == "never":
+        assert crew.codes == {0: -signal.SIGSEGV, 1: 3}
+        assert said == ""
+    else:
+        assert crew.codes == {0: 0, 1: 0}
+        assert summarize(folder, crew.codes).finished
+        assert "peer 0: killed by SIGSEGV; starting it again" in said
+        assert said.count("peer 1: exit code 3; starting it again") == 2
+
+
+def test_a_peer_that_gets_no_further_is_given_up(play):
+    _, crew, said = play("crashes", "finishes", restart="on-failure")
+    assert crew.codes == {0: -signal.SIGSEGV, 1: 0}
+    assert said.count("starting it again") == ATTEMPTS - 1
+
+
+def test_a_peer_that_gets_further_in_between_is_not(play):
+    roles = [*["crashes"] * (ATTEMPTS - 1), "crashes in round 1", *["crashes"] * (ATTEMPTS - 2), "finishes"]
+    _, crew, said = play(", ".join(roles), restart="on-failure")
+    assert crew.codes == {0: 0}
+    assert said.count("starting it again") == len(roles) - 1
+
+
+@pytest.mark.parametrize(("restart", "phase"), [("on-failure", "stopped"), ("always", "finished")])
+def test_a_peer_that_was_stopped_is_started_again_only_if_always(play, restart, phase):
+    folder, _, _ = play("stops, finishes", restart=restart)
+    assert folder.peer(0).result().phase == phase
 
 
 def test_peers_that_outlive_the_warm_process_are_followed_to_the_end(play):
@@ -78,7 +119,7 @@ def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_folder, fake_pe
         os.kill(warm._process.pid, signal.SIGSTOP)
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        crew = follow(folder, 1, 3, warm, Console(file=io.StringIO()))
+        crew = follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
         timer.join()
     assert crew.started == set()
     assert warm._process.returncode == -signal.SIGKILL
@@ -91,7 +132,7 @@ def test_a_warm_process_that_dies_at_once_is_quoted(make_folder, fake_peers):
         WarmProcess(fake_peers("dies at once")) as warm,
         pytest.raises(LaunchError, match="no torch here"),
     ):
-        follow(folder, 1, 3, warm, Console(file=io.StringIO()))
+        follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
     assert (folder.root / "warm.log").read_text() == "no torch here\n"
 
 
