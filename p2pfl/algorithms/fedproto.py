@@ -33,7 +33,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -184,8 +184,8 @@ def misalignment(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, d
     counts = members.sum(0)
     present = (counts > 0) & known
     means = (members.T @ z)[present] / counts[present, None]
-    total = torch.linalg.vector_norm(means - prototypes[present], dim=1).sum()
-    return total / (counts > 0).sum()
+    apart: Tensor = torch.linalg.vector_norm(means - prototypes[present], dim=1)
+    return apart.sum() / (counts > 0).sum()
 
 
 # ---- the methods ---------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Guided(Algorithm[G]):
     """Local training guided by global prototypes, which each peer makes of what it hears; a subclass says how."""
 
     equal_features = True
-    state = ("model", "optimizer", "prototypes", "known")
+    state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")
     weighted = False
     """Whether sample counts travel."""
 
@@ -275,7 +275,7 @@ def compared(heard: Heard, prototypes: Tensor, known: Tensor) -> dict[str, float
     """
     best = torch.zeros(len(prototypes), dtype=prototypes.dtype, device=prototypes.device)
     smallest = []
-    for peer in heard.senders.unique().tolist():
+    for peer in sorted(set(heard.senders.tolist())):
         if len(own := gaps(heard.of(peer))) > 1:
             labels = heard.labels[heard.senders == peer]
             best[labels] = torch.maximum(best[labels], own)

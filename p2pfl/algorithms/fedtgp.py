@@ -156,7 +156,7 @@ class TrainablePrototypes(nn.Module):
         """Line 11: one epoch for each order, a permutation of the rows of ``values``."""
         targets = one_hot(labels, len(self.vectors)).to(values.dtype)
         for order in orders:
-            for chosen in order.to(values.device).split(batch):
+            for chosen in torch.split(order.to(values.device), batch):
                 self.descend(values[chosen], targets[chosen], margin, lr)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,8 +153,8 @@ def test_the_pull_on_a_feature_that_is_there_already_is_zero_not_nan(distance: s
 
 def test_what_came_in_is_sorted_by_peer_whatever_the_order_of_arrival() -> None:
     bodies = {3: body({1: [1.0, 2.0]}, [7]), 1: body({0: [3.0, 4.0], 2: [5.0, 6.0]}, [1, 2])}
-    for given in (bodies, dict(reversed(bodies.items()))):
-        heard = together(given, 3, 2, CPU)
+    for arrived in (bodies, dict(reversed(bodies.items()))):
+        heard = together(arrived, 3, 2, CPU)
         assert heard.values.tolist() == [[3.0, 4.0], [5.0, 6.0], [1.0, 2.0]]
         assert heard.labels.tolist() == [0, 2, 1]
         assert heard.senders.tolist() == [1, 1, 3]
@@ -544,7 +544,7 @@ def test_observations_are_of_the_round_only() -> None:
     topology = Topology.from_edges(3, LINE)
     seen: dict[tuple[int, int], set[str]] = {}
     spoken = play(peers, topology, 5, after=lambda peer, t: seen.update({(peer.me, t): set(peer.observations())}))
-    heard: Callable[[int, int], bool] = lambda me, t: bool(messages(spoken[me][t].inn) or messages(spoken[me][t].out))
-    assert {heard(me, t) for me in range(3) for t in range(5)} == {True, False}
-    for (me, t), names in seen.items():
-        assert names == ({"margin", "peer_margin", "wider"} if heard(me, t) else set())
+    speaking = {(me, t): bool(messages(spoken[me][t].inn) or messages(spoken[me][t].out)) for me, t in seen}
+    assert set(speaking.values()) == {True, False}
+    for place, names in seen.items():
+        assert names == ({"margin", "peer_margin", "wider"} if speaking[place] else set())
