@@ -8,6 +8,8 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.fedproto import FedProto
+from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
@@ -20,6 +22,8 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     LGFedAvg,
     DFedAvgM,
     MAPL,
+    FedProto,
+    FedTGP,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

@@ -230,6 +230,8 @@ ALGORITHMS = {
     "fedavg": {"name": "fedavg", "batch": 16, "participation": 0.5},
     "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
+    "fedproto": {"name": "fedproto", "batch": 16, "momentum": 0.9, "participation": 0.5},
+    "fedtgp": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
 }
 

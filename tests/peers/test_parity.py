@@ -36,6 +36,17 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "lg-fedavg": {"algorithm": {"name": "lg-fedavg", "batch": 16}, "peers": 5, "graph": "ring", "models": "tiny4"},
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
+    "fedproto, some take part": {
+        "algorithm": {"name": "fedproto", "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
+    "fedtgp": {
+        "algorithm": {"name": "fedtgp", "prototype_epochs": 10},
+        "data": {"partition": {"name": "dirichlet"}},
+        "models": "tiny4",
+    },
     # With such steps some weights are soon 0, and not on both sides at once: half-open edges, then silent ones.
     "mapl, pruned": {
         "algorithm": {**MAPL, "graph_lr": 4.0, "graph_steps": 2},
