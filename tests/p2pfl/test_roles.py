@@ -45,9 +45,7 @@ shares = st.sampled_from([0.01, 0.25, 0.5, 0.8, 1.0])
 
 @property_of
 @given(topologies(), shares, st.integers(0, 50))
-def test_every_peer_draws_the_same_roles_and_senders_are_neighbours(
-    topology: Topology, share: float, t: int
-) -> None:
+def test_every_peer_draws_the_same_roles_and_senders_are_neighbours(topology: Topology, share: float, t: int) -> None:
     drawn = [Roster(SEED, share).roles(t, net) for net in nets(topology, t)]
     assert len(set(drawn)) == 1
     roles = drawn[0]

@@ -230,6 +230,9 @@ ALGORITHMS = {
     "fedavg": {"name": "fedavg", "batch": 16, "participation": 0.5},
     "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
+    "dfml": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 2},
+    "fedavg-dec": {"name": "fedavg-dec", "batch": 16},
+    "fedprox-dec": {"name": "fedprox-dec", "batch": 16},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
 }
 
