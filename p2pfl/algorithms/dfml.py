@@ -25,6 +25,7 @@ Differs from the paper:
 - batch-normalisation statistics travel with the parameters; at the aggregator all models are in training mode.
 - a sender whose model does not come back in time keeps its own; an aggregator goes on with the models that have come,
   and if none has, without aggregation. A peer whose model was not taught leaves its peak model alone, too.
+- a model whose logits become infinite or NaN teaches nobody any more; otherwise all of P would follow it.
 """
 
 from __future__ import annotations
@@ -121,6 +122,10 @@ class Taught(Body):
     buffers: dict[str, Tensor]
 
 
+NOT_TAUGHT = Taught({}, {})
+"""To a sender whose model did not come in time, or was not sound: it need not wait any longer."""
+
+
 # ---- the schedule of α (Eq. 4) -------------------------------------------------------------------------------
 
 
@@ -166,29 +171,16 @@ def scales(alpha: float, scheduled: str) -> tuple[float, float]:
 # ---- mutual learning (Eqs. 1 and 3) --------------------------------------------------------------------------
 
 
-def teaching_weights(sizes: Sequence[int], student: int, form: str) -> Tensor:
-    """Φ_q / Σ_{u≠n} Φ_u for each q of P; 0 for the student n itself. float32 [P].
-
-    Args:
-        sizes: Φ, parameters of each model.
-        student: n's place among them.
-        form: ``size``, or ``equal`` for Φ = 1.
-    """
-    phi = torch.tensor(sizes if form == "size" else [1] * len(sizes), dtype=torch.float64)
-    phi[student] = 0.0
-    return (phi / phi.sum()).float()
-
-
-def distillation(logits: Tensor, teachers: Tensor, weights: Tensor) -> Tensor:
-    """L_KL, Eq. 3: Σ_q w_q KL(p_q ‖ p_n), mean over the batch.
+def distillation(logits: Tensor, teachers: Tensor, phi: Tensor) -> Tensor:
+    """L_KL, Eq. 3: Σ_q Φ_q KL(p_q ‖ p_n) / Σ_q Φ_q, mean over the batch; 0 if there is no teacher.
 
     Args:
         logits: z_n, float [B, K].
         teachers: log p_q, float [P, B, K], without gradient.
-        weights: w, float [P].
+        phi: Φ_q, float [P]; 0 for whoever does not teach n, as n itself, and at least 1 for the others.
     """
     divergences = (teachers.exp() * (teachers - logits.log_softmax(1))).sum(2)
-    return (weights @ divergences).mean()
+    return (phi @ divergences).mean() / phi.sum().clamp(min=1.0)
 
 
 @dataclass(eq=False)
@@ -197,8 +189,8 @@ class Participant:
 
     model: Model
     optimizer: torch.optim.Optimizer
-    teachers: Tensor
-    """What each of P counts as its teacher, float [P]."""
+    phi: Tensor
+    """What each of P counts as its teacher, float [P]; 0 for itself."""
 
     def think(self, x: Tensor, draws: int) -> Tensor:
         """z_n [B, K], to be learned from. ``draws`` seeds what is random in it."""
@@ -287,10 +279,11 @@ class DFML(Algorithm[Hyper]):
         own = Pupil(self.model.name, parameters_of(self.model), buffers_of(self.model))
         await net.send(roles.aggregator, own)
         answer = await net.gather(Taught, of=[roles.aggregator], patience=self.roster.returning(net))
-        for taught in answer.values():
+        updated = [taught for taught in answer.values() if taught.parameters]
+        for taught in updated:
             assign(parameters_of(self.model), taught.parameters)
             assign(buffers_of(self.model), taught.buffers)
-        return bool(answer)
+        return bool(updated)
 
     # -- the aggregator
 
@@ -300,7 +293,8 @@ class DFML(Algorithm[Hyper]):
         models = {n: self.received(pupils.pop(n)) for n in sorted(pupils)}
         if models:
             self.mutual_learning({**models, self.me: self.model}, alpha)
-        await net.scatter({n: Taught(parameters_of(model), buffers_of(model)) for n, model in models.items()})
+        answers = {n: Taught(parameters_of(model), buffers_of(model)) for n, model in models.items()}
+        await net.scatter({n: answers.get(n, NOT_TAUGHT) for n in roles.senders})
         return bool(models)
 
     def received(self, pupil: Pupil) -> Model:
@@ -314,9 +308,11 @@ class DFML(Algorithm[Hyper]):
         """K passes over the own samples; the models of all participants are updated in place."""
         h, ids = self.hyper, sorted(models)
         sizes = [sum(parameter.numel() for parameter in models[n].parameters()) for n in ids]
+        phi = torch.tensor(sizes if h.teachers == "size" else [1] * len(ids), dtype=torch.float32, device=self.device)
+        others = 1.0 - torch.eye(len(ids), device=self.device)
         everyone = [
-            Participant(model, self._optimizer(model), teaching_weights(sizes, place, h.teachers).to(self.device))
-            for place, model in enumerate(models[n] for n in ids)
+            Participant(models[n], self._optimizer(models[n]), phi * mask)
+            for n, mask in zip(ids, others, strict=True)
         ]
         students = everyone if h.mutual else [everyone[ids.index(self.me)]]
         step = partial(self.mutual_step, everyone, students, scales(alpha, h.scheduled))
@@ -345,11 +341,13 @@ class DFML(Algorithm[Hyper]):
             one.think(x, seed) if one in held else one.recite(x, seed)
             for one, seed in zip(everyone, draws, strict=True)
         ]
-        teachers = torch.stack([z.detach() for z in logits]).log_softmax(2)
+        spoken = torch.stack([z.detach() for z in logits])
+        sound = spoken.isfinite().all(2).all(1)  # whoever diverges teaches nobody any more
+        teachers = spoken.where(sound[:, None, None], 0.0).log_softmax(2)
         for one, z, seed in zip(everyone, logits, draws, strict=True):
             if one in students:
                 own = z if one in held else one.think(x, seed)
-                supervised, distilled = self.supervision(own, labels), distillation(own, teachers, one.teachers)
+                supervised, distilled = self.supervision(own, labels), distillation(own, teachers, one.phi * sound)
                 one.learn(gamma * supervised + alpha * distilled)
 
     # -- what there is to evaluate, to record, to hear
@@ -378,7 +376,10 @@ class DFML(Algorithm[Hyper]):
         models = (self._like(name) for name in dict.fromkeys(self.architectures))
         pupils = (Pupil(model.name, parameters_of(model), buffers_of(model)) for model in models)
         taught = Taught(parameters_of(self.model), buffers_of(self.model))
-        return [*(Layout.of(pupil, fixed=["architecture"]) for pupil in pupils), Layout.of(taught)]
+        return [
+            *(Layout.of(pupil, fixed=["architecture"]) for pupil in pupils),
+            *(Layout.of(answer) for answer in (taught, NOT_TAUGHT)),
+        ]
 
     def _like(self, architecture: str) -> Model:
         """A model of this architecture; its values are to be overwritten."""

@@ -88,6 +88,10 @@ class Averaged(Body):
     values: dict[str, Tensor]
 
 
+NOT_AVERAGED = Averaged({})
+"""To a sender whose model did not come in time: it need not wait any longer."""
+
+
 def by_architecture(models: Mapping[PeerId, Trained]) -> dict[str, dict[PeerId, Trained]]:
     """The clusters u, each of the models of one architecture."""
     clusters: dict[str, dict[PeerId, Trained]] = {}
@@ -138,13 +142,13 @@ class FedAvgDec(Algorithm[Hyper]):
             trained[self.me] = own
             means = {name: Averaged(mean_model(cluster)) for name, cluster in by_architecture(trained).items()}  # 3
             answers = {n: means[model.architecture] for n, model in trained.items()}
-            assign(w, answers.pop(self.me).values)
-            await net.scatter(answers)  # line 4
+            assign(w, answers[self.me].values)
+            await net.scatter({n: answers.get(n, NOT_AVERAGED) for n in roles.senders})  # line 4
         else:
             await net.send(roles.aggregator, own)  # line 2
             answer = await net.gather(Averaged, of=[roles.aggregator], patience=self.roster.returning(net))
             for averaged in answer.values():
-                assign(w, averaged.values)
+                assign(w, averaged.values or w)
 
     def local_training(self) -> None:
         h = self.hyper
@@ -165,8 +169,11 @@ class FedAvgDec(Algorithm[Hyper]):
         """Models of every architecture in the mesh may come to be averaged; only one of the own comes back."""
         models = (self.initial(name) for name in dict.fromkeys(self.architectures))
         trained = (Trained(model.name, parameters_of(model), 0) for model in models)
-        averaged = Layout.of(Averaged(parameters_of(self.model)))
-        return [*(Layout.of(one, fixed=["architecture"]) for one in trained), averaged]
+        averaged = Averaged(parameters_of(self.model))
+        return [
+            *(Layout.of(one, fixed=["architecture"]) for one in trained),
+            *(Layout.of(answer) for answer in (averaged, NOT_AVERAGED)),
+        ]
 
 
 class FedProxDec(FedAvgDec):

@@ -29,7 +29,6 @@ from p2pfl.algorithms.dfml import (
     distillation,
     period_of,
     scales,
-    teaching_weights,
 )
 from p2pfl.algorithms.roles import Roles
 from p2pfl.errors import Unexpected
@@ -205,8 +204,9 @@ def test_the_distillation_loss_is_equation_3_and_its_gradient_pulls_to_the_teach
     sizes = [int(size) for size in stream.integers(1, 10**6, size=models)]
     n = int(stream.integers(models))
     student = torch.tensor(z[n], requires_grad=True)
-    weights = teaching_weights(sizes, n, "size").double()
-    found = distillation(student, torch.from_numpy(z).log_softmax(2), weights)
+    phi = torch.tensor(sizes, dtype=torch.float64)
+    phi[n] = 0.0
+    found = distillation(student, torch.from_numpy(z).log_softmax(2), phi)
     found.backward()  # type: ignore[no-untyped-call]
 
     p, others = softmax(z), [q for q in range(models) if q != n]
@@ -217,10 +217,22 @@ def test_the_distillation_loss_is_equation_3_and_its_gradient_pulls_to_the_teach
     np.testing.assert_allclose(student.grad, gradient, atol=1e-6)
 
 
-def test_teachers_count_by_size_or_alike_and_nobody_teaches_itself() -> None:
-    assert teaching_weights([1, 3, 4], 2, "size").tolist() == [0.25, 0.75, 0.0]
-    assert teaching_weights([1, 3, 4], 0, "equal").tolist() == [0.0, 0.5, 0.5]
-    assert teaching_weights([5, 2], 1, "size").tolist() == [1.0, 0.0]
+def test_without_a_teacher_there_is_nothing_to_distil() -> None:
+    logits = torch.randn(2, 3, requires_grad=True)
+    loss = distillation(logits, torch.randn(2, 2, 3).log_softmax(2), torch.zeros(2))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == 0.0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+@pytest.mark.parametrize(("form", "expected"), [("size", [15.0, 43.0, 0.0, 43.0]), ("equal", [1.0, 1.0, 0.0, 1.0])])
+def test_teachers_count_by_size_or_alike_and_nobody_teaches_itself(form: Any, expected: list[float]) -> None:
+    peers = make(hyper(teachers=form, participation=1.0))
+    seen: list[list[float]] = []
+    peers[0].mutual_step = lambda everyone, *rest: seen.append(everyone[2].phi.tolist())  # type: ignore[method-assign]
+    play(peers, complete(4), 1)
+    assert seen == [expected] * 3
 
 
 # ---- rounds by hand ----------------------------------------------------------------------------------------
@@ -535,6 +547,38 @@ async def test_a_wait_for_a_model_ends_with_its_deadline_though_the_aggregator_l
     assert (0, "Pupil", 1) in endpoints[0].mailbox
 
 
+async def test_who_comes_too_late_is_told_so_and_does_not_wait() -> None:
+    peers = make(hyper(participation=1.0, fixed_aggregator=True), names=("flat", "flat"))
+    (_, expected) = [ByHand(peer) for peer in peers]
+    hub = LocalHub()
+    endpoints = [
+        Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), deadline=deadline)
+        for peer, deadline in zip(peers, (0.01, None), strict=True)
+    ]
+    for endpoint in endpoints:
+        hub.join(endpoint)
+    await peers[0].round(0, endpoints[0].begin(0))
+    await peers[1].round(0, endpoints[1].begin(0))
+    assert [endpoint.missing for endpoint in endpoints] == [{"Pupil": [1]}, {}]
+    train_by_hand(expected, peers[1].hyper)
+    np.testing.assert_allclose(values(peers[1]), expected.values(), atol=2e-5)
+    assert peers[1].peak_alpha == 0.0
+
+
+def test_a_model_that_diverges_teaches_nobody() -> None:
+    peers = make(hyper())
+    with_it, without = (copy.deepcopy([peer.model for peer in peers[:3]]) for _ in range(2))
+    with torch.no_grad():
+        with_it[2].head.weight[0, 0] = torch.inf
+    twins = make(hyper())
+    peers[0].model, twins[0].model = with_it[0], without[0]
+    peers[0].mutual_learning(dict(enumerate(with_it)), alpha=0.7)
+    twins[0].mutual_learning(dict(enumerate(without[:2])), alpha=0.7)
+    for one, other in zip(with_it[:2], without[:2], strict=True):
+        for x, y in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(x, y)
+
+
 def test_a_peer_may_be_many_rounds_ahead_and_its_model_waits_for_it() -> None:
     """Peer 0 begins only when all others wait for it: nobody else holds up anybody."""
     h = hyper(participation=0.25)
@@ -629,7 +673,7 @@ def test_what_is_recited_is_what_is_thought(name: str) -> None:
         assert digest(network.state_dict()) == before
         again = copy.deepcopy(network)
         assert torch.equal(recited, one.think(x, 5))
-        assert torch.equal(recited, Participant(again, one.optimizer, one.teachers).think(x, 5))
+        assert torch.equal(recited, Participant(again, one.optimizer, one.phi).think(x, 5))
         assert digest(network.state_dict()) == digest(again.state_dict())
         # Statistics have moved where there are any, and dropout depends on what seeds it.
         assert (digest(network.state_dict()) != before) == bool(buffers_of(network))

@@ -45,7 +45,7 @@ COMPLETE = complete(4)
 
 
 def model(name: str) -> Model:
-    """``flat`` and ``other`` are softmax regressions; ``normalised`` has statistics. Drawn from torch's global RNG."""
+    """``flat`` and ``other`` are softmax regressions; ``normalised`` has statistics. From torch's global RNG."""
     if name == "normalised":
         return Model(name, nn.Sequential(nn.Flatten(), nn.BatchNorm1d(INPUTS)), INPUTS, CLASSES)
     return Model(name, nn.Flatten(), INPUTS, CLASSES)
