@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -62,3 +65,38 @@ def uniformity(prototypes: Tensor) -> Tensor:
     unit = normalize(prototypes, dim=1)
     cosines = unit @ unit.T
     return (cosines.sum() - cosines.diagonal().sum()) / len(prototypes)
+
+
+Supervision = Literal["wsm", "ace", "ce"]
+"""What keeps a model from forgetting the classes that the samples at hand lack; see ``softmax_log_weights``."""
+
+ABSENT = -1e9
+"""log β of a class without samples: e^-1e9 is 0, and no logit lifts it."""
+
+
+def softmax_log_weights(form: Supervision, labels: np.ndarray, classes: int) -> Tensor:
+    """log β of ``reweighted_cross_entropy``, float32 [classes], for samples with these labels (int64 [N]).
+
+    ``wsm``: the logarithms of the labels' frequencies (re-weighted softmax, Legate et al., 2023). ``ace``: 0 for the
+    classes that occur (asymmetric cross-entropy, Caccia et al., 2021). Both have ABSENT for the others. ``ce``: 0 for
+    all.
+    """
+    if form == "ce":
+        return torch.zeros(classes)
+    counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
+    frequencies = counts / counts.sum() if form == "wsm" else torch.ones(classes, dtype=torch.float64)
+    return torch.where(counts > 0, frequencies.log(), ABSENT).float()
+
+
+def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor) -> Tensor:
+    """−(1/B) Σ_x [ z_y − log Σ_c β_c e^{z_c} ]: the cross-entropy if all β are 1.
+
+    A class with β = 0 gets no gradient, so that what is known of it is kept.
+
+    Args:
+        logits: z, float [B, K].
+        labels: y, int64 [B].
+        log_weights: log β, float [K].
+    """
+    own = logits.gather(1, labels[:, None])[:, 0]
+    return ((logits + log_weights).logsumexp(1) - own).mean()

@@ -522,6 +522,10 @@ class Net:
         """Neighbours in the graph, ascending, heard or not."""
         return self._endpoint.neighbors
 
+    def neighbors_of(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Another peer's neighbours in the graph, ascending: the run file tells everybody the whole of it."""
+        return self._endpoint.topology.neighbors[peer]
+
     @property
     def sources(self) -> tuple[PeerId, ...]:
         """Peers that I hear in this round, ascending."""

@@ -18,8 +18,10 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's buffers (batch-normalisation statistics), shared with it."""
-    return {name: buffer.detach() for name, buffer in module.named_buffers()}
+    """The module's buffers (batch-normalisation statistics), shared with it; no constants, which a module leaves out
+    of its state too."""
+    held = module.state_dict(keep_vars=True)
+    return {name: tensor.detach() for name, tensor in held.items() if not isinstance(tensor, nn.Parameter)}
 
 
 @torch.no_grad()

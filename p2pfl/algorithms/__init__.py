@@ -6,8 +6,10 @@ from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfedavgm import DFedAvgM
+from p2pfl.algorithms.dfml import DFML
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
@@ -24,6 +26,9 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     MAPL,
     FedProto,
     FedTGP,
+    DFML,
+    FedAvgDec,
+    FedProxDec,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

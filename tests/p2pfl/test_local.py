@@ -66,3 +66,12 @@ def test_the_optimiser_is_the_one_asked_for_and_keeps_its_state() -> None:
     play([adam], ALONE, 3)
     assert isinstance(adam.optimizer, torch.optim.Adam)
     assert {float(state["step"]) for state in adam.optimizer.state.values()} == {3.0}
+
+
+def test_another_step_gets_the_batches_in_training_mode() -> None:
+    (peer,) = make(Hyper(), peers=1)
+    before = digest(peer.state_dict())
+    seen: list[tuple[int, bool]] = []
+    peer.train(epochs=2, batch=5, step=lambda images, labels: seen.append((len(labels), peer.model.training)))
+    assert seen == [(5, True), (5, True), (2, True)] * 2
+    assert digest(peer.state_dict()) == before

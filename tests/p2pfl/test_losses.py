@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from p2pfl.losses import (
     prototype_contrastive,
+    reweighted_cross_entropy,
+    softmax_log_weights,
     supervised_contrastive,
     supervised_contrastive_inside,
     uniformity,
@@ -165,3 +168,65 @@ def test_only_directions_matter(loss: Contrastive) -> None:
     assert prototype_contrastive(scaled, labels, 5 * xi, 0.2).item() == pytest.approx(
         prototype_contrastive(p, labels, xi, 0.2).item()
     )
+
+
+# ---- supervision of DFML ------------------------------------------------------------------------------------
+
+
+def reweighted_by_hand(z: np.ndarray, labels: list[int], beta: list[float]) -> float:
+    """Eq. 2, as a mean, in the form in which it is printed."""
+    total = 0.0
+    for row, label in zip(z, labels, strict=True):
+        total -= row[label] - math.log(sum(b * math.exp(score) for b, score in zip(beta, row, strict=True)))
+    return total / len(labels)
+
+
+own_labels = st.lists(st.integers(0, 5), min_size=1, max_size=12)
+
+
+@property_of
+@given(own_labels, st.integers(0, 1000))
+def test_wsm_weighs_each_class_by_its_frequency_and_absent_ones_not_at_all(labels: list[int], seed: int) -> None:
+    z = noise(len(labels), 6, seed)
+    log_weights = softmax_log_weights("wsm", np.array(labels), 6)
+    found = reweighted_cross_entropy(torch.from_numpy(z), torch.tensor(labels), log_weights)
+    beta = [labels.count(c) / len(labels) for c in range(6)]
+    assert float(found) == pytest.approx(reweighted_by_hand(z, labels, beta), abs=1e-6)
+
+
+@property_of
+@given(own_labels, st.integers(0, 1000))
+def test_ace_is_the_cross_entropy_among_the_classes_that_occur(labels: list[int], seed: int) -> None:
+    z = noise(len(labels), 6, seed)
+    found = reweighted_cross_entropy(
+        torch.from_numpy(z), torch.tensor(labels), softmax_log_weights("ace", np.array(labels), 6)
+    )
+    present = sorted(set(labels))
+    among = torch.tensor([present.index(label) for label in labels])
+    expected = torch.nn.functional.cross_entropy(torch.from_numpy(z[:, present]), among)
+    assert float(found) == pytest.approx(float(expected), abs=1e-6)
+
+
+@property_of
+@given(own_labels, st.integers(0, 1000))
+def test_ce_is_the_cross_entropy(labels: list[int], seed: int) -> None:
+    z, y = torch.from_numpy(noise(len(labels), 6, seed)), torch.tensor(labels)
+    found = reweighted_cross_entropy(z, y, softmax_log_weights("ce", np.array(labels), 6))
+    assert float(found) == pytest.approx(float(torch.nn.functional.cross_entropy(z, y)), abs=1e-9)
+
+
+@pytest.mark.parametrize("form", ["wsm", "ace"])
+def test_absent_classes_are_not_pushed_down_however_large_their_logits(form: Any) -> None:
+    z = torch.tensor([[1.0, 80.0, 0.5], [0.0, -80.0, 2.0]], requires_grad=True)
+    labels = torch.tensor([0, 2])
+    reweighted_cross_entropy(z, labels, softmax_log_weights(form, labels.numpy(), 3)).backward()  # type: ignore[no-untyped-call]
+    assert z.grad is not None
+    assert z.grad[:, 1].tolist() == [0.0, 0.0]
+    assert (z.grad[:, [0, 2]] != 0).all()
+
+
+def test_the_weights_of_a_softmax_are_those_of_all_samples_not_of_the_batch() -> None:
+    weights = softmax_log_weights("wsm", np.array([0, 0, 0, 2]), 4)
+    assert weights.tolist() == [pytest.approx(math.log(0.75)), -1e9, pytest.approx(math.log(0.25)), -1e9]
+    assert softmax_log_weights("ace", np.array([0, 0, 0, 2]), 4).tolist() == [0.0, -1e9, 0.0, -1e9]
+    assert softmax_log_weights("ce", np.array([0, 0, 0, 2]), 4).tolist() == [0.0] * 4

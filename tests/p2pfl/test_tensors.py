@@ -34,6 +34,13 @@ def test_buffers_are_shared() -> None:
     assert module[1].running_mean.tolist() == [7.0] * 3
 
 
+def test_constants_and_parameters_that_go_by_two_names_are_no_buffers() -> None:
+    module = model()
+    module.register_buffer("constant", torch.eye(2), persistent=False)
+    module.register_parameter("again", module[0].weight)
+    assert list(buffers_of(module)) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+
+
 def test_an_average_is_weighted_and_in_ascending_order_of_ids() -> None:
     models = {7: {"a": torch.tensor([2.0])}, 0: {"a": torch.tensor([8.0])}, 3: {"a": torch.tensor([1.0])}}
     assert average(models, {0: 1.0, 3: 2.0, 7: 1.0, 9: 100.0})["a"].tolist() == [3.0]

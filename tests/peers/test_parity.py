@@ -58,6 +58,23 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 5,
     },
+    "dfml": {
+        "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 3, "mutual_batch_models": 2},
+        "graph": {"name": "erdos-renyi", "p": 0.6},
+        "data": {"augment": "mapl"},
+        "models": "tiny4",
+        "peers": 6,
+        "rounds": 6,
+    },
+    # Dropout at the aggregator.
+    "dfml, bridge": {
+        "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "supervision": "ce"},
+        "graph": "bridge",
+        "models": "dfml-vit-32",
+        "rounds": 5,
+    },
+    "fedavg-dec": {"algorithm": {"name": "fedavg-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
+    "fedprox-dec": {"algorithm": {"name": "fedprox-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
     "mapl, with a budget": {
         "algorithm": {**MAPL, "prune": False, "message_budget": 30},
         "graph": "ring",

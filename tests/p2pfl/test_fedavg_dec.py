@@ -1,0 +1,258 @@
+"""Decentralized FedAvg and FedProx against Algorithm 2: rounds by hand, clusters, every byte, who is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from p2pfl.algorithms.fedavg_dec import (
+    Averaged,
+    FedAvgDec,
+    FedProxDec,
+    Hyper,
+    ProxHyper,
+    Trained,
+    by_architecture,
+    mean_model,
+)
+from p2pfl.algorithms.roles import Roles
+from p2pfl.errors import Unexpected
+from p2pfl.models import Model
+from p2pfl.net import Endpoint
+from p2pfl.tensors import buffers_of, digest, parameters_of
+from p2pfl.topology import Topology
+from p2pfl.wire import Vocabulary, decode, encode
+from tests.p2pfl.support import RUN_ID, messages, payload, peer_data, play, random_dataset, setting
+
+Matrix = NDArray[np.float64]
+
+INPUTS, CLASSES = 4, 3
+LINE = Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+
+
+def complete(peers: int) -> Topology:
+    return Topology.from_edges(peers, [(i, j) for i in range(peers) for j in range(i)])
+
+
+COMPLETE = complete(4)
+
+
+def model(name: str) -> Model:
+    """``flat`` and ``other`` are softmax regressions; ``normalised`` has statistics. From torch's global RNG."""
+    if name == "normalised":
+        return Model(name, nn.Sequential(nn.Flatten(), nn.BatchNorm1d(INPUTS)), INPUTS, CLASSES)
+    return Model(name, nn.Flatten(), INPUTS, CLASSES)
+
+
+def make(
+    h: Hyper, names: Sequence[str] = ("flat", "other", "flat", "flat"), of: type[FedAvgDec] = FedAvgDec
+) -> list[Any]:
+    """Peers with these architectures; peer i has 6 + 2 i samples, of two of the classes."""
+    peers = []
+    for me, name in enumerate(names):
+        dataset = random_dataset(3 * (6 + 2 * me), classes=CLASSES, seed=me)
+        mine = [n for n in range(len(dataset.train)) if n % CLASSES != me % CLASSES][: 6 + 2 * me]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(me)
+            given = setting(me, len(names), model(name), peer_data(dataset, mine))
+        peers.append(of(h, replace(given, architectures=tuple(names), build=lambda peer: model(names[peer]))))
+    return peers
+
+
+def roles_of(peers: Sequence[FedAvgDec], topology: Topology, rounds: int) -> list[Roles]:
+    net = Endpoint(0, topology, RUN_ID, 0, []).begin(0)
+    return [peers[0].roster.roles(t, net) for t in range(rounds)]
+
+
+def values(peer: FedAvgDec) -> Matrix:
+    """Weights and biases, [classes, inputs + 1]."""
+    head: Any = peer.model.head
+    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
+
+
+def trained_by_hand(peer: FedAvgDec, w: Matrix, mu: float = 0.0) -> Matrix:
+    """Local epochs of a softmax regression with WSM on all samples at once, from w."""
+    h, data = peer.hyper, peer.data.train
+    images = data.images.images[data.indices].reshape(len(data), -1) / 255.0
+    x = np.hstack([images, np.ones((len(data), 1))])
+    beta = np.bincount(data.labels, minlength=CLASSES) / len(data)
+    start, velocity = w, np.zeros_like(w)
+    for _ in range(h.local_epochs):
+        scores = beta * np.exp(x @ w.T)
+        residual = scores / scores.sum(axis=1, keepdims=True) - np.eye(CLASSES)[data.labels]
+        velocity = h.momentum * velocity + residual.T @ x / len(x) + h.weight_decay * w + mu * (w - start)
+        w = w - h.lr * velocity
+    return w
+
+
+def play_by_hand(
+    peers: Sequence[FedAvgDec], w: list[Matrix], schedule: Sequence[Roles], mu: float = 0.0, dead: Sequence[int] = ()
+) -> None:
+    """Algorithm 2 on ``w``, in place."""
+    for roles in schedule:
+        present = [n for n in roles.participants if n not in dead]
+        for n in present:
+            w[n] = trained_by_hand(peers[n], w[n], mu)
+        if roles.aggregator in dead:
+            continue
+        for name in {peers[n].model.name for n in present}:
+            cluster = [n for n in present if peers[n].model.name == name]
+            samples = [len(peers[n].data.train) for n in cluster]
+            mean = sum(d * w[n] for d, n in zip(samples, cluster, strict=True)) / sum(samples)
+            for n in cluster:
+                w[n] = mean
+
+
+# ---- rounds by hand ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", [COMPLETE, LINE], ids=["complete", "line"])
+@pytest.mark.parametrize("mu", [None, 0.5, 2.0])
+def test_several_rounds_follow_algorithm_2(topology: Topology, mu: float | None) -> None:
+    local = {"lr": 0.3, "local_epochs": 3}
+    peers = make(Hyper(**local)) if mu is None else make(ProxHyper(**local, mu=mu), of=FedProxDec)
+    w = [values(peer) for peer in peers]
+    play(peers, topology, 7)
+    play_by_hand(peers, w, roles_of(peers, topology, 7), mu or 0.0)
+    for peer, expected in zip(peers, w, strict=True):
+        np.testing.assert_allclose(values(peer), expected, atol=1e-5)
+
+
+def test_when_all_take_part_models_of_one_architecture_are_equal() -> None:
+    peers = make(Hyper(participation=1.0), names=("flat", "other", "flat", "other"))
+    play(peers, COMPLETE, 2)
+    for a, b in ((0, 2), (1, 3)):
+        assert digest(peers[a].model.state_dict()) == digest(peers[b].model.state_dict())
+    assert digest(peers[0].model.state_dict()) != digest(peers[1].model.state_dict())
+
+
+def test_models_of_one_architecture_start_equal() -> None:
+    peers = make(Hyper(), names=("flat", "other", "flat", "normalised", "normalised"))
+    assert digest(peers[0].model.state_dict()) == digest(peers[2].model.state_dict())
+    assert digest(peers[3].model.state_dict()) == digest(peers[4].model.state_dict())
+
+
+def test_nobody_averages_what_has_another_architecture() -> None:
+    bodies = {
+        2: Trained("b", {"w": torch.tensor([4.0])}, 3),
+        0: Trained("a", {"w": torch.tensor([1.0])}, 1),
+        1: Trained("a", {"w": torch.tensor([5.0])}, 3),
+    }
+    clusters = by_architecture(bodies)
+    assert {name: list(cluster) for name, cluster in clusters.items()} == {"a": [0, 1], "b": [2]}
+    assert mean_model(clusters["a"])["w"].tolist() == [4.0]
+    assert mean_model(clusters["b"])["w"].tolist() == [4.0]
+
+
+@pytest.mark.parametrize(("samples", "mean"), [((0, 0), 3.0), ((0, 7), 5.0), ((-5, 5), 5.0)])
+def test_a_count_of_samples_that_is_none_breaks_nothing(samples: tuple[int, int], mean: float) -> None:
+    bodies = {n: Trained("a", {"w": torch.tensor([w])}, samples[n]) for n, w in ((0, 1.0), (1, 5.0))}
+    assert mean_model(bodies)["w"].tolist() == [mean]
+
+
+def test_statistics_of_batch_normalisation_stay_local() -> None:
+    peers = make(Hyper(participation=1.0), names=("normalised",) * 3)
+    spoken = play(peers, complete(3), 2)
+    means = [buffers_of(peer.model)["backbone.1.running_mean"] for peer in peers]
+    assert not torch.equal(means[0], means[1])
+    numbers = sum(value.numel() for value in parameters_of(peers[0].model).values())
+    assert sum(payload(one.out) for peer in spoken for one in peer) == 2 * 4 * 4 * numbers
+
+
+# ---- what travels ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("participation", [0.25, 0.5, 1.0])
+def test_two_models_travel_for_each_sender_in_each_round(participation: float) -> None:
+    peers = make(Hyper(participation=participation))
+    spoken = play(peers, COMPLETE, 4)
+    for t, roles in enumerate(roles_of(peers, COMPLETE, 4)):
+        assert sum(messages(peer[t].out, "Trained") for peer in spoken) == len(roles.senders)
+        assert sum(messages(peer[t].out, "Averaged") for peer in spoken) == len(roles.senders)
+        model_bytes = 4 * CLASSES * (INPUTS + 1)
+        assert sum(payload(peer[t].out) for peer in spoken) == 2 * len(roles.senders) * model_bytes
+        for me in set(range(4)) - set(roles.participants):
+            assert spoken[me][t].out == spoken[me][t].inn == {}
+
+
+def test_a_model_of_another_name_or_shape_is_refused_on_arrival() -> None:
+    vocabulary = Vocabulary(make(Hyper(), names=("flat", "normalised"))[0].layouts())
+
+    def arrive(body: Trained | Averaged) -> Any:
+        return decode(encode(body).to(RUN_ID, 0, 1, 0), RUN_ID, vocabulary).body
+
+    flat, normalised = (parameters_of(model(name)) for name in ("flat", "normalised"))
+    assert arrive(Trained("normalised", normalised, 3)).samples == 3
+    assert arrive(Averaged(flat)).values.keys() == flat.keys()
+    for wrong in (
+        Trained("normalised", flat, 3),
+        Trained("flat", normalised, 3),
+        Trained("resnet18", flat, 3),
+        Averaged(normalised),
+    ):
+        with pytest.raises(Unexpected):
+            arrive(wrong)
+
+
+# ---- whoever is missing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [0, 3])
+def test_a_dead_peer_is_left_out(dead: int) -> None:
+    peers = make(Hyper(participation=1.0, lr=0.3))
+    w = [values(peer) for peer in peers]
+    spoken = play(peers, COMPLETE, 4, silent=[dead])
+    play_by_hand(peers, w, roles_of(peers, COMPLETE, 4), dead=[dead])
+    for me in set(range(4)) - {dead}:
+        np.testing.assert_allclose(values(peers[me]), w[me], atol=1e-5)
+        told = spoken[me][0].missing
+        assert told == ({"Averaged": [0]} if dead == 0 else {"Trained": [3]} if me == 0 else {})
+
+
+# ---- switches ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"participation": 0.25},
+        {"fixed_aggregator": True},
+        {"local_epochs": 2},
+        {"batch": 3},
+        {"lr": 0.1},
+        {"momentum": 0.0},
+        {"weight_decay": 0.0},
+        {"supervision": "ce"},
+        {"supervision": "ace"},
+        {"mu": 0.5},
+    ],
+    ids=lambda given: ", ".join(f"{key} {value}" for key, value in given.items()),
+)
+def test_every_switch_does_something(given: dict[str, Any]) -> None:
+    def outcome(h: ProxHyper) -> list[str]:
+        peers = make(h, of=FedProxDec)
+        play(peers, COMPLETE, 5)
+        return [digest(peer.state_dict()) for peer in peers]
+
+    plain = {"batch": 4, "lr": 0.3, "mu": 1.0}
+    assert outcome(ProxHyper.parse({**plain, **given})) != outcome(ProxHyper.parse(plain))
+
+
+def test_fedprox_without_its_term_is_fedavg() -> None:
+    prox, plain = make(ProxHyper(mu=0.0, batch=4), of=FedProxDec), make(Hyper(batch=4))
+    play(prox, COMPLETE, 4)
+    play(plain, COMPLETE, 4)
+    assert [digest(peer.state_dict()) for peer in prox] == [digest(peer.state_dict()) for peer in plain]
+
+
+def test_local_accuracy_is_measured_on_what_was_held_out() -> None:
+    (peer, *_) = make(Hyper())
+    (measure,) = peer.measures(whole=True)
+    assert (measure.name, measure.samples) == ("local", peer.data.validation)
