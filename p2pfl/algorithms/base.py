@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -134,17 +135,31 @@ class Algorithm(ABC, Generic[H]):
 
     # -- what subclasses use
 
-    def train(self, *, epochs: int | None = None, steps: int | None = None, batch: int) -> None:
-        """Train for so many epochs over the own samples, or for so many steps."""
+    def train(
+        self,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch: int,
+        step: Callable[[Tensor, Tensor], None] | None = None,
+        order: str = "batches",
+    ) -> None:
+        """Train for so many epochs over the own samples, or for so many steps.
+
+        Args:
+            step: takes a batch of images and labels; by default ``self.step``. For methods that train in phases.
+            order: name of the stream that shuffles the samples.
+        """
         began = perf_counter()
         with self.training():
-            for images, labels in self._batches(epochs, steps, batch):
-                self.step(images, labels)
+            for images, labels in self._batches(epochs, steps, batch, self.streams.numpy(order)):
+                (step or self.step)(images, labels)
                 self.after_batch()
         self.training_seconds += perf_counter() - began
 
-    def _batches(self, epochs: int | None, steps: int | None, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        order = self.streams.numpy("batches")
+    def _batches(
+        self, epochs: int | None, steps: int | None, size: int, order: np.random.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         if steps is None:
             for _ in range(epochs or 0):
                 yield from self.data.batches(size, order)
@@ -160,14 +175,22 @@ class Algorithm(ABC, Generic[H]):
     def step(self, images: Tensor, labels: Tensor) -> None:
         """One optimiser step on a batch of uint8 images."""
         with self.streams.torch("augmentation"):
-            x = torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
+            x = self.inputs(images)
         labels = labels.repeat(self.views)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.descend(self.optimizer, lambda: self.loss(x, labels), len(images))
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """What ``loss`` gets of a batch of uint8 images: augmented views, one below the other."""
+        return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Callable[[], dict[str, Tensor]], samples: int) -> None:
+        """One step of ``optimizer`` on the sum of the terms, which are metered as means over so many samples."""
+        optimizer.zero_grad(set_to_none=True)
         with self.streams.torch("dropout"):
-            terms = self.loss(x, labels)
+            terms = loss()
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.meter.add(terms, len(images))
+        optimizer.step()
+        self.meter.add(terms, samples)
 
     @contextmanager
     def training(self) -> Iterator[None]:
