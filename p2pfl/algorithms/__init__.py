@@ -8,6 +8,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
@@ -20,6 +21,7 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     LGFedAvg,
     DFedAvgM,
     MAPL,
+    FedStyle,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

@@ -236,6 +236,16 @@ ALGORITHMS = {
     "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
+    "fedstyle": {
+        "name": "fedstyle",
+        "style_epochs": 2,
+        "participation": 0.5,
+        "batch": 16,
+        "momentum": 0.9,
+        "local_epochs": 1,
+        "probe_samples": 50,
+        "probe_epochs": 2,
+    },
 }
 
 
