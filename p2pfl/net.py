@@ -590,18 +590,20 @@ class Net:
         messages = await self._endpoint.take(kind.kind(), senders, self.t, patience)
         return {sender: cast(B, message.body) for sender, message in messages.items()}
 
-    async def exchange(self, body: B, among: Iterable[PeerId] | None = None) -> dict[PeerId, B]:
-        """Broadcast ``body`` and gather the same kind from all that I hear.
+    async def exchange(
+        self, body: B, among: Iterable[PeerId] | None = None, patience: float = 1.0
+    ) -> dict[PeerId, B]:
+        """Broadcast ``body`` and gather the same kind from all that I hear; ``patience`` as of ``gather``.
 
         With ``among`` only those peers speak (I too only if I am one of them), and everybody hears them.
         """
         if among is None:
             await self.broadcast(body)
-            return await self.gather(type(body))
+            return await self.gather(type(body), patience=patience)
         speakers = set(among)
         if self.me in speakers:
             await self.broadcast(body)
-        return await self.gather(type(body), of=[j for j in self.sources if j in speakers])
+        return await self.gather(type(body), of=[j for j in self.sources if j in speakers], patience=patience)
 
     def listen_to(self, senders: Iterable[PeerId]) -> None:
         """Stop hearing everyone else, for good, from the next round on.

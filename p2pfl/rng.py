@@ -54,10 +54,12 @@ class Streams:
 
     def numpy(self, name: str) -> np.random.Generator:
         if name not in self._numpy:
-            self._numpy[name] = self._fresh(name)
+            self._numpy[name] = self.fresh(name)
         return self._numpy[name]
 
-    def _fresh(self, name: str) -> np.random.Generator:
+    def fresh(self, name: str) -> np.random.Generator:
+        """The stream of that name from its beginning, each time: for what must not depend on what was drawn before,
+        such as evaluation."""
         return np.random.default_rng(_sequence(self.seed, _PEER, self.peer, name))
 
     @contextmanager
@@ -78,7 +80,7 @@ class Streams:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Back to those positions; streams that were not used by then start afresh."""
         for name in {*self._numpy, *state["numpy"]}:
-            position = state["numpy"].get(name) or self._fresh(name).bit_generator.state
+            position = state["numpy"].get(name) or self.fresh(name).bit_generator.state
             self.numpy(name).bit_generator.state = position
         self._torch = dict(state["torch"])
 

@@ -27,7 +27,7 @@ from p2pfl.net import Endpoint
 from p2pfl.rng import Streams
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status
 from p2pfl.tensors import digest
-from p2pfl.training import Evaluation, PeerData, evaluate
+from p2pfl.training import Evaluation, PeerData, evaluate, mean_of
 
 STATUS_EVERY = 0.25
 """Seconds between two updates of the status file, at least: phases may last milliseconds."""
@@ -261,11 +261,15 @@ class Session:
         if self.settings.global_test:
             self.whole = evaluate(self.algorithm.predict, data, data.everything)
         self.measures = {}
+        parts: dict[str, list[Evaluation]] = {}
         for measure in self.algorithm.measures(self.settings.global_test):
             masked = self.masked_test and measure.samples is not data.everything
             evaluation = evaluate(measure.predict, data, measure.samples, masked=masked)
             if evaluation is not None:
                 self.measures[measure.name] = evaluation
+                if measure.part_of:
+                    parts.setdefault(measure.part_of, []).append(evaluation)
+        self.measures |= {name: mean_of(evaluations) for name, evaluations in parts.items()}
 
     # -- compute slots: held while computing, given up in every wait
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -39,6 +40,14 @@ class Samples:
         return self.images.take(self.indices[positions])
 
 
+@dataclass(frozen=True)
+class Style:
+    """All samples of one of a dataset's styles, whichever peers have them."""
+
+    train: Samples
+    test: Samples
+
+
 class PeerData:
     """One peer's samples, and how they become network input.
 
@@ -60,6 +69,7 @@ class PeerData:
         self.validation = Samples(trained, share.validation)
         self.test = Samples(tested, share.test)
         self.everything = Samples(dataset.test, np.arange(len(dataset.test.labels)))
+        self._dataset = None if share.merged else dataset
         shape = (1, dataset.channels, 1, 1)
         self._mean = torch.tensor(dataset.mean, device=device).reshape(shape)
         self._std = torch.tensor(dataset.std, device=device).reshape(shape)
@@ -68,6 +78,22 @@ class PeerData:
     def own_classes(self) -> tuple[int, ...]:
         """Classes of which this peer has training samples, ascending."""
         return tuple(int(label) for label in np.unique(self.train.labels))
+
+    @cached_property
+    def styles(self) -> tuple[Style, ...]:
+        """The dataset's styles; one, of everything, if it has none. For evaluation alone.
+
+        Empty if the partition deals out the test set too, so that peers train on it.
+        """
+        if self._dataset is None:
+            return ()
+        train, test = self._dataset.train, self._dataset.test
+        if train.styles is None or test.styles is None:
+            return (Style(Samples(train, np.arange(len(train))), self.everything),)
+        return tuple(
+            Style(Samples(train, np.flatnonzero(train.styles == n)), Samples(test, np.flatnonzero(test.styles == n)))
+            for n in range(int(train.styles.max()) + 1)
+        )
 
     def batches(self, size: int, order: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch over the training samples in random order: uint8 [B, C, H, W] and int64 [B], on the device.
@@ -119,17 +145,18 @@ class Meter:
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._samples = 0
+        self._samples: defaultdict[str, int] = defaultdict(int)
 
     def add(self, terms: dict[str, Tensor], samples: int) -> None:
         for name, value in terms.items():
             self._sums[name] += float(value.detach()) * samples
-        self._samples += samples
+            self._samples[name] += samples
 
     def drain(self) -> dict[str, float]:
-        means = {name: total / self._samples for name, total in self._sums.items()}
+        """Each term's mean over the samples that it was added for."""
+        means = {name: total / self._samples[name] for name, total in self._sums.items()}
         self._sums.clear()
-        self._samples = 0
+        self._samples.clear()
         return means
 
 
@@ -150,6 +177,18 @@ class Measure:
     name: str
     predict: Callable[[Tensor], Tensor]
     samples: Samples
+    part_of: str = ""
+    """Measures with the same word here are averaged too, each with equal weight, under that name."""
+
+
+def mean_of(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """Plain means of accuracy and loss, sums of correct and samples."""
+    return Evaluation(
+        fmean(one.accuracy for one in evaluations),
+        fmean(one.loss for one in evaluations),
+        sum(one.correct for one in evaluations),
+        sum(one.samples for one in evaluations),
+    )
 
 
 @torch.no_grad()

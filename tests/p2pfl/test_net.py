@@ -180,9 +180,10 @@ async def test_patience_multiplies_the_deadline_of_a_gather(mesh: Any) -> None:
     net = endpoints[0].begin(0)
     loop = asyncio.get_running_loop()
     for patience in (1.0, 4.0):
-        began = loop.time()
-        assert await net.gather(Word, patience=patience) == {}
-        assert loop.time() - began >= 0.05 * patience
+        for answers in (net.gather(Word, patience=patience), net.exchange(Word("?"), patience=patience)):
+            began = loop.time()
+            assert await answers == {}
+            assert loop.time() - began >= 0.05 * patience
 
 
 async def test_gather_of_some(mesh: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2pfl.probe import score_probe, train_probe
+from p2pfl.probe import fit, new_probe, score_probe, train_probe
 
 
 def clusters(samples: int, seed: int, spread: float = 0.3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,6 +58,16 @@ def test_epochs_and_batches_make_the_number_of_steps(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.optim.Adam, "step", counted)
     train_probe(*clusters(50, seed=0), 3, np.random.default_rng(0), epochs=3, batch=16)
     assert steps == [3e-3] * 3 * 4
+
+
+def test_any_classifier_of_features_is_trained_alike() -> None:
+    features, labels = clusters(90, seed=0)
+    probe = train_probe(features, labels, 3, np.random.default_rng(0), epochs=5, batch=32)
+    stream = np.random.default_rng(0)
+    same = new_probe(8, 3, stream, features.device)
+    fit(torch.nn.Sequential(torch.nn.Identity(), same), features, labels, stream, epochs=5, batch=32)
+    assert torch.equal(probe.weight, same.weight)
+    assert torch.equal(probe.bias, same.bias)
 
 
 def test_gradients_are_made_also_where_they_are_off() -> None:

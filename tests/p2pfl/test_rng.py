@@ -94,6 +94,12 @@ def test_a_stream_goes_on_where_it_was() -> None:
     assert torch_numbers(streams, "a", 3) + torch_numbers(streams, "a", 5) == torch_numbers(whole, "a", 8)
 
 
+def test_a_fresh_stream_begins_again_and_is_not_remembered() -> None:
+    streams = Streams(1, 2)
+    assert numbers(streams.fresh("a")) == numbers(streams.fresh("a")) == numbers(Streams(1, 2).numpy("a"))
+    assert streams.state_dict()["numpy"] == {}
+
+
 def test_torch_streams_may_be_used_within_one_another() -> None:
     streams, apart = Streams(1, 2), Streams(1, 2)
     with streams.torch("outer"):

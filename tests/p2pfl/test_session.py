@@ -103,6 +103,8 @@ class Peaked(Local):
         if whole:
             yield Measure("everywhere", self.predict, self.data.everything)
         yield Measure("nothing", self.predict, Samples(self.data.test.images, self.data.test.indices[:0]))
+        for part, sign in (("more", 1), ("less", -1)):
+            yield Measure(part, lambda x, sign=sign: sign * self.predict(x), self.data.test, part_of="both")
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -117,10 +119,13 @@ def test_what_else_a_method_evaluates_and_observes_is_recorded(
     for place, result in zip(folder.peers(), simulate(run, folder), strict=True):
         records = metrics.read(place.metrics)
         assert [record["observed"] for record in records] == [{"t": t} for t in (0.0, 1.0, 2.0)]
-        names = {"bias", "everywhere"} if whole else {"bias"}
+        names = {"bias", "more", "less", "both"} | ({"everywhere"} if whole else set())
         assert [record["measures"].keys() for record in records] == [set(), names, names]
         assert result.measures == {name: value["accuracy"] for name, value in records[-1]["measures"].items()}
         assert records[-1]["measures"]["bias"]["samples"] == result.samples
+        parts = [result.measures[name] for name in ("more", "less")]
+        assert parts[0] == result.accuracy != parts[1]
+        assert result.measures["both"] == pytest.approx(sum(parts) / 2)
         if whole:
             assert records[-1]["measures"]["everywhere"] == records[-1]["global"]
             assert result.measures["everywhere"] == result.global_accuracy
@@ -236,6 +241,16 @@ ALGORITHMS = {
     "fedavg-dec": {"name": "fedavg-dec", "batch": 16},
     "fedprox-dec": {"name": "fedprox-dec", "batch": 16},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
+    "fedstyle": {
+        "name": "fedstyle",
+        "style_epochs": 2,
+        "participation": 0.5,
+        "batch": 16,
+        "momentum": 0.9,
+        "local_epochs": 1,
+        "probe_samples": 50,
+        "probe_epochs": 2,
+    },
 }
 
 

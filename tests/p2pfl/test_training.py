@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,16 @@ from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.session import load_data
 from p2pfl.tensors import digest
-from p2pfl.training import EVALUATION_BATCH, Meter, PeerData, Samples, evaluate, make_optimizer
+from p2pfl.training import (
+    EVALUATION_BATCH,
+    Evaluation,
+    Meter,
+    PeerData,
+    Samples,
+    evaluate,
+    make_optimizer,
+    mean_of,
+)
 from p2pfl.wire import Layout
 from tests.p2pfl.support import CPU, peer_data, random_dataset, setting, share, softmax_regression
 
@@ -201,6 +211,32 @@ def test_a_class_that_is_tested_but_not_trained_on_is_not_masked() -> None:
     assert np.isfinite(found.loss)
 
 
+def test_a_mean_of_evaluations_gives_each_the_same_weight() -> None:
+    found = mean_of([Evaluation(1.0, 0.5, 10, 10), Evaluation(0.0, 1.5, 0, 90)])
+    assert found == Evaluation(0.5, 1.0, 10, 100)
+
+
+# ---- styles ------------------------------------------------------------------------------------------------
+
+
+def test_styles_hold_all_samples_of_a_style_whoever_has_them() -> None:
+    plain = numbered(12)
+    styled = Split(plain.train.images, plain.train.labels, np.arange(12) % 2)
+    data = PeerData(replace(plain, train=styled, test=styled), share([0], [1]), lambda x: x, CPU)
+    assert [style.train.indices.tolist() for style in data.styles] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+    assert all(ids(style.test.take(np.arange(6))[0]) == style.train.indices.tolist() for style in data.styles)
+
+
+def test_a_dataset_without_styles_is_one_style() -> None:
+    ((train, test),) = ((style.train, style.test) for style in peer_data(numbered(5), [1], [2]).styles)
+    assert (len(train), len(test)) == (5, 5)
+
+
+def test_where_the_test_set_is_trained_on_there_is_no_style_to_evaluate() -> None:
+    indices = [np.array(part) for part in ([0], [], [7])]
+    assert PeerData(numbered(5), Share(*indices, merged=True), lambda x: x, CPU).styles == ()
+
+
 def test_without_samples_there_is_no_evaluation() -> None:
     data = peer_data(numbered(3), test=[])
     assert evaluate(lambda x: x, data, data.test) is None
@@ -214,6 +250,13 @@ def test_a_meter_gives_means_weighted_by_samples_and_starts_again() -> None:
     assert meter.drain() == {}
     meter.add({"ce": torch.tensor(7.0)}, samples=2)
     assert meter.drain() == {"ce": 7.0}
+
+
+def test_terms_of_different_phases_do_not_thin_one_another() -> None:
+    meter = Meter()
+    meter.add({"first": torch.tensor(1.0)}, samples=3)
+    meter.add({"second": torch.tensor(5.0)}, samples=7)
+    assert meter.drain() == {"first": 1.0, "second": 5.0}
 
 
 # ---- what every algorithm does -----------------------------------------------------------------------------
@@ -272,6 +315,23 @@ def test_training_for_steps_takes_so_many_batches_over_as_many_epochs_as_needed(
     algorithm = noted()
     algorithm.train(steps=steps, batch=4)
     assert [len(labels) // 2 for _, labels in algorithm.seen] == sizes
+
+
+def test_a_phase_has_its_own_step_and_order_and_changes_those_of_others_in_nothing() -> None:
+    algorithm, plain = noted(), noted()
+    images: list[Tensor] = []
+
+    def step(batch: Tensor, labels: Tensor) -> None:
+        assert algorithm.model.training
+        images.append(batch)
+
+    algorithm.train(epochs=1, batch=4, step=step, order="first phase")
+    assert [len(batch) for batch in images] == [4, 4, 2]
+    assert algorithm.seen == []
+    for one in (algorithm, plain):
+        one.train(epochs=1, batch=4)
+    assert digest(algorithm.state_dict()) == digest(plain.state_dict())
+    assert not torch.equal(torch.cat(images) / 255.0, torch.cat([x[: len(x) // 2] for x, _ in plain.seen]))
 
 
 @pytest.mark.parametrize("amount", [{"steps": 3}, {"epochs": 2}])

@@ -15,6 +15,17 @@ from p2pfl.simulate import simulate
 
 MAPL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
 
+STYLES = {"name": "styles", "per_peer": 30}
+FEDSTYLE = {
+    "name": "fedstyle",
+    "batch": 16,
+    "local_epochs": 1,
+    "style_epochs": 2,
+    "probe_epochs": 3,
+    "probe_samples": 50,
+    "probe_peers": 2,
+}
+
 RUNS: dict[str, dict[str, Any]] = {
     "local": {"algorithm": {"name": "local", "batch": 16}, "peers": 4, "models": "tiny4"},
     "dpsgd, steps": {
@@ -46,6 +57,21 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedtgp", "prototype_epochs": 10},
         "data": {"partition": {"name": "dirichlet"}},
         "models": "tiny4",
+    "fedstyle, some take part": {
+        "algorithm": {**FEDSTYLE, "participation": 0.5},
+        "data": {
+            "dataset": {"name": "styled", "of": "digits", "styles": 2},
+            "partition": STYLES,
+            "augment": "simclr",
+        },
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny-cnn",
+    },
+    "fedstyle, simsiam": {
+        "algorithm": {**FEDSTYLE, "loss": "simsiam", "train_generator": True, "style_epochs": 1},
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
     },
     # With such steps some weights are soon 0, and not on both sides at once: half-open edges, then silent ones.
     "mapl, pruned": {
