@@ -257,7 +257,13 @@ def test_similarities_that_are_all_negative_or_0_keep_their_order_and_value(s: l
 
 @pytest.mark.parametrize(
     ("samples", "gamma"),
-    [([1, 3], [0.25, 0.75]), ([0, 5], [0.0, 1.0]), ([0, 0], [0.5, 0.5]), ([-7, 7], [0.0, 1.0]), ([-1, -1], [0.5] * 2)],
+    [
+        ([1, 3], [0.25, 0.75]),
+        ([0, 5], [0.0, 1.0]),
+        ([0, 0], [0.5, 0.5]),
+        ([-7, 7], [0.0, 1.0]),
+        ([-1, -1], [0.5] * 2),
+    ],
 )
 def test_confidence_is_the_share_of_the_samples(samples: list[int], gamma: list[float]) -> None:
     assert confidence(samples).tolist() == gamma
