@@ -448,7 +448,7 @@ def test_a_peer_that_diverges_harms_nobody_else(wrong: float, monkeypatch: pytes
         assert torch.equal(left.prototypes, right.prototypes)
         assert torch.equal(left.model.head.weight, right.model.head.weight)
     # Its own graph stays as it was: it has no head to compare with.
-    assert beside[2].weights() == {j: 1 / 3 for j in range(3)}
+    assert beside[2].weights() == dict.fromkeys(range(3), 1 / 3)
 
 
 def test_a_peer_without_neighbours_trains_alone() -> None:
@@ -691,11 +691,11 @@ def test_every_switch_of_the_graph_changes_the_graph(change: dict[str, Any]) -> 
 
 
 def test_without_confidence_sample_counts_do_not_matter() -> None:
-    for confidence in (True, False):
-        peers = make(hyper(warmup=0, graph_lr=0.1, similarity="off", confidence=confidence))
+    for counted in (True, False):
+        peers = make(hyper(warmup=0, graph_lr=0.1, similarity="off", confidence=counted))
         play(peers, complete(3), 1)
         equal = peers[0].w[1].item() == pytest.approx(peers[0].w[2].item(), abs=1e-12)
-        assert equal is not confidence
+        assert equal is not counted
 
 
 # ---- the budget of messages --------------------------------------------------------------------------------

@@ -231,6 +231,7 @@ ALGORITHMS = {
     "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
+    "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
 }
 
 

@@ -53,6 +53,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "models": "tiny4",
         "rounds": 50,
     },
+    "mapl+": {
+        "algorithm": {**MAPL, "name": "mapl+", "graph_lr": 4.0, "graph_steps": 2},
+        "models": "tiny-cnn",
+        "peers": 5,
+    },
     "mapl, official": {"algorithm": {**MAPL, "preset": "official"}, "graph": "star", "models": "tiny4"},
 }
 

@@ -1,4 +1,4 @@
-"""What really comes out of the sockets once MAPL has pruned its graph, frame by frame: the accounts could be wrong."""
+"""What really comes out of the sockets once MAPL has pruned its graph, frame by frame: accounts can be wrong."""
 
 from __future__ import annotations
 
