@@ -19,7 +19,9 @@ Differs from the paper (``preset: official`` follows the authors' released code 
 - the optimiser's state lives across rounds, that of the prototypes too, which mixing replaces.
 - similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases
   are neither sent nor compared.
-- γ counts the samples of {i} and the neighbours heard, not those of all peers, whom nobody knows.
+- γ counts the samples of {i} and its neighbours in the graph, also of those that it does not hear any more; not those
+  of all peers, whom nobody knows. (Were those left out that have no weight, γ would grow with each of them, and with
+  it the similarity term against the regulariser, until the peer is alone.)
 - the degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
   plain projected gradient steps of ``graph_lr``: the paper gives neither optimiser nor rate for it.
 - a neighbour without weight is not heard again: without its head, no similarity could bring it back.
@@ -184,10 +186,15 @@ def scaled(s: Tensor, me: int) -> Tensor:
     return torch.where(others, s / largest, s) if largest > 0 else s
 
 
-def confidence(samples: Sequence[int]) -> Tensor:
-    """γ_j = |D_j| / Σ_l |D_l|, float64 [n]; equal if nobody has any. What neighbours say may be negative."""
-    counts = torch.tensor(samples, dtype=torch.float64).clamp(min=0.0)
-    return counts / counts.sum() if counts.any() else torch.full_like(counts, 1.0 / len(counts))
+def confidence(samples: Mapping[PeerId, int], ids: Sequence[PeerId]) -> Tensor:
+    """γ_j = |D_j| / Σ_l |D_l| of the peers ``ids``, float64 [n]; the sum is over all of ``samples``.
+
+    Equal for all if nobody has any. What neighbours say may be negative.
+    """
+    counts = {j: max(0, count) for j, count in samples.items()}
+    if not any(counts.values()):
+        counts = dict.fromkeys(counts, 1)
+    return torch.tensor([counts[j] for j in ids], dtype=torch.float64) / sum(counts.values())
 
 
 def graph_loss(w: Tensor, s: Tensor, gamma: Tensor, me: int, h: Hyper) -> Tensor:
@@ -281,7 +288,7 @@ class MAPL(Algorithm[Hyper]):
     linear_heads = True
     equal_features = True
     views = 2
-    state = ("model", "projector", "prototypes", "w", "spent", "optimizer")
+    state = ("model", "projector", "prototypes", "w", "samples", "spent", "optimizer")
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
@@ -301,6 +308,7 @@ class MAPL(Algorithm[Hyper]):
         self.optimizer = self._optimizer()
         self.w = torch.zeros(self.peers, dtype=torch.float64)
         self.w[self.me] = 1.0
+        self.samples = {self.me: len(self.data.train)}
         self.spent = 0
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -367,8 +375,7 @@ class MAPL(Algorithm[Hyper]):
         own = self.own_head()
         if not is_finite(own.weight):
             return
-        everyone = {**heads, self.me: own}
-        ids = sorted(everyone)
+        ids = sorted([*heads, self.me])
         me = ids.index(self.me)
         s = torch.ones(len(ids), dtype=torch.float64)
         for n, j in enumerate(ids):
@@ -376,7 +383,8 @@ class MAPL(Algorithm[Hyper]):
                 s[n] = head_similarity(own.weight, heads[j].weight.to(self.device), h.similarity)
         if h.scale_similarity:
             s = scaled(s, me)
-        gamma = confidence([everyone[j].samples if h.confidence else 1 for j in ids])
+        self.samples = {**self.samples, **{j: head.samples for j, head in heads.items()}}
+        gamma = confidence(self.samples if h.confidence else dict.fromkeys(self.samples, 1), ids)
         self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, me, h)
 
     @torch.no_grad()

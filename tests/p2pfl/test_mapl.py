@@ -257,16 +257,14 @@ def test_similarities_that_are_all_negative_or_0_keep_their_order_and_value(s: l
 
 @pytest.mark.parametrize(
     ("samples", "gamma"),
-    [
-        ([1, 3], [0.25, 0.75]),
-        ([0, 5], [0.0, 1.0]),
-        ([0, 0], [0.5, 0.5]),
-        ([-7, 7], [0.0, 1.0]),
-        ([-1, -1], [0.5] * 2),
-    ],
+    [([1, 3], [0.25, 0.75]), ([0, 5], [0.0, 1.0]), ([0, 0], [0.5, 0.5]), ([-7, 7], [0.0, 1.0]), ([-1, -1], [0.5] * 2)],
 )
 def test_confidence_is_the_share_of_the_samples(samples: list[int], gamma: list[float]) -> None:
-    assert confidence(samples).tolist() == gamma
+    assert confidence(dict(enumerate(samples)), [0, 1]).tolist() == gamma
+
+
+def test_confidence_counts_those_who_are_not_asked_for_too() -> None:
+    assert confidence({4: 10, 7: 20, 9: 10}, [4, 7]).tolist() == [0.25, 0.5]
 
 
 # ---- mixing ------------------------------------------------------------------------------------------------
@@ -345,6 +343,7 @@ class Watched(MAPL):
 def graph_step_by_hand(
     heads: Mapping[int, Tensor], samples: Mapping[int, int], w: Vector, me: int, h: Hyper
 ) -> Vector:
+    """The new row. ``samples``: of the whole neighbourhood; ``heads``: of those in it that are heard."""
     ids = sorted(heads)
 
     def s(j: int) -> float:
@@ -355,7 +354,7 @@ def graph_step_by_hand(
     if h.scale_similarity:
         largest = max(similarity[n] for n, j in enumerate(ids) if j != me)
         similarity = np.array([1.0 if j == me else similarity[n] / largest for n, j in enumerate(ids)])
-    gamma = np.array([samples[j] for j in ids]) / sum(samples[j] for j in ids)
+    gamma = np.array([samples[j] for j in ids]) / sum(samples.values())
     new = w.copy()
     new[ids] = learn_by_hand(w[ids], similarity, gamma, ids.index(me), h)
     return new
@@ -375,9 +374,10 @@ def test_rounds_are_algorithm_3(given: dict[str, Any], edges: list[tuple[int, in
         after[peer.me, t] = peer.w.numpy().copy(), peer.prototypes.detach().clone()
 
     play(peers, topology, rounds, after=note)
-    samples = {peer.me: len(peer.data.train) for peer in peers}
+    silenced = False
     for me in range(3):
         near = topology.neighbors[me]
+        samples = {j: len(peers[j].data.train) for j in (me, *near)}
         w = np.zeros(3)
         w[[me, *near]] = 1 / (1 + len(near))
         heard = list(near)
@@ -393,6 +393,8 @@ def test_rounds_are_algorithm_3(given: dict[str, Any], edges: list[tuple[int, in
             np.testing.assert_allclose(found_w, w, atol=1e-7)
             torch.testing.assert_close(found_prototypes.double(), expected, rtol=1e-5, atol=1e-7)
             heard = [j for j in heard if w[j] > 0]
+        silenced = silenced or len(heard) < len(near)
+    assert silenced or h.graph_lr < 3.0
 
 
 def test_the_mixed_prototypes_are_what_the_next_round_trains() -> None:
@@ -611,7 +613,7 @@ def test_the_state_holds_everything_that_goes_on() -> None:
     one, other = make(hyper(warmup=0, graph_lr=0.1)), make(hyper(warmup=0, graph_lr=0.1))
     play(one, complete(3), 2)
     state = one[0].state_dict()
-    assert list(state) == ["model", "projector", "prototypes", "w", "spent", "optimizer"]
+    assert list(state) == ["model", "projector", "prototypes", "w", "samples", "spent", "optimizer"]
     other[0].load_state_dict(state)
     assert other[0].weights() == one[0].weights()
     assert torch.equal(other[0].prototypes, one[0].prototypes)
@@ -688,6 +690,17 @@ def test_every_switch_of_the_graph_changes_the_graph(change: dict[str, Any]) -> 
     assert float(weights[0].sum()) == pytest.approx(1.0)
     assert float(weights[1].sum()) == pytest.approx(1.0)
     assert not torch.allclose(*weights, atol=1e-6)
+
+
+def test_a_graph_that_is_pruned_ends_where_one_that_is_not_does() -> None:
+    """What somebody who is silent now once had counts on: otherwise each peer would end alone."""
+    rows = []
+    for prune in (True, False):
+        peers = make(hyper(warmup=0, graph_lr=1.0, prune=prune), peers=6, classes_of=[range(3)] * 6, of=Clustered)
+        play(peers, complete(6), 12)
+        rows.append(torch.stack([peer.w for peer in peers]))
+    torch.testing.assert_close(*rows)
+    assert (rows[0] > 0).sum(1).tolist() == [2, 2, 4, 4, 4, 4]
 
 
 def test_without_confidence_sample_counts_do_not_matter() -> None:
