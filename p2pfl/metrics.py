@@ -5,7 +5,7 @@
      "seconds": {"training": …, "waiting": …, "queued": …, "evaluating": …, "total": …},
      "out": {"7": {"Prototypes": [1, 2560, 61]}, …},    messages, payload bytes, header bytes by neighbour, kind
      "in": {…},                                         the same for what was taken
-     "missing": {"Prototypes": [5]},                    neighbours that missed the deadline, by kind
+     "missing": {"Prototypes": [5]},                    neighbours that missed the deadline or sent NaN, by kind
      "sources": 19, "listeners": 19,                    peers heard, peers hearing, in this round
      "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
      "personal": {"accuracy", "loss", "correct", "samples"} | null,      own test split, when evaluated

@@ -11,7 +11,8 @@ Invariants:
 1. ``gather`` returns senders in ascending order, whatever the order of arrival: float sums never depend on it.
 2. The mailbox is a FIFO per (t, kind, sender): a fast neighbour's message for a later round waits its turn.
 3. Every wait has an end: the message, the deadline, or the news that the neighbour is gone. Whoever is missing
-   then is left out by name (``missing``).
+   then is left out by name (``missing``); so is one whose body holds NaN or infinity (``spoilt``), so that a peer
+   whose training diverges does not take its neighbours along.
 4. Who hears whom changes only between rounds, and only by messages that both sides wait for (``listen_to``),
    so that equal runs send equal messages.
 5. What was sent is kept until its receiver has it in a checkpoint (``Sent``). A peer that crashed computes the
@@ -294,6 +295,7 @@ class Endpoint:
         self.out: Counts = {}
         self.inn: Counts = {}
         self.missing: dict[str, list[PeerId]] = {}
+        self.spoilt: dict[str, list[PeerId]] = {}
         self.undelivered = 0
         self.refused: dict[PeerId, int] = {}
         self.waited = 0.0
@@ -302,7 +304,7 @@ class Endpoint:
 
     def begin(self, t: int) -> Net:
         """The view of round ``t``. Counters start at zero."""
-        self.out, self.inn, self.missing, self.waited = {}, {}, {}, 0.0
+        self.out, self.inn, self.missing, self.spoilt, self.waited = {}, {}, {}, {}, 0.0
         self._mark(t)
         for message in self.mailbox.begin(t):
             self._note_stop(message)
@@ -392,7 +394,8 @@ class Endpoint:
     async def take(
         self, kind: str, senders: Sequence[PeerId], t: int, patience: float = 1.0
     ) -> dict[PeerId, Message]:
-        """One message of ``kind`` from each sender, ascending; who misses the deadline is left out by name.
+        """One message of ``kind`` from each sender, ascending; who misses the deadline, or sends NaN or infinity, is
+        left out by name.
 
         ``patience`` multiplies the deadline, for senders that wait for others in turn.
         """
@@ -415,9 +418,12 @@ class Endpoint:
                     taken[sender] = await self.mailbox.take((t, kind, sender), until)
                 self.waited += perf_counter() - began
         arrived = {sender: message for sender, message in taken.items() if message is not None}
-        for sender, message in arrived.items():
+        for sender, message in list(arrived.items()):
             _count(self.inn, sender, kind, message.payload, message.header)
             self._note_stop(message)
+            if not wire.is_finite(message.body):
+                self.spoilt.setdefault(kind, []).append(sender)
+                del arrived[sender]
         absent = [sender for sender in senders if sender not in arrived]
         if absent:
             self.missing.setdefault(kind, []).extend(absent)
@@ -580,8 +586,9 @@ class Net:
     ) -> dict[PeerId, B]:
         """One body of ``kind`` from each peer that I hear (or of those in ``of``), in ascending order.
 
-        Peers that miss the deadline are left out; the runtime logs and counts them. ``patience`` multiplies the
-        deadline, for peers that have something long to compute first, or wait for others in turn.
+        Peers that miss the deadline, or whose body holds NaN or infinity, are left out; the runtime logs and counts
+        them. ``patience`` multiplies the deadline, for peers that have something long to compute first, or wait for
+        others in turn.
         """
         senders = self.sources if of is None else tuple(of)
         for sender in senders:

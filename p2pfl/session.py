@@ -406,6 +406,8 @@ class Session:
         self.log.info(" | ".join(parts))
         for kind, absent in record.missing.items():
             self.log.warning("round %d: no %s from %s", record.t, kind, ", ".join(map(str, absent)))
+        for kind, senders in self.endpoint.spoilt.items():
+            self.log.warning("round %d: NaN or infinity in %s from %s", record.t, kind, ", ".join(map(str, senders)))
 
     def _end(self, phase: Phase, error: str = "") -> Result:
         keyed = partial(_by_name, self.totals)

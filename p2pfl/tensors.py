@@ -59,6 +59,16 @@ def clone(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no entry is NaN or infinite."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    if tensor.dtype.itemsize == 1:  # torch does not sum these
+        tensor = tensor.float()
+    # One infinite or NaN entry makes the sum so: the quick answer, unless the sum itself overflows.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
 def digest(state: Any) -> str:
     """SHA-256 over a state of nested dicts, lists, tensors and plain values, in a fixed order.
 

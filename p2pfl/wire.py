@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
+from p2pfl.tensors import is_finite as all_finite
 
 VERSION = 1
 STOP = 1
@@ -403,6 +404,13 @@ def tensors_of(body: Body) -> dict[tuple[str, str | None], Tensor]:
     return _take_apart(body)[0]
 
 
+def is_finite(body: Body) -> bool:
+    """Whether no number in the body is NaN or infinite."""
+    tensors, plain = _take_apart(body)
+    numbers = (value for value in plain.values() if isinstance(value, float))
+    return all(map(math.isfinite, numbers)) and all(map(all_finite, tensors.values()))
+
+
 def with_tensors(body: B, tensors: Mapping[tuple[str, str | None], Tensor]) -> B:
     """The same body with other tensors."""
     return _put_together(type(body), tensors, _take_apart(body)[1], _maps(body))
@@ -410,5 +418,5 @@ def with_tensors(body: B, tensors: Mapping[tuple[str, str | None], Tensor]) -> B
 
 __all__ = [
     "DTYPES", "STOP", "VERSION", "Body", "Buffer", "Encoded", "Layout", "Message", "TensorSpec", "Vocabulary",
-    "WireError", "decode", "encode", "tensors_of", "with_tensors",
+    "WireError", "decode", "encode", "is_finite", "tensors_of", "with_tensors",
 ]  # fmt: skip

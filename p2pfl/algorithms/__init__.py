@@ -16,6 +16,7 @@ from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
+from p2pfl.algorithms.mapl_plus import MAPLPlus
 from p2pfl.options import Table
 
 _METHODS: tuple[type[Algorithm[Any]], ...] = (
@@ -31,6 +32,7 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     FedAvgDec,
     FedProxDec,
     FedStyle,
+    MAPLPlus,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

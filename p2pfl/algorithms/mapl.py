@@ -11,15 +11,25 @@ never leave the peer.
 Differs from the paper (``preset: official`` follows the authors' released code instead where it differs):
 
 - temperature 0.2; the paper's 100 flattens the softmax until contrastive terms have almost no gradient.
+- l_ce and l_cont are means over the batch, as l_proto is; the paper prints sums over all samples.
 - a ReLU stands *before* the linear head, as in the released code, not on its output; it makes the heads of
   different backbones comparable.
-- similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code.
-- the degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that).
-- the optimiser's state lives across rounds.
-- prototype rows of classes that nobody in the mix has samples of stay as they are.
 - heads start small (``head_init_scale``) and head, projector and prototypes start equal on all peers
-  (``shared_init``): both make the heads comparable earlier.
-- a neighbour that misses a deadline keeps its weight and is left out of that round's mix.
+  (``shared_init``): both make the heads comparable earlier. The paper starts each peer at random.
+- the optimiser's state lives across rounds, that of the prototypes too, which mixing replaces.
+- similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases
+  are neither sent nor compared.
+- γ counts the samples of {i} and its neighbours in the graph, also of those that it does not hear any more; not those
+  of all peers, whom nobody knows. (Were those left out that have no weight, γ would grow with each of them, and with
+  it the similarity term against the regulariser, until the peer is alone.)
+- the degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
+  plain projected gradient steps of ``graph_lr``: the paper gives neither optimiser nor rate for it.
+- a neighbour without weight is not heard again: without its head, no similarity could bring it back.
+- prototype rows of classes that nobody in the mix has samples of stay as they are. For this, prototypes travel
+  with the sender's classes, as heads do with its number of samples.
+- all peers mix what the others had before mixing; the paper's pseudo-code (Algorithm 4) replaces them one by one.
+- a neighbour that misses a deadline, or sends NaN or infinity, keeps its weight and is left out of that round's
+  graph step and mix. A peer whose own head is not finite learns no graph.
 """
 
 from __future__ import annotations
@@ -38,6 +48,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.runfolder import PeerId
+from p2pfl.tensors import is_finite
 from p2pfl.training import make_optimizer
 from p2pfl.wire import Body, Layout
 
@@ -101,7 +112,7 @@ class Hyper(Options):
     similarity: Literal["rows", "flat", "off"] = "rows"
     """s_ij: mean cosine of the heads' rows, cosine of the flattened heads, or 1 for all (Table 3)."""
     scale_similarity: bool = False
-    """Divide s by its maximum over the neighbours."""
+    """Divide the neighbours' s_ij by the largest of them, if that is positive."""
     confidence: bool = True
     """γ by sample counts; otherwise equal (Table 3)."""
     norm: Literal["l1", "l2"] = "l2"
@@ -118,6 +129,8 @@ class Hyper(Options):
             "temperature": 100.0,
             "losses": "official",
             "fresh_optimizer": True,
+            "head_init_scale": 1.0,
+            "shared_init": False,
             "graph_optimizer": "adam",
             "graph_lr": 0.1,
             "scale_similarity": True,
@@ -163,6 +176,25 @@ def head_similarity(own: Tensor, other: Tensor, form: str) -> float:
     if form == "flat":
         return float(cosine_similarity(own.flatten(), other.flatten(), dim=0))
     return float(cosine_similarity(own, other, dim=1).mean())
+
+
+def scaled(s: Tensor, me: int) -> Tensor:
+    """s [n] with the neighbours' entries divided by the largest of them; the own one, at ``me``, stays 1."""
+    others = torch.arange(len(s)) != me
+    largest = float(s[others].max()) if others.any() else 0.0
+    # A negative one would turn the order of similarities round.
+    return torch.where(others, s / largest, s) if largest > 0 else s
+
+
+def confidence(samples: Mapping[PeerId, int], ids: Sequence[PeerId]) -> Tensor:
+    """γ_j = |D_j| / Σ_l |D_l| of the peers ``ids``, float64 [n]; the sum is over all of ``samples``.
+
+    Equal for all if nobody has any. What neighbours say may be negative.
+    """
+    counts = {j: max(0, count) for j, count in samples.items()}
+    if not any(counts.values()):
+        counts = dict.fromkeys(counts, 1)
+    return torch.tensor([counts[j] for j in ids], dtype=torch.float64) / sum(counts.values())
 
 
 def graph_loss(w: Tensor, s: Tensor, gamma: Tensor, me: int, h: Hyper) -> Tensor:
@@ -256,7 +288,7 @@ class MAPL(Algorithm[Hyper]):
     linear_heads = True
     equal_features = True
     views = 2
-    state = ("model", "projector", "prototypes", "w", "spent", "optimizer")
+    state = ("model", "projector", "prototypes", "w", "samples", "spent", "optimizer")
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
@@ -276,6 +308,7 @@ class MAPL(Algorithm[Hyper]):
         self.optimizer = self._optimizer()
         self.w = torch.zeros(self.peers, dtype=torch.float64)
         self.w[self.me] = 1.0
+        self.samples = {self.me: len(self.data.train)}
         self.spent = 0
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -334,25 +367,25 @@ class MAPL(Algorithm[Hyper]):
         return self.classify(self.model.backbone(x))
 
     def own_head(self) -> Head:
-        return Head(self.model.linear_head.weight, len(self.data.train))
+        return Head(self.model.linear_head.weight.detach(), len(self.data.train))
 
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
         """CGL over {i} and the neighbours whose heads came; the others keep their weights."""
         h = self.hyper
+        own = self.own_head()
+        if not is_finite(own.weight):
+            return
         ids = sorted([*heads, self.me])
-        everyone = {**heads, self.me: self.own_head()}
-        own = self.model.linear_head.weight.detach()
-
-        def similarity(j: PeerId) -> float:
-            return 1.0 if j == self.me else head_similarity(own, heads[j].weight.to(own.device), h.similarity)
-
-        s = torch.tensor([similarity(j) for j in ids], dtype=torch.float64)
-        if h.scale_similarity and heads:
-            largest = max(float(s[n]) for n, j in enumerate(ids) if j != self.me)
-            if largest > 0:  # a negative one would turn the order of similarities round
-                s /= largest
-        samples = torch.tensor([float(everyone[j].samples if h.confidence else 1) for j in ids], dtype=torch.float64)
-        self.w[ids] = collaborative_graph_learning(self.w[ids], s, samples / samples.sum(), ids.index(self.me), h)
+        me = ids.index(self.me)
+        s = torch.ones(len(ids), dtype=torch.float64)
+        for n, j in enumerate(ids):
+            if j != self.me:
+                s[n] = head_similarity(own.weight, heads[j].weight.to(self.device), h.similarity)
+        if h.scale_similarity:
+            s = scaled(s, me)
+        self.samples = {**self.samples, **{j: head.samples for j, head in heads.items()}}
+        gamma = confidence(self.samples if h.confidence else dict.fromkeys(self.samples, 1), ids)
+        self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, me, h)
 
     @torch.no_grad()
     def mix_prototypes(self, theirs: Mapping[PeerId, Prototypes]) -> None:

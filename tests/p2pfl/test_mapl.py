@@ -22,10 +22,12 @@ from p2pfl.algorithms.mapl import (
     Hyper,
     Prototypes,
     collaborative_graph_learning,
+    confidence,
     graph_loss,
     head_similarity,
     mix,
     project_to_simplex,
+    scaled,
 )
 from p2pfl.topology import Topology
 from p2pfl.wire import Layout
@@ -212,7 +214,7 @@ def test_two_clusters_make_the_graph_block_diagonal(preset: str, inside: float, 
         s = np.where(cluster == cluster[me], inside, across)
         if h.scale_similarity:
             s = s / inside
-        s[me] = 1.0 / inside if h.scale_similarity else 1.0
+        s[me] = 1.0
         w = torch.full((peers,), 1 / peers, dtype=torch.float64)
         gamma = torch.full((peers,), 1 / peers, dtype=torch.float64)
         for _ in range(100):
@@ -240,6 +242,35 @@ def test_a_head_is_as_similar_to_itself_as_can_be_whatever_its_scale(form: str) 
     head = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
     assert head_similarity(head, 7 * head, form) == pytest.approx(1.0)
     assert head_similarity(head, -head, form) == pytest.approx(1.0 if form == "off" else -1.0)
+
+
+def test_scaling_makes_the_most_similar_neighbour_1_and_leaves_the_own_entry() -> None:
+    s = torch.tensor([0.2, 1.0, -0.1, 0.4])
+    torch.testing.assert_close(scaled(s, 1), torch.tensor([0.5, 1.0, -0.25, 1.0]))
+
+
+@pytest.mark.parametrize("s", [[-0.2, 1.0, -0.1], [0.0, 1.0, 0.0], [0.0, 1.0]], ids=str)
+def test_similarities_that_are_all_negative_or_0_keep_their_order_and_value(s: list[float]) -> None:
+    assert scaled(torch.tensor(s), 1).tolist() == torch.tensor(s).tolist()
+    assert scaled(torch.tensor([1.0]), 0).tolist() == [1.0]  # nobody else is here
+
+
+@pytest.mark.parametrize(
+    ("samples", "gamma"),
+    [
+        ([1, 3], [0.25, 0.75]),
+        ([0, 5], [0.0, 1.0]),
+        ([0, 0], [0.5, 0.5]),
+        ([-7, 7], [0.0, 1.0]),
+        ([-1, -1], [0.5] * 2),
+    ],
+)
+def test_confidence_is_the_share_of_the_samples(samples: list[int], gamma: list[float]) -> None:
+    assert confidence(dict(enumerate(samples)), [0, 1]).tolist() == gamma
+
+
+def test_confidence_counts_those_who_are_not_asked_for_too() -> None:
+    assert confidence({4: 10, 7: 20, 9: 10}, [4, 7]).tolist() == [0.25, 0.5]
 
 
 # ---- mixing ------------------------------------------------------------------------------------------------
@@ -318,6 +349,7 @@ class Watched(MAPL):
 def graph_step_by_hand(
     heads: Mapping[int, Tensor], samples: Mapping[int, int], w: Vector, me: int, h: Hyper
 ) -> Vector:
+    """The new row. ``samples``: of the whole neighbourhood; ``heads``: of those in it that are heard."""
     ids = sorted(heads)
 
     def s(j: int) -> float:
@@ -326,8 +358,9 @@ def graph_step_by_hand(
 
     similarity = np.array([1.0 if j == me else s(j) for j in ids])
     if h.scale_similarity:
-        similarity /= max(similarity[n] for n, j in enumerate(ids) if j != me)
-    gamma = np.array([samples[j] for j in ids]) / sum(samples[j] for j in ids)
+        largest = max(similarity[n] for n, j in enumerate(ids) if j != me)
+        similarity = np.array([1.0 if j == me else similarity[n] / largest for n, j in enumerate(ids)])
+    gamma = np.array([samples[j] for j in ids]) / sum(samples.values())
     new = w.copy()
     new[ids] = learn_by_hand(w[ids], similarity, gamma, ids.index(me), h)
     return new
@@ -347,9 +380,10 @@ def test_rounds_are_algorithm_3(given: dict[str, Any], edges: list[tuple[int, in
         after[peer.me, t] = peer.w.numpy().copy(), peer.prototypes.detach().clone()
 
     play(peers, topology, rounds, after=note)
-    samples = {peer.me: len(peer.data.train) for peer in peers}
+    silenced = False
     for me in range(3):
         near = topology.neighbors[me]
+        samples = {j: len(peers[j].data.train) for j in (me, *near)}
         w = np.zeros(3)
         w[[me, *near]] = 1 / (1 + len(near))
         heard = list(near)
@@ -365,6 +399,8 @@ def test_rounds_are_algorithm_3(given: dict[str, Any], edges: list[tuple[int, in
             np.testing.assert_allclose(found_w, w, atol=1e-7)
             torch.testing.assert_close(found_prototypes.double(), expected, rtol=1e-5, atol=1e-7)
             heard = [j for j in heard if w[j] > 0]
+        silenced = silenced or len(heard) < len(near)
+    assert silenced or h.graph_lr < 3.0
 
 
 def test_the_mixed_prototypes_are_what_the_next_round_trains() -> None:
@@ -392,6 +428,35 @@ def test_a_missing_neighbour_keeps_its_weight_and_is_left_out_of_the_mix() -> No
         np.testing.assert_allclose(peers[me].w.numpy(), w, atol=1e-7)
         expected = sum(w[j] / (2 / 3) * peers[j].trained[0][1].double() for j in (0, 1))
         torch.testing.assert_close(peers[me].prototypes.detach().double(), expected, rtol=1e-5, atol=1e-7)
+
+
+class Diverging(MAPL):
+    """The last peer's parameters become NaN, or infinite, in its first training."""
+
+    wrong = math.nan
+
+    def personalized_model_learning(self) -> None:
+        super().personalized_model_learning()
+        if self.me == self.peers - 1:
+            with torch.no_grad():
+                self.model.head.weight[0, 0] = self.prototypes[0, 0] = self.wrong
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_peer_that_diverges_harms_nobody_else(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Diverging, "wrong", wrong)
+    h = hyper(warmup=1, graph_lr=0.1, prune=False)
+    without, beside = make(h), make(h, of=Diverging)
+    play(without, complete(3), 3, silent=[2])
+    spoken = play(beside, complete(3), 3)
+    assert spoken[0][2].missing == {"Head": [2], "Prototypes": [2]}
+    for left, right in zip(without[:2], beside[:2], strict=True):
+        assert left.weights() == right.weights()
+        assert left.weights()[2] == 1 / 3  # as before it diverged
+        assert torch.equal(left.prototypes, right.prototypes)
+        assert torch.equal(left.model.head.weight, right.model.head.weight)
+    # Its own graph stays as it was: it has no head to compare with.
+    assert beside[2].weights() == dict.fromkeys(range(3), 1 / 3)
 
 
 def test_a_peer_without_neighbours_trains_alone() -> None:
@@ -530,6 +595,14 @@ def test_heads_start_at_a_tenth_and_prototypes_within_their_bound() -> None:
     assert small.prototypes.shape == (CLASSES, FEATURES)
 
 
+def test_official_starts_like_the_released_code_every_peer_with_torchs_own_values() -> None:
+    one, other, _ = make(hyper(preset="official"))
+    assert not torch.equal(one.model.head.weight, other.model.head.weight)
+    assert not torch.equal(one.prototypes, other.prototypes)
+    (same,) = make(hyper(shared_init=False, head_init_scale=1), peers=1)
+    assert torch.equal(one.model.head.weight, same.model.head.weight)
+
+
 def test_the_optimiser_is_adam_over_everything_and_its_state_lives_unless_told_otherwise() -> None:
     for fresh, steps in ((False, 2.0), (True, 1.0)):
         (algorithm,) = make(hyper(fresh_optimizer=fresh, betas=(0.3, 0.7), weight_decay=0.25), peers=1)
@@ -546,7 +619,7 @@ def test_the_state_holds_everything_that_goes_on() -> None:
     one, other = make(hyper(warmup=0, graph_lr=0.1)), make(hyper(warmup=0, graph_lr=0.1))
     play(one, complete(3), 2)
     state = one[0].state_dict()
-    assert list(state) == ["model", "projector", "prototypes", "w", "spent", "optimizer"]
+    assert list(state) == ["model", "projector", "prototypes", "w", "samples", "spent", "optimizer"]
     other[0].load_state_dict(state)
     assert other[0].weights() == one[0].weights()
     assert torch.equal(other[0].prototypes, one[0].prototypes)
@@ -625,12 +698,23 @@ def test_every_switch_of_the_graph_changes_the_graph(change: dict[str, Any]) -> 
     assert not torch.allclose(*weights, atol=1e-6)
 
 
+def test_a_graph_that_is_pruned_ends_where_one_that_is_not_does() -> None:
+    """What somebody who is silent now once had counts on: otherwise each peer would end alone."""
+    rows = []
+    for prune in (True, False):
+        peers = make(hyper(warmup=0, graph_lr=1.0, prune=prune), peers=6, classes_of=[range(3)] * 6, of=Clustered)
+        play(peers, complete(6), 12)
+        rows.append(torch.stack([peer.w for peer in peers]))
+    torch.testing.assert_close(*rows)
+    assert (rows[0] > 0).sum(1).tolist() == [2, 2, 4, 4, 4, 4]
+
+
 def test_without_confidence_sample_counts_do_not_matter() -> None:
-    for confidence in (True, False):
-        peers = make(hyper(warmup=0, graph_lr=0.1, similarity="off", confidence=confidence))
+    for counted in (True, False):
+        peers = make(hyper(warmup=0, graph_lr=0.1, similarity="off", confidence=counted))
         play(peers, complete(3), 1)
         equal = peers[0].w[1].item() == pytest.approx(peers[0].w[2].item(), abs=1e-12)
-        assert equal is not confidence
+        assert equal is not counted
 
 
 # ---- the budget of messages --------------------------------------------------------------------------------

@@ -310,6 +310,36 @@ async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any) -> Non
     assert endpoints[0].waited >= 0.2
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+async def test_a_body_with_nan_or_infinity_counts_as_missing(mesh: Any, bad: float) -> None:
+    endpoints = await mesh.open(complete(3), LAYOUTS)
+
+    async def talk(net: Net) -> list[int]:
+        await net.broadcast(vector(1, bad if net.me == 1 and net.t == 0 else 2, 3))
+        return list(await net.gather(Vector))
+
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 1, talk))
+    assert outcomes == [[[2]], [[0, 2]], [[0]]]
+    for endpoint in (endpoints[0], endpoints[2]):
+        assert endpoint.missing == endpoint.spoilt == {"Vector": [1]}
+        assert endpoint.inn[1]["Vector"][:2] == [1, 12]  # it did come
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 1, talk, start=1))
+    assert outcomes == [[[1, 2]], [[0, 2]], [[0, 1]]]
+    assert all(endpoint.missing == endpoint.spoilt == {} for endpoint in endpoints)
+
+
+async def test_a_sum_over_all_peers_goes_without_a_summand_that_is_not_finite(mesh: Any) -> None:
+    endpoints = await mesh.open(line(3), LAYOUTS)
+    last = 2
+
+    async def talk(net: Net) -> list[float]:
+        own = vector(*[float("nan") if net.me == last else 1.0] * 3)
+        return (await net.allreduce(own, op="sum")).x.tolist()
+
+    outcomes = await together(endpoints, lambda endpoint: rounds(endpoint, 1, talk))
+    assert outcomes == [[[2.0] * 3]] * 3
+
+
 async def test_those_waited_for_are_those_that_have_not_come(mesh: Any, eventually: Any) -> None:
     endpoints = await mesh.open(complete(4), LAYOUTS)
     seen: list[Callable[[], list[int]]] = []

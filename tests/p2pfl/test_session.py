@@ -251,6 +251,7 @@ ALGORITHMS = {
         "probe_samples": 50,
         "probe_epochs": 2,
     },
+    "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
 }
 
 

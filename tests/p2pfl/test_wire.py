@@ -30,6 +30,7 @@ from p2pfl.wire import (
     Vocabulary,
     decode,
     encode,
+    is_finite,
     tensors_of,
     with_tensors,
 )
@@ -704,6 +705,24 @@ def test_damaged_messages_raise_nothing_but_wire_errors(frames: list[bytes]) -> 
 def test_the_undamaged_message_is_taken() -> None:
     decode_or_refuse(VALID)
     assert decode(VALID, RUN, TAKES).body.number == 3  # type: ignore[attr-defined]
+
+
+@property_of
+@given(tensors())
+def test_a_body_is_finite_exactly_when_all_its_numbers_are(tensor: Tensor) -> None:
+    one = [complex(x) for x in (tensor.to(torch.complex128) if tensor.numel() else tensor).reshape(-1).tolist()]
+    assert is_finite(One(tensor)) == all(math.isfinite(x.real) and math.isfinite(x.imag) for x in one)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_finite_numbers_whose_sum_overflows_are_finite(dtype: torch.dtype) -> None:
+    assert is_finite(One(torch.full((3,), torch.finfo(dtype).max, dtype=dtype)))
+
+
+def test_plain_numbers_count_too() -> None:
+    assert is_finite(Words())
+    assert not is_finite(Words(real=math.nan))
+    assert not is_finite(Words(named={"w": torch.tensor([0.0, -math.inf])}))
 
 
 def test_bodies_are_frozen() -> None:

@@ -57,6 +57,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "fedtgp", "prototype_epochs": 10},
         "data": {"partition": {"name": "dirichlet"}},
         "models": "tiny4",
+    },
     "fedstyle, some take part": {
         "algorithm": {**FEDSTYLE, "participation": 0.5},
         "data": {
@@ -106,6 +107,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "graph": "ring",
         "models": "tiny4",
         "rounds": 50,
+    },
+    "mapl+": {
+        "algorithm": {**MAPL, "name": "mapl+", "graph_lr": 4.0, "graph_steps": 2},
+        "models": "tiny-cnn",
+        "peers": 5,
     },
     "mapl, official": {"algorithm": {**MAPL, "preset": "official"}, "graph": "star", "models": "tiny4"},
 }
