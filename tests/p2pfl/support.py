@@ -125,7 +125,8 @@ async def _play(
 ) -> list[list[Spoken]]:
     hub = LocalHub()
     endpoints = [
-        Endpoint(algorithm.me, topology, RUN_ID, algorithm.seed, algorithm.layouts()) for algorithm in algorithms
+        Endpoint(algorithm.me, topology, RUN_ID, algorithm.seed, algorithm.layouts(), stow=algorithm.stow)
+        for algorithm in algorithms
     ]
     for endpoint in endpoints:
         hub.join(endpoint)
