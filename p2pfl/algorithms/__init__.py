@@ -8,9 +8,11 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
+from p2pfl.algorithms.meta_l2c import MetaL2C
 from p2pfl.options import Table
 
 _METHODS: tuple[type[Algorithm[Any]], ...] = (
@@ -20,6 +22,8 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     LGFedAvg,
     DFedAvgM,
     MAPL,
+    L2C,
+    MetaL2C,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})
