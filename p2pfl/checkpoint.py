@@ -43,18 +43,29 @@ def save(path: Path, state: dict[str, Any]) -> None:
 def load(path: Path, run_id: str, me: PeerId) -> dict[str, Any] | None:
     """The state last saved, or None if there is none. Raises CheckpointError."""
     try:
+        state = read(path)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise CheckpointError(f"{error}; remove it to start this peer from round 0") from None
+    if (state.get("run"), state.get("peer")) != (run_id, me):
+        raise CheckpointError(f"{path}: belongs to another run or peer; remove it to start from round 0")
+    return state
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The state in a checkpoint of any run and peer. Raises CheckpointError, also if there is none."""
+    try:
         content = path.read_bytes()
-    except FileNotFoundError:
-        return None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if hashlib.sha256(content[_SUM:]).digest() != content[:_SUM]:
-        raise CheckpointError(f"{path}: damaged: its checksum is wrong; remove it to start this peer from round 0")
+        raise CheckpointError(f"{path}: damaged: its checksum is wrong")
     try:
         state = torch.load(io.BytesIO(content[_SUM:]), map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load reads bytes as a program, which may fail in any way
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{path}: damaged: {reason}; remove it to start this peer from round 0") from None
-    if not isinstance(state, dict) or (state.get("run"), state.get("peer")) != (run_id, me):
-        raise CheckpointError(f"{path}: belongs to another run or peer; remove it to start from round 0")
+        raise CheckpointError(f"{path}: damaged: {reason}") from None
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: damaged: no mapping of names to values")
     return state

@@ -180,6 +180,10 @@ class Run:
         """What went wrong later, as an error of the run file: with the line of ``key`` (dotted)."""
         return RunFileError([self._problem(tuple(key.split(".")), str(error))])
 
+    def blame_options(self, key: str, errors: OptionErrors) -> RunFileError:
+        """The same for every problem found in the options at ``key``."""
+        return RunFileError([self._problem((*key.split("."), *below), text) for below, text in errors.problems])
+
     @property
     def name(self) -> str:
         return self.file.name

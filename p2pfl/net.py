@@ -27,7 +27,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any, Literal, Protocol, TypeVar, cast
@@ -253,6 +253,7 @@ class Endpoint:
         deadline: seconds that one wait may last; None waits for ever (one process, where nothing can get lost).
         idle: entered around every wait; a runtime gives up its compute slot meanwhile. It is handed a function
             that lists the peers still waited for.
+        stow: makes of a body that has arrived what is kept until it is taken; on whatever thread decodes.
     """
 
     link: Link
@@ -266,6 +267,7 @@ class Endpoint:
         layouts: Iterable[Layout],
         deadline: float | None = None,
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
+        stow: Callable[[Body], Body] = lambda body: body,
     ) -> None:
         self.me = me
         self.topology = topology
@@ -276,6 +278,7 @@ class Endpoint:
         self.vocabulary = Vocabulary(self.layouts)
         self.deadline = deadline
         self.idle = idle
+        self.stow = stow
         self.mailbox = Mailbox()
         self.failure: BaseException | None = None
 
@@ -370,6 +373,8 @@ class Endpoint:
         message = wire.decode(frames, self.run_id, vocabulary or self.vocabulary)
         if message.sender != via:
             raise Unexpected(f"a message of peer {message.sender} over the link from peer {via}")
+        if message.kind in self.vocabulary:  # and none of the link's own
+            message = replace(message, body=self.stow(message.body))
         return message
 
     def accept(self, message: Message) -> None:

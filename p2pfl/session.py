@@ -24,6 +24,7 @@ from p2pfl.errors import DataError, ModelError
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import Model, architecture, build
 from p2pfl.net import Endpoint
+from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status
 from p2pfl.tensors import digest
@@ -75,6 +76,14 @@ def load_data(run: Run) -> tuple[Dataset, list[Share]]:
             "there is nothing left for global_test"
         )
         raise run.blame("global_test", reason)
+    without = [peer for peer, share in enumerate(shares) if not len(share.validation)]
+    if run.algorithm.needs_validation and without:
+        some = ", ".join(map(str, without[:5])) + (", …" if len(without) > 5 else "")
+        reason = DataError(
+            f"{run.algorithm.name} learns from validation samples, of which {len(without)} of {run.peers} peers have "
+            f"none ({some}); hold out a part of the training samples, e.g. 0.2, that is one sample or more"
+        )
+        raise run.blame("data.partition.validation", reason)
     return dataset, shares
 
 
@@ -83,7 +92,7 @@ def make_algorithm(
 ) -> Algorithm[Any]:
     """Peer ``me``'s model, samples and method as they are before round 0.
 
-    Raises RunFileError: its model cannot take the dataset's images.
+    Raises RunFileError: its model cannot take the dataset's images, or the method not the model.
     """
     dataset, shares = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
@@ -110,7 +119,10 @@ def make_algorithm(
         architectures=tuple(architecture(models.name, peer) for peer in range(run.peers)),
         build=build_on_device,
     )
-    return run.algorithm(run.hyper, setting)
+    try:
+        return run.algorithm(run.hyper, setting)
+    except OptionErrors as errors:
+        raise run.blame_options("algorithm", errors) from None
 
 
 class Session:
@@ -155,7 +167,9 @@ class Session:
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
         self.algorithm.after_batch = self._after_batch
-        self.endpoint = Endpoint(me, run.topology, run_id, run.seed, self.algorithm.layouts(), deadline, self._idle)
+        self.endpoint = Endpoint(
+            me, run.topology, run_id, run.seed, self.algorithm.layouts(), deadline, self._idle, self.algorithm.stow
+        )
         self.totals = Totals()
         self.status = Status(me, pid)
         self._status_written = -STATUS_EVERY

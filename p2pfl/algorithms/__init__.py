@@ -13,10 +13,12 @@ from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
+from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.algorithms.mapl_plus import MAPLPlus
+from p2pfl.algorithms.meta_l2c import MetaL2C
 from p2pfl.options import Table
 
 _METHODS: tuple[type[Algorithm[Any]], ...] = (
@@ -33,6 +35,8 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     FedProxDec,
     FedStyle,
     MAPLPlus,
+    L2C,
+    MetaL2C,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

@@ -24,7 +24,7 @@ from p2pfl.options import Options
 from p2pfl.rng import Streams
 from p2pfl.runfolder import PeerId
 from p2pfl.training import Measure, Meter, PeerData
-from p2pfl.wire import Layout
+from p2pfl.wire import Body, Layout
 
 H = TypeVar("H", bound=Options)
 
@@ -63,6 +63,8 @@ class Algorithm(ABC, Generic[H]):
     """Heads, features or prototypes are exchanged, so all peers need one number of features."""
     masked_evaluation: ClassVar[bool] = False
     """The paper evaluates each peer among its own classes only; a run file's ``masked_test`` wins over it."""
+    needs_validation: ClassVar[bool] = False
+    """The method learns something from the peer's validation samples, so each peer must have some."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the method's state: what a checkpoint holds and a digest covers."""
 
@@ -93,7 +95,10 @@ class Algorithm(ABC, Generic[H]):
 
     @abstractmethod
     def setup(self) -> None:
-        """Make what the method needs besides the model: optimiser, prototypes, weights."""
+        """Make what the method needs besides the model: optimiser, prototypes, weights.
+
+        Raises OptionErrors: a hyper-parameter does not go with the model or the data.
+        """
 
     @abstractmethod
     async def round(self, t: int, net: Net) -> None:
@@ -111,6 +116,14 @@ class Algorithm(ABC, Generic[H]):
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:
         """What neighbours may say: kinds, dtypes, shapes. Anything else is refused on arrival."""
+
+    def stow(self, body: Body) -> Body:
+        """What a body that has just arrived is kept as until the round takes it; by default as it is.
+
+        For methods that hear many whole models (p2pfl/spool.py). Over sockets this runs on the I/O thread, while
+        the peer trains: it may touch nothing but the body.
+        """
+        return body
 
     def predict(self, x: Tensor) -> Tensor:
         """Class scores [B, K] of normalised images [B, C, H, W]."""

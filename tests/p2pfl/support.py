@@ -41,8 +41,8 @@ def random_dataset(
     return Dataset("noise", split(samples), split(tests), classes, mean=(0.0,), std=(1.0,), mirror=False)
 
 
-def share(train: Iterable[int], test: Iterable[int] = ()) -> Share:
-    indices = [np.array(list(part), dtype=np.int64) for part in (train, (), test)]
+def share(train: Iterable[int], test: Iterable[int] = (), validation: Iterable[int] = ()) -> Share:
+    indices = [np.array(list(part), dtype=np.int64) for part in (train, validation, test)]
     return Share(*indices)
 
 
@@ -51,10 +51,11 @@ def peer_data(
     train: Iterable[int] | None = None,
     test: Iterable[int] = (),
     augment: Callable[[torch.Tensor], torch.Tensor] = no_augmentation,
+    validation: Iterable[int] = (),
 ) -> PeerData:
     """A peer with these training samples, by default all."""
     mine = range(len(dataset.train)) if train is None else train
-    return PeerData(dataset, share(mine, test), augment, CPU)
+    return PeerData(dataset, share(mine, test, validation), augment, CPU)
 
 
 def softmax_regression(inputs: int, classes: int, seed: int = 0) -> Model:
@@ -125,7 +126,8 @@ async def _play(
 ) -> list[list[Spoken]]:
     hub = LocalHub()
     endpoints = [
-        Endpoint(algorithm.me, topology, RUN_ID, algorithm.seed, algorithm.layouts()) for algorithm in algorithms
+        Endpoint(algorithm.me, topology, RUN_ID, algorithm.seed, algorithm.layouts(), stow=algorithm.stow)
+        for algorithm in algorithms
     ]
     for endpoint in endpoints:
         hub.join(endpoint)

@@ -215,3 +215,19 @@ def test_a_file_with_a_changed_byte_is_damaged(path: Path) -> None:
         path.write_bytes(changed)
         with pytest.raises(CheckpointError, match=r"damaged"):
             checkpoint.load(path, RUN, 3)
+
+
+# ---- checkpoints of other runs -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_any_run_and_peer_can_be_read(path: Path) -> None:
+    checkpoint.save(path, state())
+    assert digest(checkpoint.read(path)) == digest(state())
+
+
+def test_reading_a_checkpoint_that_is_not_there_or_damaged_is_an_error(path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: cannot be read: No such file"):
+        checkpoint.read(path)
+    path.write_bytes(b"hello")
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged: its checksum is wrong$"):
+        checkpoint.read(path)

@@ -596,6 +596,25 @@ async def test_tensors_are_never_shared(mesh: Any) -> None:
     assert mine.tolist() == [0.0, 0.0, 0.0]
 
 
+async def test_what_arrives_is_stowed_before_it_is_taken(mesh: Any, eventually: Any) -> None:
+    here, there = await mesh.open(PAIR, LAYOUTS)
+    stowed: list[Body] = []
+
+    def stow(body: Body) -> Body:
+        stowed.append(body)
+        return Word("stowed") if isinstance(body, Word) else body
+
+    there.stow = stow
+    net, other = here.begin(0), there.begin(0)
+    await net.broadcast(Word("hello"))
+    await net.broadcast(vector(1, 2, 3))
+    await eventually(lambda: len(stowed) == 2)
+    assert stowed[0] == Word("hello")
+    assert (await other.gather(Word))[0].text == "stowed"
+    assert (await other.gather(Vector))[0].x.tolist() == [1.0, 2.0, 3.0]
+    assert there.inn == {0: here.out[1]}  # what travelled counts, not what was kept
+
+
 # ---- one process alone
 
 

@@ -252,6 +252,8 @@ ALGORITHMS = {
         "probe_epochs": 2,
     },
     "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
+    "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},
+    "meta-l2c": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 2, "prune_to": 1},
 }
 
 
@@ -259,7 +261,9 @@ ALGORITHMS = {
 def test_stopping_and_going_on_ends_with_the_same_bits(
     name: str, tmp_path: Path, make_run: Any, prepare: Any
 ) -> None:
-    run = make_run(rounds=5, algorithm=ALGORITHMS[name], data={"augment": "mapl"}, checkpoint_every=100)
+    partition = {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25}
+    data = {"augment": "mapl", "partition": partition}
+    run = make_run(rounds=5, algorithm=ALGORITHMS[name], data=data, checkpoint_every=100)
     whole = simulate(run)
     folder = prepare(tmp_path / "run", run)
     for rounds in (1, 3):

@@ -11,6 +11,7 @@ import torch
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.net import Net
+from p2pfl.options import OptionErrors
 from p2pfl.simulate import simulate
 
 
@@ -120,3 +121,32 @@ def test_a_masked_test_changes_what_is_measured_and_nothing_else(make_run: Any) 
 def test_images_that_are_too_small_for_a_model_are_blamed_on_the_run_file(make_run: Any) -> None:
     with pytest.raises(RunFileError, match=r"models\.name: four poolings leave nothing of images of 8x8; take"):
         simulate(make_run(models="l2c-conv4"))
+
+
+def test_options_that_do_not_go_with_the_model_are_blamed_on_the_run_file(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def setup(self: Any) -> None:
+        raise OptionErrors([(("batch",), "too large"), (("lr",), "too small")])
+
+    run = make_run(algorithm={"name": "local", "batch": 16})
+    monkeypatch.setattr(run.algorithm, "setup", setup)
+    with pytest.raises(RunFileError) as info:
+        simulate(run)
+    assert [(problem.key, problem.message) for problem in info.value.problems] == [
+        ("algorithm.batch", "too large"),
+        ("algorithm.lr", "too small"),
+    ]
+
+
+def test_a_method_that_learns_from_validation_samples_asks_for_some(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition: dict[str, Any] = {"name": "fraction", "fraction": [0.1, 0.1, 0.1, 0.003]}
+    run = make_run(algorithm="local", data={"partition": partition})
+    monkeypatch.setattr(run.algorithm, "needs_validation", True)
+    with pytest.raises(RunFileError, match=r"partition\.validation: local .* 4 of 4 peers have none \(0, 1, 2, 3\);"):
+        simulate(run)
+    run = make_run(algorithm="local", data={"partition": {**partition, "validation": 0.1}})
+    with pytest.raises(RunFileError, match=r"1 of 4 peers have none \(3\); hold out .* one sample or more"):
+        simulate(run)

@@ -14,6 +14,8 @@ from p2pfl import metrics
 from p2pfl.simulate import simulate
 
 MAPL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+L2C = {"local_epochs": 1, "batch": 16}
+TASKS = {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}
 
 STYLES = {"name": "styles", "per_peer": 30}
 FEDSTYLE = {
@@ -114,6 +116,25 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 5,
     },
     "mapl, official": {"algorithm": {**MAPL, "preset": "official"}, "graph": "star", "models": "tiny4"},
+    "l2c, pruned": {
+        "algorithm": {"name": "l2c", **L2C, "prune_round": 1, "prune_to": 1},
+        "data": {"partition": TASKS},
+        "peers": 6,
+        "rounds": 5,
+    },
+    "l2c, on disk": {
+        "algorithm": {"name": "l2c", **L2C, "precision": "bfloat16", "spool": True},
+        "data": {"partition": TASKS},
+        "graph": "ring",
+        "peers": 5,
+    },
+    # The tree of the allreduce has all edges of peer 0; on most of them nothing else is said in the end.
+    "meta-l2c, pruned": {
+        "algorithm": {"name": "meta-l2c", **L2C, "prune_round": 1, "prune_to": 1},
+        "data": {"partition": TASKS},
+        "peers": 6,
+        "rounds": 5,
+    },
 }
 
 
@@ -164,6 +185,19 @@ def test_pruning_and_budget_are_at_work_in_these_runs(make_run: Any) -> None:
     assert [result.rounds_done for result in budget] == [4] * 4  # 8 messages a round
     tree = [result.peer for result in budget if any("Spent" in kinds for kinds in result.out.values())]
     assert tree == [0, 1, 2, 3]
+
+
+def test_pruned_edges_of_l2c_are_half_open_or_carry_the_encoder_alone(make_run: Any) -> None:
+    """As above, for the two methods of that paper."""
+    pruned = simulate(make_run(**RUNS["l2c, pruned"]))
+    sent = [kinds for result in pruned for kinds in result.out.values()]
+    assert {kind for kinds in sent for kind in kinds} == {"Update", "Listening"}
+    assert sum(kinds["Update"][0] for kinds in sent) == 2 * 30 + 3 * 6
+    pruned = simulate(make_run(**RUNS["meta-l2c, pruned"]))
+    on_the_tree = [result.out["0"] for result in pruned if "0" in result.out]
+    assert [kinds["EncoderParameters"][0] for kinds in on_the_tree] == [5] * 5
+    assert sum(kinds["Progress"][0] < 5 for kinds in on_the_tree) >= 3
+    assert any("Listening" in kinds for result in pruned for kinds in result.out.values())
 
 
 def test_two_runs_over_sockets_are_equal_whatever_the_slots(
