@@ -4,8 +4,8 @@
     python benchmarks/dfml_memory.py --model dfml-resnet-64             # 26 ResNet-18; minutes for each bound
 
 Each line is a process of its own that lets so many equal models teach one another on two batches of made-up images of
-32x32: its largest resident memory, less that before the models were made (on a GPU the most that torch has allocated);
-the seconds of the second batch; and a digest of all models, which shows that the bound changes no bit of them.
+32x32: its largest resident memory, less that before the models were made (on a GPU what torch has allocated); the
+seconds of the second batch; and a digest of all models, which shows that the bound changes no bit of them.
 """
 
 from __future__ import annotations
