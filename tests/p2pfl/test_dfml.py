@@ -565,6 +565,35 @@ async def test_who_comes_too_late_is_told_so_and_does_not_wait() -> None:
     assert peers[1].peak_alpha == 0.0
 
 
+def test_a_sender_whose_model_is_not_finite_is_told_so_and_keeps_it() -> None:
+    h = hyper(participation=1.0, fixed_aggregator=True)
+    peers = make(h)
+    expected = [ByHand(peer) for peer in peers]
+    with torch.no_grad():
+        peers[2].model.head.bias[1] = torch.nan
+    spoken = play(peers, complete(4), 3)
+    play_by_hand(expected, roles_of(peers, complete(4), 3), h, dead=[2])
+    agree(peers, expected, alive=[0, 1, 3])
+    assert [spoken[me][0].missing for me in range(4)] == [{"Pupil": [2]}, {}, {}, {}]
+    assert peers[2].peak_alpha == 0.0
+
+
+def test_a_model_that_comes_back_spoilt_is_not_adopted() -> None:
+    peers = make(hyper(participation=1.0, fixed_aggregator=True))
+    expected = ByHand(peers[2])
+
+    def spoil(models: Mapping[int, Model], alpha: float) -> None:
+        with torch.no_grad():
+            models[2].head.weight[0, 0] = torch.inf
+
+    peers[0].mutual_learning = spoil  # type: ignore[method-assign, assignment]
+    spoken = play(peers, complete(4), 1)
+    train_by_hand(expected, peers[2].hyper)
+    np.testing.assert_allclose(values(peers[2]), expected.values(), atol=2e-5)
+    assert spoken[2][0].missing == {"Taught": [0]}
+    assert (peers[1].peak_alpha, peers[2].peak_alpha) == (alpha_at(0, peers[0].hyper), 0.0)
+
+
 def test_a_model_that_diverges_teaches_nobody() -> None:
     peers = make(hyper())
     with_it, without = (copy.deepcopy([peer.model for peer in peers[:3]]) for _ in range(2))

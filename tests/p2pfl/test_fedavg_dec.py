@@ -216,6 +216,18 @@ def test_a_dead_peer_is_left_out(dead: int) -> None:
         assert told == ({"Averaged": [0]} if dead == 0 else {"Trained": [3]} if me == 0 else {})
 
 
+def test_a_sender_whose_model_is_not_finite_is_told_so_and_the_others_go_on() -> None:
+    peers = make(Hyper(participation=1.0, fixed_aggregator=True, lr=0.3))
+    with torch.no_grad():
+        peers[2].model.head.bias[1] = torch.nan
+    w = [values(peer) for peer in peers]
+    spoken = play(peers, COMPLETE, 3)
+    play_by_hand(peers, w, roles_of(peers, COMPLETE, 3), dead=[2])
+    for me in (0, 1, 3):
+        np.testing.assert_allclose(values(peers[me]), w[me], atol=1e-5)
+    assert [spoken[me][0].missing for me in range(4)] == [{"Trained": [2]}, {}, {}, {}]
+
+
 # ---- switches ----------------------------------------------------------------------------------------------
 
 
