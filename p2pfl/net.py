@@ -23,6 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -559,7 +560,7 @@ class Net:
         return rng.shared(self._endpoint.seed, "net.shared", self.t)
 
     def participants(self, share: float) -> tuple[PeerId, ...]:
-        """Who takes part in this round: ``share`` of all peers (at least one), drawn alike on every peer; ascending.
+        """Who takes part in this round: ``share`` of all peers (rounded down, at least one), drawn alike on every peer; ascending.
 
         Partial participation without a server: those who take part train and speak, and everybody hears them. On
         a complete graph that is a server which asks so many clients.
@@ -567,7 +568,8 @@ class Net:
         if share >= 1.0:
             return tuple(range(self.peers))
         draw = rng.shared(self._endpoint.seed, "net.participants", self.t)
-        chosen = draw.permutation(self.peers)[: max(1, round(share * self.peers))]
+        count = math.floor(share * self.peers + 1e-9)  # 0.29 * 100 is 28.999…
+        chosen = draw.permutation(self.peers)[: max(1, count)]
         return tuple(sorted(int(peer) for peer in chosen))
 
     async def send(self, to: PeerId, body: Body) -> None:

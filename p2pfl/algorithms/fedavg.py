@@ -18,7 +18,8 @@ Differs from the paper:
 - peers outside S_t do not train nor send, but hear and average, so that they start from the current model when their
   turn comes; one that hears nobody of S_t keeps its model.
 - batch-normalisation statistics stay local; the optimiser's state lives as long as the peer.
-- a neighbour that misses a deadline is left out of that round's average.
+- a neighbour that misses a deadline is left out of that round's average, and so is any model with NaN or infinity: a
+  peer whose training diverged goes on with the average of the others.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.tensors import Tensors, assign, average, parameters_of
 from p2pfl.training import OptimizerName, make_optimizer
-from p2pfl.wire import Body, Layout
+from p2pfl.wire import Body, Layout, is_finite
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -95,7 +96,7 @@ class FedAvg(Algorithm[Hyper]):
         if self.me in chosen:
             self.train(epochs=h.local_epochs, batch=h.batch)  # line 2
         heard = await net.exchange(mine, among=chosen)
-        if self.me in chosen:
+        if self.me in chosen and is_finite(mine):
             heard[self.me] = mine
         models: dict[int, Tensors] = {j: body.values for j, body in heard.items()}
         samples = {j: float(body.samples) for j, body in heard.items()}

@@ -145,6 +145,17 @@ def test_a_missing_neighbour_is_left_out_of_the_average() -> None:
     np.testing.assert_allclose(parameters(peers[1]), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
 
 
+def test_a_model_that_diverged_is_healed_by_the_others_and_harms_nobody() -> None:
+    peers = make(FedAvg, fedavg.Hyper.parse(PLAIN))
+    x = [parameters(peer) for peer in peers]
+    with torch.no_grad():
+        peers[1].model.head.weight[0, 0] = torch.nan
+    play(peers, LINE, 1)
+    y = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
+    np.testing.assert_allclose(parameters(peers[0]), y[0], atol=1e-6)
+    np.testing.assert_allclose(parameters(peers[1]), (6 * y[0] + 10 * y[2]) / 16, atol=1e-6)
+
+
 def test_participation_is_a_share() -> None:
     for wrong in (0.0, 1.5):
         with pytest.raises(OptionErrors, match="participation"):

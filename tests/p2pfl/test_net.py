@@ -172,6 +172,9 @@ def test_participants_are_drawn_alike_everywhere_and_anew_each_round() -> None:
     net = endpoints[0].begin(0)
     assert net.participants(1.0) == tuple(range(10))
     assert len(net.participants(0.01)) == 1
+    assert [len(net.participants(share)) for share in (0.25, 0.39, 0.55)] == [2, 3, 5]
+    fifteen = Endpoint(0, complete(15), "run", 5, LAYOUTS).begin(0)
+    assert len(fifteen.participants(0.5)) == 7  # ⌊0.5 · 15⌋, as FedStyle has it
     assert Endpoint(0, complete(10), "run", 6, LAYOUTS).begin(0).participants(0.3) != drawn[0][0]
 
 
