@@ -560,7 +560,8 @@ class Net:
         return rng.shared(self._endpoint.seed, "net.shared", self.t)
 
     def participants(self, share: float) -> tuple[PeerId, ...]:
-        """Who takes part in this round: ``share`` of all peers (rounded down, at least one), drawn alike on every peer; ascending.
+        """Who takes part in this round: ``share`` of all peers, rounded down, but at least one; drawn alike on every
+        peer; ascending.
 
         Partial participation without a server: those who take part train and speak, and everybody hears them. On
         a complete graph that is a server which asks so many clients.
