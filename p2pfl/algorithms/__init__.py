@@ -23,20 +23,20 @@ from p2pfl.options import Table
 
 _METHODS: tuple[type[Algorithm[Any]], ...] = (
     Local,
-    DPSGD,
     FedAvg,
     LGFedAvg,
+    DPSGD,
     DFedAvgM,
     MAPL,
+    MAPLPlus,
+    L2C,
+    MetaL2C,
     FedProto,
     FedTGP,
     DFML,
     FedAvgDec,
     FedProxDec,
     FedStyle,
-    MAPLPlus,
-    L2C,
-    MetaL2C,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})

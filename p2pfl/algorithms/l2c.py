@@ -13,6 +13,7 @@ Differs from the paper:
 - line 16 of Algorithm 1 leaves the own update out of the sum; the second line of Eq. 2, which is used here, has it.
 - α_i stays with peer i: the AllReduce of line 24 is meta-L2C's.
 - the own update is never pruned, and counts neither among the K_0 that are removed nor among those that are kept.
+- Adam's weight decay is decoupled (AdamW) unless ``mixing_optimizer: adam``; the paper does not say which.
 - the gradient of line 18 is a closed form, so that no graph goes through the models: the same numbers for less.
 - batch-normalisation statistics stay local, and are those of the local training.
 - a neighbour that misses a deadline, or whose update is not finite, is left out of that round's mix: its weight goes
@@ -57,7 +58,7 @@ class Hyper(Options):
     mixing_weight_decay: NonNegativeFloat = 0.01
     """Weight decay there."""
     mixing_optimizer: Literal["adamw", "adam"] = "adamw"
-    """adamw takes the decay off the parameters, adam adds it to their gradient (which may be far smaller)."""
+    """adamw takes the decay off what is learned, adam adds it to the gradient, which may be far smaller."""
     prune_round: NonNegativeInt | None = 10
     """T_0, the last round in which all neighbours are heard; null: all of them always."""
     prune_to: NonNegativeInt = 10

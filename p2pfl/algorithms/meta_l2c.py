@@ -14,11 +14,12 @@ Differs from the paper:
 - line 16 of Algorithm 1 leaves the own update out of the sum; the second line of Eq. 2, which is used here, has it.
 - the change of the whole model is scaled to norm 1 before it is encoded: as it grows over the rounds, and differs in
   size between peers, the encoder would otherwise see that more than its direction.
-- f is not a plain sum over channels and layers, but the mean over layers of the mean over a layer's channels
-  (the codes are scaled so that it is an inner product); a sum would make weights one-hot in large models.
+- ``score: mean`` divides the inner products of Eq. 5 by the numbers of channels and layers, as later code of the
+  authors does. Weights then differ far less.
 - every parameter tensor is a layer, biases and normalisation too; both of the encoder's layers end in tanh.
 - the own update is never pruned, and counts neither among the K_0 that are removed nor among those that are kept.
 - neighbours that are pruned send one message more, which is not looked at: w_ij is known only after round T_0's.
+- Adam's weight decay is decoupled (AdamW) unless ``mixing_optimizer: adam``, which makes the encoder forget.
 - line 24 averages the encoder's parameters; each peer's Adam keeps its own moments.
 - a frozen encoder (``train_encoder: false``) is not averaged, and ``send_codes`` sends its codes instead of changes.
 - batch-normalisation statistics stay local, and are those of the local training.
@@ -31,7 +32,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import AfterValidator, PositiveInt, model_validator
@@ -70,6 +71,8 @@ class Hyper(l2c.Hyper):
     """Outputs of the encoder's first layer."""
     encoder_width: PositiveInt = 5
     """d, outputs of its second layer: numbers in the code of one channel."""
+    score: Literal["sum", "mean"] = "sum"
+    """f_ij: the inner product of codes summed over channels and layers (Eqs. 5, 7, 8), or its mean over both."""
     encoder: Annotated[Path, AfterValidator(_absolute)] | None = None
     """Where the encoder comes from: the folder of a meta-l2c run, or a peer's checkpoint of one; null: random."""
     train_encoder: bool = True
@@ -131,10 +134,12 @@ class Encoder(nn.Module):
     Args:
         parameters: of a model like those to be encoded.
         hidden, width: outputs of the two layers.
+        mean: scale the codes, so that the inner product of two is a mean over channels and layers and not a sum.
     """
 
-    def __init__(self, parameters: Tensors, hidden: int, width: int) -> None:
+    def __init__(self, parameters: Tensors, hidden: int, width: int, mean: bool = False) -> None:
         super().__init__()
+        self.mean = mean
         self.names = list(parameters)
         self.layers = nn.ModuleDict()
         self.length = 0
@@ -145,17 +150,13 @@ class Encoder(nn.Module):
             self.length += channels * width
 
     def forward(self, change: Tensors) -> Tensor:
-        """The code of a model's change, float32 [length], such that the inner product of two codes is f (Eq. 5).
-
-        ``<E_l(Δ̂_i), E_l(Δ̂_j)>`` is divided by the number of channels and averaged over the layers: each side by
-        its square root.
-        """
+        """The code of a model's change, float32 [length]: the inner product of two codes is f (Eq. 5)."""
         device = next(self.parameters()).device
         codes = []
         for name in self.names:  # one tensor after another, as they may lie on disk
             channels = channels_of(change[name]).to(device, torch.float32)
-            code = self.layers[_key(name)](channels)
-            codes.append(code.flatten() / math.sqrt(len(channels) * len(self.names)))
+            share = 1.0 / math.sqrt(len(channels) * len(self.names)) if self.mean else 1.0
+            codes.append(share * self.layers[_key(name)](channels).flatten())
         return torch.cat(codes)
 
 
@@ -222,7 +223,7 @@ class MetaL2C(Algorithm[Hyper]):
         parameters = parameters_of(self.model)
         self.initial = clone(parameters)  # θ^0, the same on all peers
         with rng.torch_seeded(self.seed, "meta-l2c.encoder"):
-            self.encoder = Encoder(parameters, h.encoder_hidden, h.encoder_width).to(self.device)
+            self.encoder = Encoder(parameters, h.encoder_hidden, h.encoder_width, h.score == "mean").to(self.device)
         if h.encoder is not None:
             load_encoder(self.encoder, h.encoder)
         self.encoder_optimizer = make_mixing_optimizer(h, self.encoder.parameters())

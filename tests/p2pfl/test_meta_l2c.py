@@ -132,7 +132,7 @@ def code_by_hand(encoder: Encoder, change: Mapping[str, Tensor]) -> dict[str, np
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1))
-def test_the_inner_product_of_codes_is_the_mean_over_layers_of_the_mean_over_channels(seed: int) -> None:
+def test_the_inner_product_of_codes_is_the_sum_over_layers_and_channels(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     encoder = random_encoder(seed % 1000)
     one, other = random_change(generator), random_change(generator)
@@ -140,7 +140,12 @@ def test_the_inner_product_of_codes_is_the_mean_over_layers_of_the_mean_over_cha
         codes = encoder(one), encoder(other)
     assert codes[0].shape == (encoder.length,) == (CODE,)
     by_hand = code_by_hand(encoder, one), code_by_hand(encoder, other)
-    expected = np.mean([(by_hand[0][name] * by_hand[1][name]).sum() / SHAPES[name][0] for name in SHAPES])
+    products = {name: float((by_hand[0][name] * by_hand[1][name]).sum()) for name in SHAPES}
+    assert float(codes[0] @ codes[1]) == pytest.approx(sum(products.values()), abs=1e-4)
+    encoder.mean = True
+    with torch.no_grad():
+        codes = encoder(one), encoder(other)
+    expected = np.mean([products[name] / SHAPES[name][0] for name in SHAPES])
     assert float(codes[0] @ codes[1]) == pytest.approx(expected, abs=1e-5)
 
 
@@ -591,6 +596,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "precision": {"precision": "bfloat16"},
     "encoder_hidden": {"encoder_hidden": 3},
     "encoder_width": {"encoder_width": 2},
+    "score": {"score": "mean"},
     "local_epochs": {"local_epochs": 1},
 }
 
@@ -607,5 +613,5 @@ def test_every_switch_changes_the_outcome(key: str) -> None:
 
 def test_all_options_are_tested_here_or_with_l2c() -> None:
     mine = set(Hyper.known()) - set(L2C.Hyper.known())
-    assert mine == {"encoder_hidden", "encoder_width", "encoder", "train_encoder", "send_codes"}
+    assert mine == {"encoder_hidden", "encoder_width", "score", "encoder", "train_encoder", "send_codes"}
     assert isinstance(make(hyper(), 1)[0].model, Model)
