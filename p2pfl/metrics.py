@@ -13,12 +13,13 @@
      "measures": {"peak": {…}, …},                      what else the method has evaluated, when evaluated
      "observed": {"alpha": 0.8, …}}                     the method's own numbers
 
-Seconds of ``mixing`` and everything else are what remains of ``total``.
+NaN and infinity are null. Seconds of ``mixing`` and everything else are what remains of ``total``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,7 +53,7 @@ class RoundRecord:
         record = {
             "peer": self.peer,
             "t": self.t,
-            "loss": {name: round(value, 6) for name, value in self.loss.items()},
+            "loss": {name: _number(value, 6) for name, value in self.loss.items()},
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "out": self.out,
             "in": self.inn,
@@ -60,12 +61,23 @@ class RoundRecord:
             "sources": self.sources,
             "listeners": self.listeners,
             "weights": self.weights,
-            "personal": None if self.personal is None else asdict(self.personal),
-            "global": None if self.whole is None else asdict(self.whole),
-            "measures": {name: asdict(evaluation) for name, evaluation in self.measures.items()},
-            "observed": {name: round(value, 6) for name, value in self.observed.items()},
+            "personal": _plain(self.personal),
+            "global": _plain(self.whole),
+            "measures": {name: _plain(evaluation) for name, evaluation in self.measures.items()},
+            "observed": {name: _number(value, 6) for name, value in self.observed.items()},
         }
-        return json.dumps(record)
+        return json.dumps(record, allow_nan=False)
+
+
+def _number(value: float, digits: int | None = None) -> float | None:
+    """None for NaN and infinity, which JSON does not have."""
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else round(value, digits)
+
+
+def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    return None if evaluation is None else {**asdict(evaluation), "loss": _number(evaluation.loss)}
 
 
 def append(path: Path, record: RoundRecord) -> None:

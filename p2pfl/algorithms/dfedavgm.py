@@ -14,7 +14,9 @@ Differs from the paper:
 - local work is counted in epochs over random batches rather than in steps.
 - the variant that sends quantised differences is not built.
 - batch-normalisation statistics stay local.
-- a neighbour that misses a deadline hands its weight to the own model.
+- a last training batch of one sample is left out when there are others.
+- a neighbour that misses a deadline, or whose model holds NaN or infinity, hands its weight to the own model;
+  ``weights`` shows the nominal row.
 """
 
 from __future__ import annotations

@@ -9,15 +9,17 @@ Algorithm 1, in round t on peer i:
     2  i ∈ S_t: w_i ← E epochs of SGD from w_i, and send w_i to the neighbours
     3  w_i ← Σ_j n_j w_j / Σ_j n_j  over the j ∈ S_t that are i or its neighbours
 
-What the paper's server computes, every peer computes itself over what it hears; on a complete graph all models are
-equal after each round, and are the paper's.
+What the paper's server computes, every peer computes itself over what it hears; on a complete graph the parameters of
+all peers are equal after each round, and with ``momentum: 0`` the paper's.
 
 Differs from the paper:
 
 - on a sparse graph each peer averages over its own neighbourhood.
 - peers outside S_t do not train nor send, but hear and average, so that they start from the current model when their
   turn comes; one that hears nobody of S_t keeps its model.
-- batch-normalisation statistics stay local; the optimiser's state lives as long as the peer.
+- local SGD has a momentum of 0.9 unless told otherwise, the paper's none; its state lives as long as the peer.
+- batch-normalisation statistics stay local.
+- a last training batch of one sample is left out when there are others.
 - a neighbour that misses a deadline is left out of that round's average, and so is any model with NaN or infinity: a
   peer whose training diverged goes on with the average of the others.
 """
@@ -29,7 +31,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2pfl.algorithms.base import Algorithm
@@ -102,6 +104,15 @@ class FedAvg(Algorithm[Hyper]):
         samples = {j: float(body.samples) for j, body in heard.items()}
         if sum(samples.values()) > 0:
             assign(w, average(models, samples))  # line 3
+            if self.me in chosen and self.me not in heard:
+                self.forget()
+
+    def forget(self) -> None:
+        """What training that diverged has left besides the parameters: momentum, batch-normalisation statistics."""
+        self.optimizer.state.clear()
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.reset_running_stats()
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {"ce": cross_entropy(self.model(x), labels)}

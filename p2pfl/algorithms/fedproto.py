@@ -15,14 +15,19 @@ and classifies x by the nearest P̄^c. On a complete graph all peers have the pa
 
 Differs from the paper:
 
-- the distance in line 1 is the mean squared error over batch and dimensions with λ = 10, as in the code that both
-  papers' authors ran; Eq. 4 has the Euclidean distance between class means, to which FedTGP's λ = 0.1 belongs
-  (``distance: euclidean``, ``alignment: 0.1``; class means are then those of the batch).
+- the distance in line 1 is the mean squared error over batch and dimensions, as in the released code of both papers,
+  with λ = 10, which FedTGP's authors ran (FedProto's own README has 1, and 0.1 for CIFAR-10). Eq. 4 has the Euclidean
+  distance between class means, to which FedTGP's λ = 0.1 belongs (``distance: euclidean``; class means are then those
+  of the batch).
 - Eq. 3 prints the weights |D_{j,c}| / N_c and divides by the number of peers besides; here weights sum to 1.
 - a class that nobody who was heard in a round has samples of keeps its global prototype (the code drops it).
 - classes that never were heard of have no prototype: nothing pulls there, and nothing is classified so.
 - peers that do not take part in a round (``participation``) hear the others, and move their global prototypes.
-- a neighbour that misses a deadline is left out of that round's mean.
+- on a sparse graph each peer's global prototypes are those of its own neighbourhood.
+- before there is any global prototype the head classifies.
+- a neighbour that misses a deadline is left out of that round's mean, and so are prototypes with NaN or infinity or
+  absurdly large numbers, the own ones too.
+- a last training batch of one sample is left out when there are others.
 
 What FedTGP has in common with it is ``Guided``.
 """
@@ -47,7 +52,7 @@ from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.runfolder import PeerId
 from p2pfl.training import make_optimizer
-from p2pfl.wire import Body, Layout
+from p2pfl.wire import Body, Layout, is_finite
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,8 @@ class Guidance(Options):
     """Of SGD; its state lives as long as the peer."""
     weight_decay: NonNegativeFloat = 0.0
     """ℓ2 penalty added to the gradient."""
-    alignment: NonNegativeFloat = 10.0
-    """λ, weight of the distance between features and global prototypes; 0.1 with ``distance: euclidean``."""
+    alignment: NonNegativeFloat | None = None
+    """λ, weight of the distance between features and global prototypes; by default 10 for mse, 0.1 for euclidean."""
     distance: Literal["mse", "euclidean"] = "mse"
     """mse: mean over batch and dimensions of (f(x) − P^y)²; euclidean: mean over the batch's classes of the
     distance between the class's mean feature and P^c (Eq. 4 as printed)."""
@@ -114,15 +119,27 @@ class Heard:
         return self.values[self.senders == peer]
 
 
+LARGEST = 1e18
+"""Length of the longest prototype that is believed."""
+
+
 def together(bodies: Mapping[PeerId, Prototypes], classes: int, features: int, device: torch.device) -> Heard:
-    """What several peers said, as one table. Rows of classes that do not exist, and what is counted as less than one
-    sample, are left out; no counts are ones."""
+    """What several peers said, as one table. No counts are ones.
+
+    Left out are rows of classes that do not exist or that the peer has named already, of less than one sample, and
+    of a size whose square is no float32 any more: distances to them would be infinite, and spoil everybody's.
+    """
     values, labels, senders, samples = [torch.empty(0, features, device=device)], [], [], []
     for peer in sorted(bodies):
         body = bodies[peer]
         counts = body.samples or (1,) * len(body.classes)
         named = zip(body.classes, counts, range(len(body.values)), strict=False)
-        good = [(label, count, row) for label, count, row in named if 0 <= label < classes and count > 0]
+        sound = (torch.linalg.vector_norm(body.values, dim=1) < LARGEST).tolist()
+        good = [
+            (label, count, row)
+            for label, count, row in named
+            if 0 <= label < classes and count > 0 and sound[row] and label not in body.classes[:row]
+        ]
         values.append(body.values[[row for _, _, row in good]].to(device))
         labels += [label for label, _, _ in good]
         senders += [peer] * len(good)
@@ -209,6 +226,8 @@ class Guided(Algorithm[G]):
         self.prototypes = torch.zeros(self.model.classes, self.model.features, device=self.device)
         self.known = torch.zeros(self.model.classes, dtype=torch.bool, device=self.device)
         self.observed: dict[str, float] = {}
+        usual = 10.0 if h.distance == "mse" else 0.1
+        self.alignment = usual if h.alignment is None else h.alignment
 
     async def round(self, t: int, net: Net) -> None:
         h = self.hyper
@@ -217,8 +236,10 @@ class Guided(Algorithm[G]):
         bodies: dict[PeerId, Prototypes] = {}
         if self.me in taking_part:
             self.train(epochs=h.local_epochs, batch=h.batch)  # line 1
-            bodies[self.me] = self.own_prototypes()  # line 2
-            await net.broadcast(bodies[self.me])
+            own = self.own_prototypes()  # line 2
+            await net.broadcast(own)
+            if is_finite(own):  # else the others leave it out too
+                bodies[self.me] = own
         bodies |= await net.gather(Prototypes, of=[j for j in net.sources if j in taking_part])
         heard = together(bodies, self.model.classes, self.model.features, self.device)
         if len(heard.labels):
@@ -234,7 +255,7 @@ class Guided(Algorithm[G]):
         terms = {"ce": cross_entropy(self.model.head(z), labels)}
         if bool(self.known.any()):
             distance = misalignment(z, labels, self.prototypes, self.known, self.hyper.distance)
-            terms["proto"] = self.hyper.alignment * distance
+            terms["proto"] = self.alignment * distance
         return terms
 
     @torch.no_grad()

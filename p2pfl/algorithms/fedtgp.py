@@ -27,15 +27,20 @@ Differs from the paper:
 - δ(t) = min(max_c min_{c'≠c} ‖Q^c − Q^c'‖, τ), as in the released code: the widest class's distance to its nearest
   neighbour. Eq. 9 prints the largest distance between any two (``margin: pairwise-max``). With one class heard of
   there is no such distance, and δ(t) = 0 (the code takes τ).
-- λ and its distance are those of the released code, as in fedproto.py; Eq. 11 as printed is ``distance: euclidean``
-  with ``alignment: 0.1``.
+- λ and its distance are those of the released code, as in fedproto.py; Eq. 11 as printed is ``distance: euclidean``.
+- in the first round peers train on the cross-entropy alone, as in the released code; Algorithm 1 hands out the random
+  initial P̂ already then.
 - the loss is the mean over a batch, where Eqs. 5 and 10 print sums: a matter of the learning rate, which the paper
   does not give. Batch and rate are the released code's.
 - a class has a global prototype only once a prototype of it was heard. The code compares with all K; on a complete
   graph with all peers the two differ in nothing but classes that no peer has.
 - the fixed margin of Table 6 (FM) is τ itself; the paper does not say what it was.
 - peers that do not take part in a round hear the others and train P̂ too, so that all copies stay equal.
-- a neighbour that misses a deadline is left out of that round's lines 10 and 11.
+- on a sparse graph each peer's global prototypes are those of its own neighbourhood.
+- a neighbour that misses a deadline is left out of that round's lines 10 and 11, and so are prototypes with NaN or
+  infinity or absurdly large numbers, the own ones too. After a missed message the copies of P̂ stay different, for
+  they are trained on and not computed anew. Equal bits also need one kind of device and one number of threads.
+- a last training batch of one sample is left out when there are others.
 """
 
 from __future__ import annotations
@@ -108,7 +113,7 @@ def acl_gradient(values: Tensor, targets: Tensor, prototypes: Tensor, margin: fl
     """
     apart = distances(values, prototypes)
     probabilities = torch.softmax(-(apart + margin * targets), dim=1)
-    pulls = (targets - probabilities) / apart.clamp(min=torch.finfo(apart.dtype).tiny) / len(values)
+    pulls = torch.where(apart > 0, (targets - probabilities) / apart, 0.0) / len(values)  # at a prototype: none
     return pulls.sum(0)[:, None] * prototypes - pulls.T @ values
 
 

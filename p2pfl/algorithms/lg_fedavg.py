@@ -14,6 +14,7 @@ Differs from the paper:
 - the local representation is trained by the cross-entropy alone, as in comparisons by later papers: no auxiliary
   self-supervised or adversarial term.
 - heads start equal on all peers, as a server would hand them out.
+- a peer whose backbone diverged stays so: only its head is replaced by the average of the others'.
 """
 
 from __future__ import annotations

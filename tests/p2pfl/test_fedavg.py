@@ -156,6 +156,17 @@ def test_a_model_that_diverged_is_healed_by_the_others_and_harms_nobody() -> Non
     np.testing.assert_allclose(parameters(peers[1]), (6 * y[0] + 10 * y[2]) / 16, atol=1e-6)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_peer_that_was_healed_takes_part_again(optimizer: str) -> None:
+    """Momentum must not keep what diverged."""
+    peers = make(FedAvg, fedavg.Hyper.parse({"optimizer": optimizer, "momentum": 0.9, "lr": 0.1}))
+    with torch.no_grad():
+        peers[1].model.head.weight[0, 0] = torch.nan
+    spoken = play(peers, LINE, 3)
+    assert [one.missing for one in spoken[0]] == [{"Shared": [1]}, {}, {}]
+    assert all(np.isfinite(parameters(peer)).all() for peer in peers)
+
+
 def test_participation_is_a_share() -> None:
     for wrong in (0.0, 1.5):
         with pytest.raises(OptionErrors, match="participation"):

@@ -176,6 +176,8 @@ def test_without_counts_all_weigh_the_same() -> None:
         (Prototypes(torch.ones(3, 1), (0,), (1, 1)), [0]),
         (Prototypes(torch.ones(3, 1), (0, 1), (1,)), [0]),
         (Prototypes(torch.ones(0, 1), (), ()), []),
+        (Prototypes(torch.ones(3, 1), (1, 0, 1), (1, 1, 1)), [1, 0]),
+        (Prototypes(torch.tensor([[1e19], [1.0]]), (0, 1), (1, 1)), [1]),
     ],
 )
 def test_rows_that_make_no_sense_are_left_out(strange: Prototypes, left: list[int]) -> None:
@@ -223,6 +225,7 @@ class Sheet:
 
     def descend(self, prototypes: Mapping[int, Array], h: Hyper) -> None:
         """One step on CE + λ φ over all samples."""
+        alignment = h.alignment or {"mse": 10.0, "euclidean": 0.1}[h.distance]
         z, count = self.features(), len(self.x)
         scores = np.exp(z @ self.B.T + self.b)
         at_scores = (scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[self.labels]) / count
@@ -232,11 +235,11 @@ class Sheet:
             if label not in prototypes:
                 continue
             if h.distance == "mse":
-                at_z[n] += h.alignment * 2 * (z[n] - prototypes[label]) / (count * FEATURES)
+                at_z[n] += alignment * 2 * (z[n] - prototypes[label]) / (count * FEATURES)
             else:
                 mine = self.labels == label
                 gap = z[mine].mean(0) - prototypes[label]
-                at_z[n] += h.alignment * gap / np.linalg.norm(gap) / mine.sum() / len(present)
+                at_z[n] += alignment * gap / np.linalg.norm(gap) / mine.sum() / len(present)
         self.B = self.B - h.lr * at_scores.T @ z
         self.b = self.b - h.lr * at_scores.sum(0)
         self.A = self.A - h.lr * at_z.T @ self.x
@@ -314,6 +317,21 @@ def test_a_missing_neighbour_is_left_out_of_the_mean() -> None:
             np.testing.assert_allclose(peer.prototypes[label], mean_by_hand(said, label, True), rtol=1e-4, atol=1e-6)
 
 
+def test_own_prototypes_that_diverged_are_left_out_at_home_too() -> None:
+    """So that all copies stay equal, and a model that is fine is not drawn to NaN."""
+    peers = make(hyper())
+
+    class Spoilt(FedProto):
+        def own_prototypes(self) -> Prototypes:
+            own = super().own_prototypes()
+            return Prototypes(own.values * torch.nan, own.classes, own.samples)
+
+    peers[1].__class__ = Spoilt
+    play(peers, Topology.from_edges(3, COMPLETE), 2)
+    assert len({digest([peer.prototypes, peer.known]) for peer in peers}) == 1
+    assert all(bool(tensor.isfinite().all()) for peer in peers for tensor in peer.model.state_dict().values())
+
+
 def test_a_class_that_was_not_heard_of_in_a_round_keeps_its_prototype() -> None:
     peers = make(hyper(participation=1 / 3))  # one peer a round
     after: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -347,7 +365,7 @@ def test_only_those_who_take_part_train_and_send_and_all_others_hear_them(share:
         trained = {me for me in range(3) if states[me][t] != states[me][t + 1]}
         sent = {me for me in range(3) if messages(spoken[me][t].out) == 2}
         assert trained == sent
-        assert len(sent) == round(3 * share)
+        assert len(sent) == {1 / 3: 1, 2 / 3: 2, 1.0: 3}[share]
         for me in range(3):
             assert messages(spoken[me][t].inn) == len(sent - {me})
     assert len({digest([peer.prototypes, peer.known]) for peer in peers}) == 1

@@ -161,6 +161,19 @@ def test_the_gradient_of_a_prototype_that_is_where_it_should_be_is_finite() -> N
     assert torch.equal(acl_gradient(torch.zeros(1, 2), targets[1:], prototypes, 0.0)[1], torch.zeros(2))
 
 
+@pytest.mark.parametrize("margin", [0.0, 3.0, 30.0])
+def test_a_prototype_that_is_where_one_of_the_batch_is_still_hears_the_others(margin: float) -> None:
+    torch.manual_seed(1)
+    prototypes = (4.0 * torch.randn(3, 2, dtype=torch.float64)).requires_grad_()
+    values = torch.stack([prototypes[0].detach(), torch.randn(2, dtype=torch.float64)])
+    labels = torch.tensor([0, 1])
+    acl_loss(values, labels, prototypes, margin).backward()  # type: ignore[no-untyped-call]
+    found = acl_gradient(values, nn.functional.one_hot(labels, 3).to(values.dtype), prototypes.detach(), margin)
+    assert prototypes.grad is not None
+    torch.testing.assert_close(found, prototypes.grad)
+    assert float(found[0].norm()) > 0
+
+
 @pytest.mark.parametrize("transform", [True, False])
 @pytest.mark.parametrize("margin", [0.0, 2.5])
 def test_training_is_sgd_on_the_loss(transform: bool, margin: float) -> None:
