@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from p2pfl.algorithms import dfml
 from p2pfl.algorithms.dfml import (
     DFML,
     Hyper,
@@ -819,4 +818,3 @@ def test_no_value_of_a_peer_is_shared_with_another() -> None:
     before = clone(parameters_of(peers[0].model))
     peers[1].local_training()
     assert all(torch.equal(before[name], value) for name, value in parameters_of(peers[0].model).items())
-    assert dfml.DFML.state == ("model", "peak", "peak_alpha")
