@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,8 @@ from p2pfl.runfolder import Result, RunFolder
 from p2pfl.simulate import simulate
 
 Figures = Mapping[str, float]
+
+RUN_ID = "0" * 16
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Played:
-    """A run that was simulated: how its peers ended, what they recorded, and what state they ended in."""
+    """A run that was simulated: how its peers ended, what they recorded, and what state they ended in.
+
+    States are whole models, and claims share many runs: they stay on disk until ``forget``.
+    """
 
     results: list[Result]
     all_records: list[list[dict[str, Any]]]
-    states: list[dict[str, Any]]
+    folder: RunFolder
+    place: tempfile.TemporaryDirectory[str]
 
     def records(self, peer: int) -> list[dict[str, Any]]:
         """The peer's records, one per round; the form is that of p2pfl/metrics.py."""
@@ -51,7 +57,10 @@ class Played:
 
     def state(self, peer: int) -> dict[str, Any]:
         """The method's state after the last round."""
-        return self.states[peer]
+        saved = checkpoint.load(self.folder.peer(peer).checkpoint, RUN_ID, peer)
+        assert saved is not None
+        state: dict[str, Any] = saved["algorithm"]
+        return state
 
     @property
     def accuracy(self) -> float:
@@ -96,14 +105,18 @@ def played(seed: int, **keys: Any) -> Played:
     return _played[key]
 
 
+def forget() -> None:
+    """Give up all runs played so far, and their folders."""
+    for run in _played.values():
+        run.place.cleanup()
+    _played.clear()
+
+
 def _play(tree: dict[str, Any]) -> Played:
     run = from_dict(tree)
-    with tempfile.TemporaryDirectory() as place:
-        folder = RunFolder.create(Path(place) / "run", run.peers)
-        folder.write_about({"id": "0" * 16})
-        folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
-        results = simulate(run, folder)
-        states: Sequence[Any] = [checkpoint.load(peer.checkpoint, "0" * 16, peer.peer) for peer in folder.peers()]
-        return Played(
-            results, [metrics.read(peer.metrics) for peer in folder.peers()], [state["algorithm"] for state in states]
-        )
+    place = tempfile.TemporaryDirectory(prefix="p2pfl-claim-")
+    folder = RunFolder.create(Path(place.name) / "run", run.peers)
+    folder.write_about({"id": RUN_ID})
+    folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
+    results = simulate(run, folder)
+    return Played(results, [metrics.read(peer.metrics) for peer in folder.peers()], folder, place)

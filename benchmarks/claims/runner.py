@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from benchmarks.claims.claim import Claim
+from benchmarks.claims.claim import Claim, forget
 
 PAPERS = tuple(
     sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py") if file.stem not in ("claim", "runner"))
@@ -48,6 +48,7 @@ def measure(paper: str, seed: int, named: str | None) -> list[dict[str, Any]]:
             outcome = {"error": f"{type(error).__name__}: {error}"}
         seconds = round(time.perf_counter() - began, 1)
         outcomes.append({"paper": paper, "claim": claim.name, "seed": seed, "seconds": seconds, **outcome})
+    forget()
     return outcomes
 
 

@@ -161,8 +161,10 @@ class TrainablePrototypes(nn.Module):
         """Line 11: one epoch for each order, a permutation of the rows of ``values``."""
         targets = one_hot(labels, len(self.vectors)).to(values.dtype)
         for order in orders:
-            for chosen in torch.split(order.to(values.device), batch):
-                self.descend(values[chosen], targets[chosen], margin, lr)
+            shuffled = order.to(values.device)
+            batches = zip(torch.split(values[shuffled], batch), torch.split(targets[shuffled], batch), strict=True)
+            for some, their_targets in batches:
+                self.descend(some, their_targets, margin, lr)
 
 
 class FedTGP(Guided[Hyper]):
