@@ -23,9 +23,16 @@ Differs from the paper:
 - low participation: N/|S| rounds of a period count as peaks, as the paper's formula says; its example (five where a
   tenth of the peers send) is half of that. ``peak_updates`` sets the number.
 - batch-normalisation statistics travel with the parameters; at the aggregator all models are in training mode.
+- on a graph that is not complete, any peer may be the next aggregator; handed from neighbour to neighbour, the role
+  would move along edges.
+- models of one architecture start different. (The paper does not say; its baselines' start equal.)
+- α starts a little above 0: the first round of a period is step 1.
+- ``ace`` masks the classes that a peer lacks, not those that a batch lacks.
+- a last batch of one sample is left out when there are others.
 - a sender whose model does not come back in time keeps its own; an aggregator goes on with the models that have come,
-  and if none has, without aggregation. A peer whose model was not taught leaves its peak model alone, too.
-- a model whose logits become infinite or NaN teaches nobody any more; otherwise all of P would follow it.
+  and if none has, without aggregation. A peer whose model did not come back leaves its peak model alone, too.
+- a model whose logits become infinite or NaN teaches nobody any more; otherwise all of P would follow it. One that
+  holds NaN or infinity afterwards is not taken over by its owner.
 """
 
 from __future__ import annotations
@@ -49,7 +56,7 @@ from p2pfl.models import Model
 from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.runfolder import PeerId
-from p2pfl.tensors import assign, buffers_of, clone, parameters_of
+from p2pfl.tensors import assign, buffers_of, clone, is_finite, parameters_of
 from p2pfl.training import Measure, make_optimizer
 from p2pfl.wire import Body, Layout
 
@@ -154,8 +161,8 @@ def alpha_at(t: int, h: Hyper) -> float:
 
 def among_the_largest(number: int, t: int, h: Hyper) -> bool:
     """Whether α of round ``t`` is one of the so many largest of its period."""
-    own = alpha_at(t, h)
-    return sum(alpha_at(other, h) > own for other in period_of(t, h)) < number
+    ranked = sorted(period_of(t, h), key=lambda other: (-round(alpha_at(other, h), 12), other))
+    return t in ranked[:number]
 
 
 def scales(alpha: float, scheduled: str) -> tuple[float, float]:
@@ -266,8 +273,9 @@ class DFML(Algorithm[Hyper]):
 
     def remember_peak(self, t: int, alpha: float, net: Net) -> None:
         """Ŵ ← W and α_n ← α, if α is not less than α_n."""
-        low = self.hyper.participation < 0.5
-        updates = self.hyper.peak_updates or (round(net.peers / self.roster.senders(net.peers)) if low else 1)
+        senders = self.roster.senders(net.peers)
+        few = 2 * senders < net.peers
+        updates = self.hyper.peak_updates or (round(net.peers / senders) if few else 1)
         if alpha >= self.peak_alpha or among_the_largest(updates, t, self.hyper):
             self.peak.load_state_dict(self.model.state_dict())
             self.peak_alpha = max(self.peak_alpha, alpha)
@@ -288,14 +296,21 @@ class DFML(Algorithm[Hyper]):
     # -- the aggregator
 
     async def aggregate(self, roles: Roles, alpha: float, net: Net) -> bool:
-        """Let all models that come, and the own one, teach one another; hand them back. False if none comes."""
+        """Let all models that come, and the own one, teach one another; hand them back.
+
+        False if none comes, or if the own one has diverged: then it stays as it was before.
+        """
         pupils = await net.gather(Pupil, of=roles.senders, patience=self.roster.coming(net))
         models = {n: self.received(pupils.pop(n)) for n in sorted(pupils)}
+        before = clone(self.model.state_dict())
         if models:
             self.mutual_learning({**models, self.me: self.model}, alpha)
+        sound = all(map(is_finite, self.model.state_dict().values()))
+        if not sound:
+            self.model.load_state_dict(before)
         answers = {n: Taught(parameters_of(model), buffers_of(model)) for n, model in models.items()}
         await net.scatter({n: answers.get(n, NOT_TAUGHT) for n in roles.senders})
-        return bool(models)
+        return bool(models) and sound
 
     def received(self, pupil: Pupil) -> Model:
         """A model of the sender's architecture with the sender's values, in training mode."""
@@ -367,7 +382,7 @@ class DFML(Algorithm[Hyper]):
         yield Measure("peak_local", self.predict_peak, self.data.validation)
 
     def observations(self) -> Mapping[str, float]:
-        """α of the round; α_n after it; where this peer was the aggregator, how many models it taught, its own
+        """α of the round; α_n after it; where this peer was the aggregator, how many models met there, its own
         among them."""
         return self.observed
 

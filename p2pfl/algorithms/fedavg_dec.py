@@ -21,7 +21,9 @@ Differs from the paper:
   aggregator.
 - only parameters are averaged and travel; batch-normalisation statistics stay local.
 - momentum starts anew in each local training. (The paper does not say.)
+- the loss is a mean over a batch; Eq. 2 is a sum. A last batch of one sample is left out when there are others.
 - a sender whose model does not come back in time keeps its own; an aggregator goes on with the models that have come.
+- a model that holds NaN or infinity is left out; its owner, if it aggregates, goes on with the others' average.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from p2pfl.options import Options
 from p2pfl.runfolder import PeerId
 from p2pfl.tensors import Tensors, assign, average, clone, parameters_of
 from p2pfl.training import Measure, make_optimizer
-from p2pfl.wire import Body, Layout
+from p2pfl.wire import Body, Layout, is_finite
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,12 @@ class FedAvgDec(Algorithm[Hyper]):
         own = Trained(self.model.name, w, len(self.data.train))
         if self.me == roles.aggregator:
             trained = await net.gather(Trained, of=roles.senders, patience=self.roster.coming(net))
-            trained[self.me] = own
+            if is_finite(own):
+                trained[self.me] = own
             means = {name: Averaged(mean_model(cluster)) for name, cluster in by_architecture(trained).items()}  # 3
             answers = {n: means[model.architecture] for n, model in trained.items()}
-            assign(w, answers[self.me].values)
+            if self.model.name in means:
+                assign(w, means[self.model.name].values)
             await net.scatter({n: answers.get(n, NOT_AVERAGED) for n in roles.senders})  # line 4
         else:
             await net.send(roles.aggregator, own)  # line 2

@@ -41,8 +41,8 @@ class Roster:
 
     Args:
         seed: the run's.
-        share: senders in a round, as a fraction of all peers, rounded; at least one, and at most all neighbours of
-            the aggregator.
+        share: senders in a round, as a fraction of all peers, rounded (halves to the even number); at least one, and
+            at most all neighbours of the aggregator.
         fixed: peer 0 always aggregates; otherwise only in round 0, and any peer in the others.
         patience: deadlines that an aggregation may take.
     """
