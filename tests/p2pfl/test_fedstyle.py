@@ -699,6 +699,29 @@ def test_probe_and_generator_are_trained_together_on_the_own_samples_by_adam(sty
         torch.testing.assert_close(parameter.detach().double(), value.detach(), atol=2e-3, rtol=1e-2)
 
 
+def test_without_style_the_probe_is_on_the_content_features() -> None:
+    """The baseline that FedStyle is compared with."""
+    (peer,) = make(hyper(style=False, probe_epochs=5), 1)
+    play([peer], ALONE, 1)
+    x = torch.rand(3, 1, SIDE, SIDE)
+    scores = peer.predict(x)
+    probe: Any = peer.classifier
+    assert isinstance(probe, torch.nn.Linear)
+    torch.testing.assert_close(scores, peer.content.backbone(x) @ probe.weight.T + probe.bias)
+
+
+def test_a_net_that_diverged_is_left_out_at_home_too() -> None:
+    peers = make(hyper(lr=1e-9))
+    with torch.no_grad():
+        for parameters in (peers[1].content, peers[1].mixed):
+            parameters.backbone[1].weight[0, 0] = torch.nan  # type: ignore[index, union-attr, operator]
+    spoken = play(peers, LINE, 2)
+    assert "Content" in spoken[0][0].missing
+    assert spoken[0][1].missing == {}
+    for peer in peers:
+        assert all(bool(tensor.isfinite().all()) for tensor in peer.mixed.state_dict().values())
+
+
 def test_personalization_is_of_the_own_net_and_generalization_of_the_mix() -> None:
     peers = make(hyper())
     play(peers, LINE, 2)
