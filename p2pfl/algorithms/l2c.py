@@ -16,8 +16,9 @@ Differs from the paper:
 - Adam's weight decay is decoupled (AdamW) unless ``mixing_optimizer: adam``; the paper does not say which.
 - the gradient of line 18 is a closed form, so that no graph goes through the models: the same numbers for less.
 - batch-normalisation statistics stay local, and are those of the local training.
-- a neighbour that misses a deadline, or whose update is not finite, is left out of that round's mix: its weight goes
-  to the others in proportion, and its logit stays as it is.
+- local training that diverges is dropped: the peer goes on as if it had not trained in that round.
+- a neighbour that misses a deadline is left out of that round's mix: its weight goes to the others in proportion, and
+  its logit stays as it is.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.runfolder import PeerId
 from p2pfl.spool import Spool
-from p2pfl.tensors import Tensors, assign, clone, parameters_of, subtract
+from p2pfl.tensors import Tensors, assign, clone, is_finite, parameters_of, subtract
 from p2pfl.training import PeerData, make_optimizer
 from p2pfl.wire import Body, Layout
 
@@ -129,10 +130,6 @@ def strongest(w: Mapping[PeerId, float], sources: Iterable[PeerId], count: int) 
     return tuple(sorted(sorted(sources, key=lambda j: (-w.get(j, 0.0), j))[:count]))
 
 
-def is_finite(tensors: Tensors) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
-
-
 def make_mixing_optimizer(h: Hyper, learned: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     kind = torch.optim.AdamW if h.mixing_optimizer == "adamw" else torch.optim.Adam
     return kind(learned, lr=h.mixing_lr, weight_decay=h.mixing_weight_decay)
@@ -168,13 +165,14 @@ class L2C(Algorithm[Hyper]):
         x = parameters_of(self.model)
         before = clone(x)
         self.train(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
+        if not all(map(is_finite, x.values())):
+            assign(x, before)
         update = subtract(before, x)  # line 11
         self.w = softmax(self.logits, {self.me, *net.sources})  # line 13
         if h.prune_round is not None and t >= h.prune_round:  # line 20
             net.listen_to(strongest(self.w, net.sources, h.prune_to))  # lines 21–22, from the next round on
         theirs = await net.exchange(Update(in_precision(update, h.precision)))
-        updates = {j: body.values for j, body in theirs.items() if is_finite(body.values)}
-        updates[self.me] = update
+        updates = {**{j: body.values for j, body in theirs.items()}, self.me: update}
         self.w = softmax(self.logits, updates)
         assign(x, aggregate(before, updates, self.w))  # line 16
         self.validation_loss, gradient = validation_gradient(self.model, self.data)

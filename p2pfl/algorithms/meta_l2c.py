@@ -23,7 +23,8 @@ Differs from the paper:
 - line 24 averages the encoder's parameters; each peer's Adam keeps its own moments.
 - a frozen encoder (``train_encoder: false``) is not averaged, and ``send_codes`` sends its codes instead of changes.
 - batch-normalisation statistics stay local, and are those of the local training.
-- a neighbour that misses a deadline, or whose message is not finite, is left out of that round's weights.
+- local training that diverges is dropped: the peer goes on as if it had not trained in that round.
+- a neighbour that misses a deadline is left out of that round's weights.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.l2c import (
     aggregate,
     in_precision,
-    is_finite,
     make_mixing_optimizer,
     slope,
     strongest,
@@ -56,7 +56,7 @@ from p2pfl.net import Net
 from p2pfl.options import OptionErrors
 from p2pfl.runfolder import PeerId, RunFolder
 from p2pfl.spool import Spool
-from p2pfl.tensors import Tensors, assign, clone, parameters_of, subtract
+from p2pfl.tensors import Tensors, assign, clone, is_finite, parameters_of, subtract
 from p2pfl.training import make_optimizer
 from p2pfl.wire import Body, Layout
 
@@ -195,12 +195,6 @@ def backward(
         encoder(changes[j]).backward(leaf.grad)
 
 
-def is_sound(body: Progress | CodedProgress) -> bool:
-    """Whether its sender has not diverged."""
-    rest = body.change if isinstance(body, Progress) else {"code": body.code}
-    return is_finite(body.update) and is_finite(rest)
-
-
 class MetaL2C(Algorithm[Hyper]):
     """meta-L2C, Algorithm 1."""
 
@@ -237,8 +231,11 @@ class MetaL2C(Algorithm[Hyper]):
         x = parameters_of(self.model)
         before = clone(x)
         self.train(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
+        if not all(map(is_finite, x.values())):
+            assign(x, before)
         update, change = subtract(before, x), direction(x, self.initial)  # line 11
-        theirs = self.usable(await net.exchange(self.progress(update, change)))
+        heard = await net.exchange(self.progress(update, change))
+        theirs = {j: body for j, body in heard.items() if self.partners is None or j in self.partners}
         updates = {**{j: body.update for j, body in theirs.items()}, self.me: update}
         changes = {**{j: body.change for j, body in theirs.items() if isinstance(body, Progress)}, self.me: change}
         codes = self.encode(changes)
@@ -265,11 +262,6 @@ class MetaL2C(Algorithm[Hyper]):
         if self.hyper.send_codes:
             return CodedProgress(update, self.encode({self.me: change})[self.me])
         return Progress(update, in_precision(change, self.hyper.precision))
-
-    def usable(self, theirs: Mapping[PeerId, Progress | CodedProgress]) -> dict[PeerId, Progress | CodedProgress]:
-        """Without those that are pruned but do not know it yet, and those that have diverged."""
-        partners = theirs if self.partners is None else self.partners
-        return {j: body for j, body in theirs.items() if j in partners and is_sound(body)}
 
     @torch.no_grad()
     def encode(self, changes: Mapping[PeerId, Tensors]) -> dict[PeerId, Tensor]:
@@ -331,7 +323,7 @@ def load_encoder(encoder: Encoder, path: Path) -> None:
             f"{path}: an encoder of another form: {name} is {text}; models and encoder sizes must be as in that run"
         )
         raise OptionErrors([(("encoder",), text)])
-    if not is_finite(found):
+    if not all(map(is_finite, found.values())):
         raise OptionErrors(
             [(("encoder",), f"{path}: the encoder there has diverged: not all of its numbers are finite")]
         )

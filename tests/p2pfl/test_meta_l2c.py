@@ -352,6 +352,24 @@ def test_a_message_that_is_not_finite_counts_as_missing(field: str) -> None:
         assert all(bool(tensor.isfinite().all()) for tensor in peer.model.state_dict().values())
 
 
+def test_training_that_diverges_is_dropped() -> None:
+    class Diverging(MetaL2C):
+        def train(self, **options: Any) -> None:
+            self.model.head.bias.data[0] = math.nan
+
+    peers = make(hyper(), 3)
+    start = clone(parameters_of(peers[0].model))
+    peers[2] = Diverging(hyper(), setting(2, 3, linear_model(INPUTS, FEATURES, CLASSES, seed=7), data_of(2)))
+    updates = {j: ByHand(peers[j]).local()[0] for j in range(2)}
+    spoken = play(peers, complete(3), 1)
+    assert all(rounds[0].missing == {} for rounds in spoken)
+    for peer in peers:
+        w = peer.weights() or {}
+        for name, tensor in parameters_of(peer.model).items():
+            expected = start[name] - sum(w[j] * updates[j][name] for j in range(2))
+            torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
+
+
 def test_a_gradient_that_is_not_finite_is_no_step() -> None:
     (peer,) = make(hyper(), 1)
     before = digest(peer.encoder.state_dict())
