@@ -160,15 +160,21 @@ def test_a_peer_that_stops_is_waited_for_a_while_and_then_left_out(
         assert "peer 3 is gone: lost for 0.5 s" in log_of(folder, peer)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "mapl", "mapl, pruned"])
+@pytest.mark.parametrize("method", ["dpsgd", "mapl", "mapl, pruned", "meta-l2c, pruned"])
 def test_peers_that_are_killed_and_come_back_change_nothing(
     method: str, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
     """The promise: a crash is invisible. Each peer is killed twice, two of them at once."""
     mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16}
-    algorithm = {"dpsgd": {"name": "dpsgd", "batch": 16}, "mapl": mapl, "mapl, pruned": {**mapl, "graph_lr": 1.5}}
+    algorithm = {
+        "dpsgd": {"name": "dpsgd", "batch": 16},
+        "mapl": mapl,
+        "mapl, pruned": {**mapl, "graph_lr": 1.5},
+        "meta-l2c, pruned": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 4, "prune_to": 1, "spool": True},
+    }
     run = make_run(
         algorithm=algorithm[method],
+        data={"partition": {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}},
         rounds=18,
         checkpoint_every=3,
         graph="ring",
