@@ -93,7 +93,14 @@ def table(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Append each outcome to this file, a JSON object a line."
 )
-def main(only: tuple[str, ...], claim: str | None, seeds: int, jobs: int, out: Path | None) -> None:
+@click.option("--show", type=click.Path(path_type=Path, exists=True), help="Measure nothing: the table of this file.")
+def main(
+    only: tuple[str, ...], claim: str | None, seeds: int, jobs: int, out: Path | None, show: Path | None
+) -> None:
+    if show is not None:
+        lines = show.read_text(encoding="utf-8").splitlines()
+        finish([one for one in map(json.loads, lines) if one["paper"] in (only or PAPERS)])
+        return
     units = [(paper, seed) for seed in range(seeds) for paper in only or PAPERS]
     outcomes: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
@@ -106,6 +113,11 @@ def main(only: tuple[str, ...], claim: str | None, seeds: int, jobs: int, out: P
                 if out is not None:
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(outcome) + "\n")
+    finish(outcomes)
+
+
+def finish(outcomes: list[dict[str, Any]]) -> None:
+    """Print the table; exit with 1 if something could not be measured."""
     outcomes.sort(key=lambda outcome: (outcome["paper"], outcome["seed"]))
     for line in table(outcomes):
         click.echo(line)
