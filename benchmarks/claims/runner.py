@@ -56,7 +56,7 @@ def verdict(outcomes: Sequence[Mapping[str, Any]]) -> str:
     held = sum(outcome["holds"] for outcome in outcomes)
     if held == len(outcomes):
         return f"reproduced ({held} of {held} seeds)"
-    return f"not reproduced ({held} of {len(outcomes)} seeds)"
+    return f"{'in some runs' if held else 'not reproduced'} ({held} of {len(outcomes)} seeds)"
 
 
 def shown(values: Sequence[float]) -> str:
