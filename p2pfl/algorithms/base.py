@@ -7,6 +7,7 @@ that drives it does.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from p2pfl.net import Net
 from p2pfl.options import Options
 from p2pfl.rng import Streams
 from p2pfl.runfolder import PeerId
+from p2pfl.tensors import clone, is_finite
 from p2pfl.training import Measure, Meter, PeerData
 from p2pfl.wire import Body, Layout
 
@@ -169,6 +171,14 @@ class Algorithm(ABC, Generic[H]):
                 (step or self.step)(images, labels)
                 self.after_batch()
         self.training_seconds += perf_counter() - began
+
+    def train_soundly(self, *, epochs: int, batch: int) -> None:
+        """Train; if that leaves NaN or infinity in the model, all is as if it had not been, the optimiser too."""
+        model, optimizer = clone(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict())
+        self.train(epochs=epochs, batch=batch)
+        if not all(map(is_finite, self.model.state_dict().values())):
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
 
     def _batches(
         self, epochs: int | None, steps: int | None, size: int, order: np.random.Generator

@@ -13,12 +13,16 @@ Differs from the paper:
 - line 16 of Algorithm 1 leaves the own update out of the sum; the second line of Eq. 2, which is used here, has it.
 - α_i stays with peer i: the AllReduce of line 24 is meta-L2C's.
 - the own update is never pruned, and counts neither among the K_0 that are removed nor among those that are kept.
-- Adam's weight decay is decoupled (AdamW) unless ``mixing_optimizer: adam``; the paper does not say which.
+- the paper says Adam with a weight decay of 0.01; here it is decoupled (AdamW) unless ``mixing_optimizer: adam``.
+- the paper removes K_0 = 90 of a peer's 99 neighbours, which leaves 9; ``prune_to`` says how many are kept, K − K_0 =
+  10, whatever the degree. As in line 20 that is at the end of round T_0, so that T_0 + 1 rounds are dense.
+- with ``precision: bfloat16`` only neighbours' updates are rounded; a peer's own stay float32.
 - the gradient of line 18 is a closed form, so that no graph goes through the models: the same numbers for less.
 - batch-normalisation statistics stay local, and are those of the local training.
-- local training that diverges is dropped: the peer goes on as if it had not trained in that round.
+- local training that diverges is dropped: the peer goes on as if it had not trained in that round. So is a mix that
+  overflows; a gradient of the logits that is not finite is no step.
 - a neighbour that misses a deadline is left out of that round's mix: its weight goes to the others in proportion, and
-  its logit stays as it is.
+  its logit stays as it is (Adam's moments of it decay).
 """
 
 from __future__ import annotations
@@ -164,9 +168,7 @@ class L2C(Algorithm[Hyper]):
         h = self.hyper
         x = parameters_of(self.model)
         before = clone(x)
-        self.train(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
-        if not all(map(is_finite, x.values())):
-            assign(x, before)
+        self.train_soundly(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
         update = subtract(before, x)  # line 11
         self.w = softmax(self.logits, {self.me, *net.sources})  # line 13
         if h.prune_round is not None and t >= h.prune_round:  # line 20
@@ -174,7 +176,10 @@ class L2C(Algorithm[Hyper]):
         theirs = await net.exchange(Update(in_precision(update, h.precision)))
         updates = {**{j: body.values for j, body in theirs.items()}, self.me: update}
         self.w = softmax(self.logits, updates)
-        assign(x, aggregate(before, updates, self.w))  # line 16
+        mixed = aggregate(before, updates, self.w)
+        if not all(map(is_finite, mixed.values())):  # a neighbour's numbers are near the end of what there is
+            return
+        assign(x, mixed)  # line 16
         self.validation_loss, gradient = validation_gradient(self.model, self.data)
         self.learn({j: slope(gradient, updates[j]) for j in self.w})  # line 18
 

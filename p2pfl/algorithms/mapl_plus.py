@@ -19,6 +19,7 @@ Differs from the paper, which says no more than that backbones are aggregated to
 - a neighbour whose backbone is missing, or holds NaN or infinity, is left out of that round's mix, and its weight is
   shared out; whether its prototypes came does not matter for that. If nobody who is here has any weight, backbone and
   projector stay as they are.
+- a peer whose own backbone holds NaN or infinity takes the mix of the others.
 - what mapl.py lists.
 """
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.net import Net
 from p2pfl.runfolder import PeerId
-from p2pfl.tensors import Tensors, assign, average, parameters_of
+from p2pfl.tensors import Tensors, assign, average, is_finite, parameters_of
 from p2pfl.wire import Body, Layout
 
 
@@ -51,7 +52,8 @@ def mix(own: Tensors, theirs: Mapping[PeerId, Tensors], w: Tensor, me: PeerId) -
         w: float64 [M], by peer id.
         me: i.
     """
-    weighty = {j: values for j, values in {**theirs, me: own}.items() if w[j] > 0}
+    sound = all(map(is_finite, own.values()))  # if not, the others' are all there is
+    weighty = {j: values for j, values in {**theirs, me: own}.items() if w[j] > 0 and (j != me or sound)}
     if not weighty:  # every neighbour with weight is missing, and the own weight is 0
         return own
     return average(weighty, {j: float(w[j]) for j in weighty})

@@ -19,12 +19,18 @@ Differs from the paper:
 - every parameter tensor is a layer, biases and normalisation too; both of the encoder's layers end in tanh.
 - the own update is never pruned, and counts neither among the K_0 that are removed nor among those that are kept.
 - neighbours that are pruned send one message more, which is not looked at: w_ij is known only after round T_0's.
-- Adam's weight decay is decoupled (AdamW) unless ``mixing_optimizer: adam``, which makes the encoder forget.
+- the paper says Adam with a weight decay of 0.01; here it is decoupled (AdamW) unless ``mixing_optimizer: adam``,
+  which makes the encoder forget.
+- ``prune_to`` says how many neighbours are kept, whatever the degree; T_0 + 1 rounds are dense (line 20).
+- with ``precision: bfloat16`` only what neighbours send is rounded; a peer's own stays float32.
 - line 24 averages the encoder's parameters; each peer's Adam keeps its own moments.
 - a frozen encoder (``train_encoder: false``) is not averaged, and ``send_codes`` sends its codes instead of changes.
 - batch-normalisation statistics stay local, and are those of the local training.
-- local training that diverges is dropped: the peer goes on as if it had not trained in that round.
-- a neighbour that misses a deadline is left out of that round's weights.
+- local training that diverges is dropped: the peer goes on as if it had not trained in that round. So is a mix that
+  overflows; a gradient of the encoder that is not finite is no step.
+- a neighbour that misses a deadline is left out of that round's weights; one that is missing in round T_0 is pruned,
+  unless fewer than ``prune_to`` were heard.
+- validation samples are asked for with a frozen encoder too, which does not read them.
 """
 
 from __future__ import annotations
@@ -230,9 +236,7 @@ class MetaL2C(Algorithm[Hyper]):
         h = self.hyper
         x = parameters_of(self.model)
         before = clone(x)
-        self.train(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
-        if not all(map(is_finite, x.values())):
-            assign(x, before)
+        self.train_soundly(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
         update, change = subtract(before, x), direction(x, self.initial)  # line 11
         heard = await net.exchange(self.progress(update, change))
         theirs = {j: body for j, body in heard.items() if self.partners is None or j in self.partners}
@@ -241,8 +245,11 @@ class MetaL2C(Algorithm[Hyper]):
         codes = self.encode(changes)
         codes.update({j: body.code for j, body in theirs.items() if isinstance(body, CodedProgress)})
         self.w = dict(zip(sorted(codes), attention(codes, self.me).tolist(), strict=True))  # line 14
-        assign(x, aggregate(before, updates, self.w))  # line 16
-        if h.train_encoder:
+        mixed = aggregate(before, updates, self.w)
+        sound = all(map(is_finite, mixed.values()))  # else a neighbour's numbers are near the end of what there is
+        if sound:
+            assign(x, mixed)  # line 16
+        if h.train_encoder and sound:
             self.validation_loss, gradient = validation_gradient(self.model, self.data)
             slopes = {j: slope(gradient, updates[j]) for j in sorted(updates)}
             self.learn(changes, codes, slopes)  # line 18

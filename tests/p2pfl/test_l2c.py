@@ -423,6 +423,33 @@ def test_training_that_diverges_is_dropped(value: float) -> None:
         np.testing.assert_allclose(theta(peer.model), hand.x - (updates[0] + updates[1]) / 3, atol=1e-6)
 
 
+def test_after_training_that_diverged_a_peer_learns_again() -> None:
+    """Momentum must not keep what diverged."""
+    (peer,) = make(hyper(momentum=0.9, local_epochs=2), 1)
+    start = theta(peer.model)
+    peer.optimizer.param_groups[0]["lr"] = 1e38
+    play([peer], complete(1), 1)
+    np.testing.assert_array_equal(theta(peer.model), start)
+    peer.optimizer.param_groups[0]["lr"] = 0.1
+    play([peer], complete(1), 1)
+    assert np.isfinite(theta(peer.model)).all()
+    assert not np.allclose(theta(peer.model), start)
+
+
+def test_a_mix_that_overflows_is_dropped() -> None:
+    class Huge(L2C):
+        def train(self, **options: Any) -> None:
+            self.model.head.weight.data.fill_(-3e38)  # type: ignore[operator, union-attr]
+
+    peers: list[Any] = make(hyper(), 3)
+    for me in (1, 2):
+        peers[me] = Huge(hyper(), setting(me, 3, softmax_regression(INPUTS, CLASSES, seed=7), data_of(me)))
+    with torch.no_grad():
+        peers[0].model.head.weight.fill_(2e38)
+    play(peers, complete(3), 2)
+    assert all(np.isfinite(theta(peer.model)).all() for peer in peers)
+
+
 def test_a_gradient_that_is_not_finite_is_no_step() -> None:
     (peer,) = make(hyper(), 1)
     peer.w = {0: 1.0}
