@@ -30,18 +30,26 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from p2pfl.algorithms import mapl
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.net import Net
 from p2pfl.runfolder import PeerId
+from p2pfl.spool import Spool
 from p2pfl.tensors import Tensors, assign, average, is_finite, parameters_of
 from p2pfl.wire import Body, Layout
+
+
+@dataclass(frozen=True)
+class Hyper(mapl.Hyper):
+    spool: bool = False
+    """Keep the neighbours' backbones on disk ($TMPDIR), not in memory, until they are mixed; changes no bit."""
 
 
 @dataclass(frozen=True)
 class Backbone(Body):
     """ϑ: parameters of backbone and projector by name, float32."""
 
-    values: dict[str, Tensor]
+    values: Tensors
 
 
 def mix(own: Tensors, theirs: Mapping[PeerId, Tensors], w: Tensor, me: PeerId) -> Tensors:
@@ -63,7 +71,13 @@ class MAPLPlus(MAPL):
     """MAPL+: MAPL, and backbones and projectors mixed with the learned weights."""
 
     name = "mapl+"
+    Hyper = Hyper
     homogeneous = True
+
+    def setup(self) -> None:
+        super().setup()
+        assert isinstance(self.hyper, Hyper)
+        self.spool = Spool() if self.hyper.spool else None
 
     async def round(self, t: int, net: Net) -> None:
         await super().round(t, net)
@@ -80,6 +94,9 @@ class MAPLPlus(MAPL):
     def mix_backbones(self, theirs: Mapping[PeerId, Backbone]) -> None:
         own = self.travelling()
         assign(own, mix(own, {j: body.values for j, body in theirs.items()}, self.w, self.me))
+
+    def stow(self, body: Body) -> Body:
+        return Backbone(self.spool.put(body.values)) if self.spool and isinstance(body, Backbone) else body
 
     def layouts(self) -> Sequence[Layout]:
         return [*super().layouts(), Layout.of(Backbone(self.travelling()))]

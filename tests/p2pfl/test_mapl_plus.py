@@ -12,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from p2pfl.algorithms.mapl import MAPL, Hyper
-from p2pfl.algorithms.mapl_plus import Backbone, MAPLPlus, mix
+from p2pfl.algorithms import mapl
+from p2pfl.algorithms.mapl import MAPL
+from p2pfl.algorithms.mapl_plus import Backbone, Hyper, MAPLPlus, mix
 from p2pfl.errors import RunFileError
 from p2pfl.models import Model
+from p2pfl.tensors import digest
 from p2pfl.topology import Topology
 from tests.p2pfl.support import messages, payload, peer_data, play, random_dataset, setting
 
@@ -225,6 +227,17 @@ def test_different_architectures_are_refused(make_run: Any) -> None:
         make_run(models="tiny4", algorithm={"name": "mapl+"})
 
 
-def test_its_hyper_parameters_are_mapls() -> None:
-    assert MAPLPlus.Hyper is MAPL.Hyper
+def test_its_hyper_parameters_and_state_are_mapls() -> None:
+    assert Hyper.known() == (*mapl.Hyper.known(), "spool")
+    assert Hyper.PRESETS == mapl.Hyper.PRESETS
     assert MAPLPlus.state == MAPL.state
+
+
+def test_backbones_that_wait_on_disk_do_not_change_a_bit() -> None:
+    ends = []
+    for spool in (False, True):
+        peers = make(hyper(warmup=1, spool=spool))
+        play(peers, COMPLETE, 3)
+        ends.append([digest(peer.state_dict()) for peer in peers])
+        assert all(peer.spool.size > 0 if spool else peer.spool is None for peer in peers)
+    assert ends[0] == ends[1]
