@@ -43,7 +43,7 @@ def serve() -> int:
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     _say({"event": "ready"})
     children: dict[int, PeerId] = {}
-    known: dict[Path, tuple[Run, Data]] = {}
+    known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -64,9 +64,12 @@ def serve() -> int:
 
 
 def _fork_all(
-    request: dict[str, Any], children: dict[int, PeerId], known: dict[Path, tuple[Run, Data]], close: tuple[int, ...]
+    request: dict[str, Any],
+    children: dict[int, PeerId],
+    known: dict[tuple[Path, bytes], tuple[Run, Data]],
+    close: tuple[int, ...],
 ) -> None:
-    """``known`` holds the run that was last asked for: peers that are started again find it loaded."""
+    """``known`` holds the run that was last asked for, by its run file: peers that are started again find it loaded."""
     try:
         folder = RunFolder.open(Path(request["run"]))
     except P2pflError as error:
@@ -75,14 +78,15 @@ def _fork_all(
             _say({"event": "exited", "peer": peer, "code": 1})
         return
     setproctitle(f"p2pfl warm {folder.root}")
-    run, data = known.get(folder.root, (None, None))
+    file = folder.root, folder.run_file.read_bytes()
+    run, data = known.get(file, (None, None))
     if run is None:
         try:
             run = load(folder.run_file)
             data = load_data(run)
             _import_what_peers_import(run, data)
             known.clear()
-            known[folder.root] = run, data
+            known[file] = run, data
         except P2pflError as error:
             # Each peer will meet the same error and write it down where its user looks.
             print(error, file=sys.stderr)
