@@ -69,7 +69,7 @@ def _fork_all(
     known: dict[tuple[Path, bytes], tuple[Run, Data]],
     close: tuple[int, ...],
 ) -> None:
-    """``known`` holds the run that was last asked for, by its run file: peers that are started again find it loaded."""
+    """``known`` holds the run that was last asked for, by its run file: peers started again find it loaded."""
     try:
         folder = RunFolder.open(Path(request["run"]))
     except P2pflError as error:
