@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -119,4 +120,5 @@ def _play(tree: dict[str, Any]) -> Played:
     folder.write_about({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
     results = simulate(run, folder)
+    gc.collect()  # sessions are cycles, and hold models
     return Played(results, [metrics.read(peer.metrics) for peer in folder.peers()], folder, place)
