@@ -252,7 +252,7 @@ def compare(runs: tuple[Path, ...], as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from launcher.compare import differences, lines, table
+    from launcher.compare import differences, lines, measures, table
     from p2pfl.runfolder import RunFolder
 
     folders = [RunFolder.open(run) for run in runs]
@@ -261,7 +261,11 @@ def compare(runs: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"runs": [asdict(line) for line in compared], "different": different}))
     else:
-        _console().print(table(compared))
+        console = _console()
+        console.print(table(compared))
+        if (others := measures(compared)) is not None:
+            console.print()
+            console.print(others)
         for key, values in different.items():
             click.echo(f"not the same in all of them: {key}: {'; '.join(map(json.dumps, values))}", err=True)
     sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -62,34 +63,56 @@ def _line(summary: Summary) -> Line:
 
 
 def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
-    """Keys among SAME in which the runs differ, with the value in each."""
-    plain = [settings(folder) for folder in folders]
-    values = {key: [one.get(key) for one in plain] for key in SAME}
+    """Keys (dotted) in SAME or below in which the runs differ, with the value in each."""
+    plain = [dict(_flat({key: value for key, value in settings(one).items() if key in SAME})) for one in folders]
+    keys = dict.fromkeys(key for one in plain for key in one)
+    values = {key: [one.get(key) for one in plain] for key in keys}
     return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
 
 
+def _flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield path + key, value
+
+
 def table(compared: Sequence[Line]) -> Table:
-    """For people: a run per row. Columns that no run has a value for are left out."""
+    """For people: a run per row."""
     wide = any(line.global_accuracy for line in compared)
-    extra = sorted({name for line in compared for name in line.measures})
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("algorithm")
-    names = ["peers", "acc %", "worst 10 %", "best %", *["global %"] * wide, *(f"{name} %" for name in extra)]
-    for column in (*names, "messages", "sent", "time"):
+    result.add_column("run", no_wrap=True)
+    result.add_column("algorithm", no_wrap=True)
+    for column in ("peers", "acc %", "worst 10 %", "best %", *["global %"] * wide, "messages", "sent", "time"):
         result.add_column(column, justify="right", no_wrap=True)
     for line in compared:
         result.add_row(
+            Path(line.run).name,
             line.algorithm,
             f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
             _spread(line.accuracy),
             text.percent(line.accuracy.worst_tenth) if line.accuracy else text.percent(None),
             _spread(line.best),
             *[_spread(line.global_accuracy)] * wide,
-            *(_spread(line.measures.get(name)) for name in extra),
             str(line.messages),
             text.size(line.bytes_sent),
             text.duration(line.seconds),
         )
+    return result
+
+
+def measures(compared: Sequence[Line]) -> Table | None:
+    """What else the methods have evaluated: a measure per row, a run per column."""
+    having = [line for line in compared if line.measures]
+    if not having:
+        return None
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("%")
+    for line in having:
+        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
+    for name in sorted({name for line in having for name in line.measures}):
+        result.add_row(name, *(_spread(line.measures.get(name)) for line in having))
     return result
 
 

@@ -27,10 +27,11 @@ def test_runs_stand_side_by_side(make_folder, invoke):
     outcome = invoke("compare", one.root, two.root)
     assert outcome.exit_code == 0
     head, *rows = outcome.stdout.splitlines()
-    columns = ["algorithm", "peers", "acc %", "worst 10 %", "best %", "peak %", "messages", "sent", "time"]
+    columns = ["run", "algorithm", "peers", "acc %", "worst 10 %", "best %", "messages", "sent", "time"]
     assert head.split() == " ".join(columns).split()
-    assert " ".join(rows[0].split()) == "local 2 75.0 ± 5.0 70.0 90.0 ± 0.0 – 6 6.2 kB 0:05"
-    assert " ".join(rows[1].split()) == "dfml 2 55.0 ± 5.0 50.0 90.0 ± 0.0 70.0 ± 0.0 6 6.2 kB 0:05"
+    assert " ".join(rows[0].split()) == "one local 2 75.0 ± 5.0 70.0 90.0 ± 0.0 6 6.2 kB 0:05"
+    assert " ".join(rows[1].split()) == "two dfml 2 55.0 ± 5.0 50.0 90.0 ± 0.0 6 6.2 kB 0:05"
+    assert [row.split() for row in rows[2:]] == [[], ["%", "two"], ["peak", "70.0", "±", "0.0"]]
     assert outcome.stderr == ""
 
 
@@ -40,9 +41,9 @@ def test_what_else_differs_is_said(make_folder, invoke):
     outcome = invoke("compare", one.root, two.root)
     assert outcome.exit_code == 0
     assert "not the same in all of them: seed: 0; 7" in outcome.stderr
-    assert "data: " in outcome.stderr
+    assert "data.dataset.name: " in outcome.stderr
     plain = json.loads(invoke("compare", "--json", one.root, two.root).stdout)
-    assert plain["different"].keys() == {"seed", "data"}
+    assert plain["different"] == {"seed": [0, 7], "data.dataset.name": ["digits", "mnist"]}
     assert [line["accuracy"]["mean"] for line in plain["runs"]] == pytest.approx([0.75, 0.55])
 
 
