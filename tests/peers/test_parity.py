@@ -78,7 +78,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     # With such steps some weights are soon 0, and not on both sides at once: half-open edges, then silent ones.
     "mapl, pruned": {
-        "algorithm": {**MAPL, "graph_lr": 4.0, "graph_steps": 2},
+        "algorithm": {**MAPL, "graph_lr": 2.0, "graph_steps": 3},
         "data": {
             "augment": "mapl",
             "partition": {"name": "clusters", "clusters": 2, "per_class": [3, 20], "test_per_class": 5},
