@@ -42,7 +42,39 @@ def measure(paper: str, seed: int, named: str | None) -> list[dict[str, Any]]:
             continue
         began = time.perf_counter()
         try:
-            names = dict.fromkeys(name for one in done for name in one["figures"])  # some have one more in some seeds
+            figures = dict(claim.measure(seed))
+            outcome: dict[str, Any] = {"figures": figures, "holds": bool(claim.holds(figures))}
+        except Exception as error:
+            outcome = {"error": f"{type(error).__name__}: {error}"}
+        seconds = round(time.perf_counter() - began, 1)
+        outcomes.append({"paper": paper, "claim": claim.name, "seed": seed, "seconds": seconds, **outcome})
+    forget()
+    return outcomes
+
+
+def verdict(outcomes: Sequence[Mapping[str, Any]]) -> str:
+    held = sum(outcome["holds"] for outcome in outcomes)
+    if held == len(outcomes):
+        return f"reproduced ({held} of {held} seeds)"
+    return f"{'in some runs' if held else 'not reproduced'} ({held} of {len(outcomes)} seeds)"
+
+
+def shown(values: Sequence[float]) -> str:
+    digits = max(0, min(4, 2 - len(str(int(abs(fmean(values)))).lstrip("0")) + 1))
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+def table(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Markdown: a section per paper, a row per claim."""
+    for paper in dict.fromkeys(outcome["paper"] for outcome in outcomes):
+        yield f"\n## {paper}\n"
+        yield "| claim | paper | expected | measured | verdict |\n|---|---|---|---|---|"
+        for claim in claims_of(paper):
+            mine = [one for one in outcomes if (one["paper"], one["claim"]) == (paper, claim.name)]
+            failed = [one["error"] for one in mine if "error" in one]
+            done = [one for one in mine if "error" not in one]
+            names = dict.fromkeys(name for one in done for name in one["figures"])  # some seeds have one more
             values = {name: [one["figures"][name] for one in done if name in one["figures"]] for name in names}
             figures = "; ".join(f"{name} {shown(value)}" for name, value in values.items())
             if mine:
