@@ -104,7 +104,7 @@ class Transport(Section):
     """Address that peers bind; the port is chosen by the system."""
     deadline: PositiveFloat = 600.0
     """Seconds that one wait for a neighbour's message may last while its link is up or not yet made."""
-    grace: PositiveFloat = 60.0
+    give_up: PositiveFloat = 60.0
     """Seconds for which waits go on after a neighbour's link was lost: it may come back within that time."""
     queue: PositiveInt = 64
     """Messages per neighbour that may wait to be sent, and that may wait to be read."""

@@ -24,7 +24,7 @@ Rules:
    CLOSED comes back when it has been read. A peer that is stopped before its last round says no CLOSE: it may come
    back.
 5. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
-   has not within ``grace`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
+   has not within ``give_up`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
    one that has not come up within ``deadline`` seconds.
 6. Queues are bounded on both sides. What does not fit waits: the ROUTER is not read while the event loop is behind,
    and what waits past the deadline on the sender's side is given up and counted.
@@ -129,7 +129,7 @@ class _Edge:
     """WELCOME has come on this connection."""
     lost_at: float | None = None
     given_up: bool = False
-    """Lost for longer than the grace period; the endpoint was told."""
+    """Lost for longer than ``give_up`` seconds; the endpoint was told."""
     polled: int = 0
     """Events that the poller watches the DEALER for: answers while one is due, room while it is full."""
     connected_at: float = 0.0
@@ -412,8 +412,8 @@ class ZmqLink:
             self._spread_to(edge)
             if edge.up or edge.given_up:
                 continue
-            if edge.lost_at is not None and now - edge.lost_at > self.transport.grace:
-                self._give_up(edge, f"lost for {self.transport.grace:g} s")
+            if edge.lost_at is not None and now - edge.lost_at > self.transport.give_up:
+                self._give_up(edge, f"lost for {self.transport.give_up:g} s")
             if edge.lost_at is None and now - self._started > self.transport.deadline:
                 self._give_up(edge, f"it has not come up within {self.transport.deadline:g} s")
         down = [edge for edge in self._edges.values() if not edge.up]

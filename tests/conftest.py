@@ -45,7 +45,7 @@ TINY: dict[str, Any] = {
     },
     "models": "tiny-mixer",
     "algorithm": {"name": "dpsgd", "batch": 16},
-    "transport": {"deadline": 60, "grace": 1},
+    "transport": {"deadline": 60, "give_up": 1},
     "device": "cpu",
 }
 """A run of about a tenth of a second per peer and round."""
@@ -251,7 +251,7 @@ class Mesh:
 
     def link(self, endpoint: Endpoint, digest: str = "d", **transport: Any) -> ZmqLink:
         """A link that is not started."""
-        settings = Transport(**{"deadline": 20.0, "grace": 0.5, **transport})
+        settings = Transport(**{"deadline": 20.0, "give_up": 0.5, **transport})
         endpoint.link = link = ZmqLink(endpoint, self.addresses, settings, digest, logging.getLogger("mesh"))
         self.links.append(link)
         return link

@@ -144,9 +144,9 @@ def test_a_good_file_is_read() -> None:
         ),
         pytest.param(
             "device: cpu",
-            "transport:\n  grase: 1",
-            "run.yaml:12: transport.grase: unknown key 'grase'; known: host, deadline, grace, queue, max_message, "
-            "jitter; did you mean 'grace'?",
+            "transport:\n  give_upp: 1",
+            "run.yaml:12: transport.give_upp: unknown key 'give_upp'; known: host, deadline, give_up, queue, max_message, "
+            "jitter; did you mean 'give_up'?",
             id="unknown key in transport",
         ),
         pytest.param(

@@ -126,7 +126,7 @@ def test_when_one_peer_is_killed_the_others_finish_and_name_it(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
     rounds = 40
-    folder = prepare(tmp_path / "run", make_run(rounds=rounds, transport={"jitter": 0.03, "grace": 0.3}))
+    folder = prepare(tmp_path / "run", make_run(rounds=rounds, transport={"jitter": 0.03, "give_up": 0.3}))
     pids = warm.start(folder)
     until(lambda: rounds_done(folder, 2) > 1)
     os.kill(pids[2], signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_when_one_peer_is_killed_the_others_finish_and_name_it(
 def test_a_peer_that_stops_is_waited_for_a_while_and_then_left_out(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    transport = {"jitter": 0.02, "grace": 0.5, "deadline": 1000}
+    transport = {"jitter": 0.02, "give_up": 0.5, "deadline": 1000}
     folder = prepare(tmp_path / "run", make_run(rounds=30, transport=transport))
     pids = warm.start(folder)
     until(lambda: rounds_done(folder, 3) > 1)
@@ -178,7 +178,7 @@ def test_peers_that_are_killed_and_come_back_change_nothing(
         rounds=18,
         checkpoint_every=3,
         graph="ring",
-        transport={"jitter": 0.02, "grace": 60, "deadline": 60},
+        transport={"jitter": 0.02, "give_up": 60, "deadline": 60},
     )
     folder, calm = prepare(tmp_path / "run", run), prepare(tmp_path / "calm", run)
     expected = simulate(run, calm)

@@ -408,12 +408,12 @@ async def test_waits_for_a_neighbor_that_was_killed_end_and_the_others_go_on(soc
     await die(endpoints[3].link)
     began = time.monotonic()
     assert await asyncio.gather(*(play(endpoint, 2, 12) for endpoint in endpoints[:3])) == [[2] * 10] * 3
-    assert time.monotonic() - began < 10  # grace once, not in every round
+    assert time.monotonic() - began < 10  # given up once, not in every round
     assert endpoints[0].missing == {"Word": [3]}
 
 
 async def test_a_neighbor_that_restarts_elsewhere_is_found_and_heard(sockets: Any, eventually: Any) -> None:
-    here, there = await sockets.open(PAIR, LAYOUTS, grace=0.2)
+    here, there = await sockets.open(PAIR, LAYOUTS, give_up=0.2)
     for t in range(2):
         await asyncio.gather(*(endpoint.begin(t).exchange(Word(f"{t}")) for endpoint in (here, there)))
     link = there.link
@@ -432,7 +432,7 @@ async def test_a_neighbor_that_restarts_elsewhere_is_found_and_heard(sockets: An
 
 
 async def test_a_neighbor_that_restarts_before_it_was_missed_takes_its_place(sockets: Any, eventually: Any) -> None:
-    here, there = await sockets.open(PAIR, LAYOUTS, grace=30)
+    here, there = await sockets.open(PAIR, LAYOUTS, give_up=30)
     await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
     await die(there.link)
     waiting = asyncio.create_task(here.begin(1).gather(Word))
@@ -449,7 +449,7 @@ async def test_who_gets_the_port_of_a_neighbor_that_died_does_no_harm(
     sockets: Any, raw: Any, caplog: Any, eventually: Any
 ) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint, grace=0.5).start()
+    await sockets.link(endpoint, give_up=0.5).start()
     neighbor = raw(1)
     waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
     await neighbor.welcome()
@@ -521,7 +521,7 @@ async def test_send_goes_on_when_there_is_room_again(sockets: Any) -> None:
 
 
 async def test_send_to_a_neighbor_that_is_gone_gives_up_at_once(sockets: Any, eventually: Any) -> None:
-    here, there = await sockets.open(PAIR, LAYOUTS, queue=2, grace=0.1)
+    here, there = await sockets.open(PAIR, LAYOUTS, queue=2, give_up=0.1)
     await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
     await die(there.link)
     await eventually(lambda: 1 in here.mailbox._gone)
