@@ -21,6 +21,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -32,6 +33,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Partition, Source
 from p2pfl.errors import P2pflError, Problem, RunFileError
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
+from p2pfl.net import Patience
 from p2pfl.options import Loc, OptionErrors, Options, Table, explain, unknown_key
 from p2pfl.topology import GRAPHS, Graph, Topology
 
@@ -104,6 +106,11 @@ class Transport(Section):
     """Address that peers bind; the port is chosen by the system."""
     deadline: PositiveFloat = 600.0
     """Seconds that one wait for a neighbour's message may last while its link is up or not yet made."""
+    adaptive: PositiveFloat | None = None
+    """A wait also ends after so many times the median time of the last ten rounds, but not before a second is over."""
+    quorum: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The deadline ends a wait only if this share of the neighbours waited for has spoken, gone ones not counted;
+    otherwise the wait goes on until so many have, for up to ``give_up`` seconds more."""
     give_up: PositiveFloat = 60.0
     """Seconds for which waits go on after a neighbour's link was lost: it may come back within that time."""
     queue: PositiveInt = 64
@@ -112,6 +119,10 @@ class Transport(Section):
     """Bytes of the largest message that is accepted."""
     jitter: float = Field(default=0.0, ge=0.0, le=60.0)
     """Each message is held back by a random time up to this many seconds: for tests of order independence."""
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(self.deadline, self.adaptive, self.quorum, self.give_up)
 
 
 class Gpu(Section):
@@ -139,6 +150,8 @@ class RunFile(Section):
     data: Data
     models: Models = Models()
     algorithm: Named
+    joins_at: dict[NonNegativeInt, PositiveInt] = {}
+    """{peer: round}: peers that take part from that round on only; the others from round 0."""
     transport: Transport = Transport()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu: Gpu = Gpu()
@@ -397,6 +410,7 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
     if file is None:
         raise RunFileError(problems)
 
+    problems.extend(source.problem(loc, text) for loc, text in _odd_times(file))
     if file.models.name not in MODELS:
         problems.append(source.problem(("models", "name"), unknown_model(file.models.name)))
     elif hyper is not None:
@@ -413,6 +427,19 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
     parts = (hyper, graph, topology, dataset, partition, augmentation)
     assert all(part is not None for part in parts)  # else there were problems
     return Run(file, *parts, source.problem)  # type: ignore[arg-type]
+
+
+def _odd_times(file: RunFile) -> list[tuple[Loc, str]]:
+    """Peers and rounds that are named and are not there."""
+    found: list[tuple[Loc, str]] = []
+    for peer, joins in file.joins_at.items():
+        if peer >= file.peers:
+            found.append((("joins_at", peer), f"no peer {peer}; the {file.peers} peers are 0 to {file.peers - 1}"))
+        if joins >= file.rounds:
+            found.append((("joins_at", peer), f"round {joins} never comes: rounds are 0 to {file.rounds - 1}"))
+    if set(file.joins_at) >= set(range(file.peers)):
+        found.append((("joins_at",), "nobody is there in round 0: leave out those who are there from the first"))
+    return found
 
 
 def _unfit_models(file: RunFile, method: type[Algorithm[Any]]) -> list[tuple[Loc, str]]:

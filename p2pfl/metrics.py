@@ -110,6 +110,8 @@ class Totals:
     inn: Counts = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     missing: int = 0
+    left_out: int = 0
+    """Rounds that the neighbours went through without this peer while it was gone."""
     best: float | None = None
     best_round: int | None = None
 

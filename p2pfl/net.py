@@ -10,14 +10,16 @@ Invariants:
 
 1. ``gather`` returns senders in ascending order, whatever the order of arrival: float sums never depend on it.
 2. The mailbox is a FIFO per (t, kind, sender): a fast neighbour's message for a later round waits its turn.
-3. Every wait has an end: the message, the deadline, or the news that the neighbour is gone. Whoever is missing
-   then is left out by name (``missing``); so is one whose body holds NaN or infinity (``spoilt``), so that a peer
-   whose training diverges does not take its neighbours along.
+3. Every wait has an end (``Patience``): the message, the deadline, or the news that the neighbour is gone or has
+   gone on without us. Whoever is missing then is left out by name (``missing``); so is one whose body holds NaN or
+   infinity (``spoilt``), so that a peer whose training diverges does not take its neighbours along.
 4. Who hears whom changes only between rounds, and only by messages that both sides wait for (``listen_to``),
    so that equal runs send equal messages.
 5. What was sent is kept until its receiver has it in a checkpoint (``Sent``). A peer that crashed computes the
    rounds since its checkpoint again, which gives the same messages under the same numbers: receivers know them
    by these and drop what they have. What the peer itself had heard since is sent to it again.
+6. A peer that its neighbours had given up finds that they no longer keep what it missed. It leaves out the rounds
+   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from time import perf_counter
+from statistics import median
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
@@ -133,19 +135,70 @@ class Sent:
 # ---- hearing -------------------------------------------------------------------------------------------------
 
 
+class _Wait:
+    """Somebody waits for a message under each of some keys."""
+
+    def __init__(self, keys: Iterable[Key], quorum: float) -> None:
+        self.lacking = set(keys)
+        self.awaited = len(self.lacking)
+        self.here = 0
+        self.quorum = quorum
+        self.overdue = False
+        """A quorum is enough now."""
+        self._clock = asyncio.get_running_loop().time
+        self._latest = self._clock()
+        self._woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def over(self) -> bool:
+        enough = math.ceil(self.quorum * (self.here + len(self.lacking)) - 1e-9)  # 0.1 * 30 is 3.000…4
+        return not self.lacking or (self.overdue and self.here >= enough)
+
+    def settle(self, key: Key, *, here: bool, hopeless: bool = False) -> None:
+        """There is news about ``key``."""
+        if key in self.lacking and (here or hopeless):
+            self.lacking.discard(key)
+            if here:
+                self.here += 1
+                self._latest = self._clock()
+            if self.over:
+                self.wake()
+
+    @property
+    def in_vain(self) -> float:
+        """Seconds since the last message came, if any is missing."""
+        return self._clock() - self._latest if self.here < self.awaited else 0.0
+
+    def wake(self, error: BaseException | None = None) -> None:
+        if not self._woken.done():
+            if error is None:
+                self._woken.set_result(None)
+            else:
+                self._woken.set_exception(error)
+
+    async def done(self, until: float | None) -> bool:
+        """False if the loop's clock passes ``until`` before the wait is over."""
+        try:
+            async with asyncio.timeout_at(until):
+                await asyncio.shield(self._woken)
+        except TimeoutError:
+            return self._woken.done()
+        return True
+
+
 class Mailbox:
     """Messages that have arrived and were not yet taken. All methods run in the event loop's thread."""
 
     def __init__(self) -> None:
         self._queues: defaultdict[Key, deque[Message]] = defaultdict(deque)
-        self._waiting: dict[Key, asyncio.Future[Message | None]] = {}
+        self._waits: list[_Wait] = []
         self._gone: set[PeerId] = set()
         self._oldest = 0
         self._silent_before: dict[PeerId, int] = {}
         self.late = 0
         """Messages that came after their round was over."""
         self.blocked: Callable[[], None] = lambda: None
-        """Called whenever a take has to wait."""
+        """Called whenever somebody has to wait."""
 
     def put(self, message: Message) -> bool:
         """False if the message comes too late for its round."""
@@ -153,11 +206,9 @@ class Mailbox:
             self.late += 1
             return False
         key = (message.t, message.kind, message.sender)
-        future = self._waiting.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(message)
-        else:
-            self._queues[key].append(message)
+        self._queues[key].append(message)
+        for wait in self._waits:
+            wait.settle(key, here=True)
         return True
 
     def __contains__(self, key: Key) -> bool:
@@ -173,41 +224,49 @@ class Mailbox:
             del self._queues[key]
         return message
 
-    async def take(self, key: Key, until: float | None) -> Message | None:
-        """The oldest message under ``key``; None if the loop's clock passes ``until`` or the sender is gone."""
-        if (message := self.take_now(key)) is not None:
-            return message
-        if key[2] in self._gone or key[0] < self._silent_before.get(key[2], 0):
-            return None
-        future: asyncio.Future[Message | None] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = future
+    async def wait(
+        self, keys: Iterable[Key], until: float | None = None, quorum: float = 0.0, longer: float = 0.0
+    ) -> float:
+        """Return when under each of ``keys`` a message is here, or will never be.
+
+        At the latest when the loop's clock passes ``until``; or, if by then less than the share ``quorum`` of those
+        that may still come is here, when it is, or ``longer`` seconds later. Returns the seconds of the wait that
+        brought nothing: those after the last message, if any is missing.
+        """
+        wait = _Wait(keys, quorum)
+        for key in tuple(wait.lacking):
+            wait.settle(key, here=key in self._queues, hopeless=self._hopeless(key))
+        if wait.over:
+            return 0.0
+        self._waits.append(wait)
         self.blocked()
         try:
-            async with asyncio.timeout_at(until):
-                return await future
-        except TimeoutError:
-            # Both may have happened in the same turn of the loop.
-            return future.result() if future.done() and not future.cancelled() else None
+            if not await wait.done(until) and until is not None:
+                wait.overdue = True
+                if not wait.over:
+                    await wait.done(until + longer)
         finally:
-            self._waiting.pop(key, None)
+            self._waits.remove(wait)
+        return wait.in_vain
+
+    def _hopeless(self, key: Key) -> bool:
+        t, _, sender = key
+        return sender in self._gone or t < self._silent_before.get(sender, 0)
 
     @property
     def waits_for(self) -> list[Key]:
-        """What takes are waiting for, right now."""
-        return [key for key, future in self._waiting.items() if not future.done()]
+        """What is being waited for, right now."""
+        return [key for wait in self._waits for key in wait.lacking]
 
     def fail(self, error: BaseException) -> None:
         """End all waits with an error."""
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+        for wait in self._waits:
+            wait.wake(error)
 
     def lost(self, sender: PeerId) -> None:
         """Nothing more will come from ``sender``: end the waits for it."""
         self._gone.add(sender)
-        for (_, _, waited), future in self._waiting.items():
-            if waited == sender and not future.done():
-                future.set_result(None)
+        self._end_hopeless_waits()
 
     def regained(self, sender: PeerId) -> None:
         self._gone.discard(sender)
@@ -215,9 +274,19 @@ class Mailbox:
     def skipped(self, sender: PeerId, t: int) -> None:
         """Nothing of rounds before ``t`` will come from ``sender`` any more: end the waits for it."""
         self._silent_before[sender] = max(t, self._silent_before.get(sender, 0))
-        for (waiting, _, waited), future in self._waiting.items():
-            if waited == sender and waiting < t and not future.done():
-                future.set_result(None)
+        self._end_hopeless_waits()
+
+    def silent_before(self, sender: PeerId) -> int:
+        """The round before which nothing will come from ``sender`` but what is here; 0 if that is not known."""
+        return self._silent_before.get(sender, 0)
+
+    def is_gone(self, sender: PeerId) -> bool:
+        return sender in self._gone
+
+    def _end_hopeless_waits(self) -> None:
+        for wait in self._waits:
+            for key in tuple(wait.lacking):
+                wait.settle(key, here=False, hopeless=self._hopeless(key))
 
     def begin(self, t: int) -> list[Message]:
         """Hand out what came for earlier rounds and was never taken."""
@@ -229,6 +298,53 @@ class Mailbox:
 
 
 # ---- one peer, the whole run ---------------------------------------------------------------------------------
+
+RECENT = 10
+"""Rounds whose time an adaptive deadline follows; it begins to when a third of them are over."""
+SHORTEST = 1.0
+"""Seconds of the shortest adaptive deadline: a host may be busy with something else for a moment."""
+
+
+@dataclass
+class Patience:
+    """How long a wait may last.
+
+    Args:
+        deadline: seconds; None for ever (one process, where nothing can get lost).
+        adaptive: a wait also ends after so many times the median time of the recent rounds.
+        quorum: the deadline ends a wait only if this share of the neighbours waited for has spoken (those that are
+            gone do not count); otherwise it goes on for up to ``give_up`` seconds more.
+        give_up: seconds.
+    """
+
+    deadline: float | None = None
+    adaptive: float | None = None
+    quorum: float = 0.0
+    give_up: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def took(self, seconds: float) -> None:
+        """A round is over, which would have taken so long had everybody who was missing not been waited for."""
+        self._recent.append(seconds)
+
+    @property
+    def seconds(self) -> float | None:
+        """The deadline of a wait that begins now."""
+        if self.deadline is None or self.adaptive is None or 3 * len(self._recent) < RECENT:
+            return self.deadline
+        return min(self.deadline, max(SHORTEST, self.adaptive * median(self._recent)))
+
+
+
+SEQUENCES = 1 << 24
+"""A peer that has left out rounds numbers its messages from (the round) · SEQUENCES on."""
+
+
+@dataclass(frozen=True)
+class Begun(Body):
+    """A bare header to a neighbour that joins in this round: the sender has come to it."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +367,8 @@ class Endpoint:
         run_id: 16 hex digits, equal on all peers of a run.
         seed: the run's seed, for ``Net.shared``.
         layouts: what neighbours may say.
-        deadline: seconds that one wait may last; None waits for ever (one process, where nothing can get lost).
+        patience: how long one wait may last.
+        joins: {peer: the round from which on it takes part}, of those that do not from the first.
         idle: entered around every wait; a runtime gives up its compute slot meanwhile. It is handed a function
             that lists the peers still waited for.
         stow: makes of a body that has arrived what is kept until it is taken; on whatever thread decodes.
@@ -266,25 +383,29 @@ class Endpoint:
         run_id: str,
         seed: int,
         layouts: Iterable[Layout],
-        deadline: float | None = None,
+        patience: Patience | None = None,
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
         stow: Callable[[Body], Body] = lambda body: body,
+        joins: Mapping[PeerId, int] | None = None,
     ) -> None:
         self.me = me
         self.topology = topology
         self.run_id = run_id
         self.seed = seed
         self.neighbors = topology.neighbors[me]
-        self.layouts = (*layouts, Layout.of(Listening()))
+        self.layouts = (*layouts, Layout.of(Listening()), Layout.of(Begun()))
         self.vocabulary = Vocabulary(self.layouts)
-        self.deadline = deadline
+        self.patience = patience or Patience()
+        self.joins = dict(joins or {})
+        self._topologies: dict[frozenset[PeerId], Topology] = {}
         self.idle = idle
         self.stow = stow
         self.mailbox = Mailbox()
         self.failure: BaseException | None = None
 
-        self.sources = set(self.neighbors)
-        self.listeners = set(self.neighbors)
+        self.sources = {neighbor for neighbor in self.neighbors if neighbor not in self.joins}
+        self.listeners = set(self.sources)
+        self._met = set(self.sources)  # neighbours that take part
         self._dropping: set[PeerId] = set()  # asked for by listen_to, not yet told
         self._told: set[PeerId] = set()  # told in this round
         self._left: set[PeerId] = set()  # told us in this round
@@ -303,16 +424,51 @@ class Endpoint:
         self.undelivered = 0
         self.refused: dict[PeerId, int] = {}
         self.waited = 0.0
+        self.waited_in_vain = 0.0
+        """Seconds of this round spent after the last of those had come who came at all."""
 
     # -- rounds
 
     def begin(self, t: int) -> Net:
         """The view of round ``t``. Counters start at zero."""
-        self.out, self.inn, self.missing, self.spoilt, self.waited = {}, {}, {}, {}, 0.0
+        self.out, self.inn, self.missing, self.spoilt, self.waited, self.waited_in_vain = {}, {}, {}, {}, 0.0, 0.0
         self._mark(t)
         for message in self.mailbox.begin(t):
             self._note_stop(message)
         return Net(self, t)
+
+    async def meet(self, t: int) -> None:
+        """Right after ``begin``: take in the neighbours that join in this round, and tell them that it has come; or, if
+        this peer is the one that joins, wait, for as long as it takes, until its neighbours have come to it."""
+        mine = self.joins.get(self.me, 0)
+        joining = {neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= t} - self._met
+        self.sources |= joining
+        self.listeners |= joining
+        self._met |= joining
+        if 0 < mine == t:
+            earlier = [neighbor for neighbor in self._met if self.joins.get(neighbor, 0) < t]
+            await self.take(Begun.kind(), earlier, t, patience=math.inf)
+        await self.send([one for one in sorted(joining) if self.joins[one] == t > mine], Begun(), t)
+
+    def topology_at(self, t: int) -> Topology:
+        """The graph of those that take part in round ``t``."""
+        absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
+        if absent not in self._topologies:
+            self._topologies[absent] = self.topology.without(absent) if absent else self.topology
+        return self._topologies[absent]
+
+    def next_round(self, t: int) -> int:
+        """The round to go on with after those before ``t``: a later one if neighbours do not keep any more what they
+        said in ``t``, because they had given us up."""
+        theirs = [self.mailbox.silent_before(one) for one in self.sources if not self.mailbox.is_gone(one)]
+        return min((later for later in theirs if later > t), default=t)
+
+    def skip_to(self, t: int) -> None:
+        """Leave out the rounds before ``t`` (invariant 6)."""
+        for neighbor, seq in self._sequence.items():
+            # They may have heard more of us than we remember: no number may be used twice.
+            self._sequence[neighbor] = max(seq, t * SEQUENCES)
+        self._mark(t)
 
     async def finish(self, t: int) -> None:
         """Settle who hears whom from the next round on (invariant 4)."""
@@ -406,23 +562,24 @@ class Endpoint:
         ``patience`` multiplies the deadline, for senders that wait for others in turn.
         """
         senders = sorted(senders)
-        taken = {sender: self.mailbox.take_now((t, kind, sender)) for sender in senders}
-        lacking = [sender for sender in senders if taken[sender] is None]
-        if lacking:
-            until = None
-            if self.deadline is not None:
-                until = asyncio.get_running_loop().time() + self.deadline * patience
+        keys = {sender: (t, kind, sender) for sender in senders}
+        if any(key not in self.mailbox for key in keys.values()):
 
             def absent_now() -> list[PeerId]:
-                return [one for one in lacking if taken[one] is None and (t, kind, one) not in self.mailbox]
+                return [one for one, key in keys.items() if key not in self.mailbox]
 
             async with self.idle(absent_now):
-                began = perf_counter()
-                for sender in lacking:
-                    if self.failure is not None:
-                        raise self.failure
-                    taken[sender] = await self.mailbox.take((t, kind, sender), until)
-                self.waited += perf_counter() - began
+                if self.failure is not None:
+                    raise self.failure
+                clock = asyncio.get_running_loop().time
+                began = clock()
+                seconds = self.patience.seconds
+                until = None if seconds is None or patience == math.inf else began + seconds * patience
+                self.waited_in_vain += await self.mailbox.wait(
+                    keys.values(), until, self.patience.quorum, self.patience.give_up
+                )
+                self.waited += clock() - began
+        taken = {sender: self.mailbox.take_now(key) for sender, key in keys.items()}
         arrived = {sender: message for sender, message in taken.items() if message is not None}
         for sender, message in list(arrived.items()):
             _count(self.inn, sender, kind, message.payload, message.header)
@@ -445,6 +602,7 @@ class Endpoint:
         return {
             "sources": sorted(self.sources),
             "listeners": sorted(self.listeners),
+            "met": sorted(self._met),
             "dropping": sorted(self._dropping),
             "sequence": dict(self._sequence),
             "heard": dict(self.heard),
@@ -455,6 +613,7 @@ class Endpoint:
         """To be called before the link starts."""
         self.sources = set(state["sources"])
         self.listeners = set(state["listeners"])
+        self._met = set(state["met"])
         self._dropping = set(state["dropping"])
         self._sequence = dict(state["sequence"])
         self.heard = dict(state["heard"])
@@ -531,12 +690,13 @@ class Net:
 
     @property
     def neighbors(self) -> tuple[PeerId, ...]:
-        """Neighbours in the graph, ascending, heard or not."""
-        return self._endpoint.neighbors
+        """Neighbours in the graph that take part, ascending, heard or not."""
+        return self._endpoint.topology_at(self.t).neighbors[self.me]
 
-    def neighbors_of(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Another peer's neighbours in the graph, ascending: the run file tells everybody the whole of it."""
-        return self._endpoint.topology.neighbors[peer]
+    def neighbors_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
+        """Another peer's neighbours in round ``t``, ascending: the run file tells everybody the whole graph, and who
+        joins when."""
+        return self._endpoint.topology_at(t).neighbors[peer]
 
     @property
     def sources(self) -> tuple[PeerId, ...]:
@@ -551,7 +711,7 @@ class Net:
     @property
     def degrees(self) -> dict[PeerId, int]:
         """How many neighbours I and each of my neighbours have, ascending."""
-        topology = self._endpoint.topology
+        topology = self._endpoint.topology_at(self.t)
         return {peer: topology.degree(peer) for peer in sorted((self.me, *self.neighbors))}
 
     @cached_property
@@ -560,17 +720,18 @@ class Net:
         return rng.shared(self._endpoint.seed, "net.shared", self.t)
 
     def participants(self, share: float) -> tuple[PeerId, ...]:
-        """Who takes part in this round: ``share`` of all peers, rounded down, but at least one; drawn alike on every
-        peer; ascending.
+        """Who takes part in this round: ``share`` of all peers that have joined, rounded down, but at least one; drawn
+        alike on every peer; ascending.
 
         Partial participation without a server: those who take part train and speak, and everybody hears them. On
         a complete graph that is a server which asks so many clients.
         """
+        joined = [peer for peer in range(self.peers) if self._endpoint.joins.get(peer, 0) <= self.t]
         if share >= 1.0:
-            return tuple(range(self.peers))
+            return tuple(joined)
         draw = rng.shared(self._endpoint.seed, "net.participants", self.t)
-        count = math.floor(share * self.peers + 1e-9)  # 0.29 * 100 is 28.999…
-        chosen = draw.permutation(self.peers)[: max(1, count)]
+        count = math.floor(share * len(joined) + 1e-9)  # 0.29 * 100 is 28.999…
+        chosen = draw.permutation(joined)[: max(1, count)]
         return tuple(sorted(int(peer) for peer in chosen))
 
     async def send(self, to: PeerId, body: Body) -> None:
@@ -635,7 +796,7 @@ class Net:
         the same round. Whoever is missing takes its subtree out of the result, on this side.
         """
         endpoint = self._endpoint
-        tree = endpoint.topology.spanning_tree
+        tree = endpoint.topology_at(self.t).spanning_tree
         parent, children = tree.parent[self.me], tree.children[self.me]
         if len(wire.tensors_of(body)) != len(_fields(body)):
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")

@@ -59,7 +59,8 @@ class Result:
     highest accuracy of the run and ``best_round`` its round. ``out`` and ``inn`` count
     ``{neighbour: {kind: [messages, payload bytes, header bytes]}}`` over the whole run. ``weights`` is the
     last row of mixing weights, if the method has one; ``group`` the peer's group in the partition. ``measures`` are
-    accuracies of what else the method evaluates, by name.
+    accuracies of what else the method evaluates, by name. ``missing`` counts messages that did not come, ``left_out``
+    rounds that the others went through while this peer was gone.
     """
 
     peer: PeerId
@@ -80,6 +81,7 @@ class Result:
     inn: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     weights: dict[str, float] | None = None
     missing: int = 0
+    left_out: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     error: str = ""
 

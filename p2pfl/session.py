@@ -23,7 +23,7 @@ from p2pfl.data import Dataset, Share, open_dataset
 from p2pfl.errors import DataError, ModelError
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import Model, architecture, build
-from p2pfl.net import Endpoint
+from p2pfl.net import Endpoint, Patience
 from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status
@@ -135,7 +135,7 @@ class Session:
         data: what ``load_data`` returned.
         folder: where the peer's files go; None keeps nothing.
         device: where the model lives.
-        deadline: seconds that one wait for a neighbour may last; None for ever.
+        patience: how long one wait for a neighbour may last.
         slot: permission to compute.
         log: receives one line per event.
         pid: goes into the status file.
@@ -150,7 +150,7 @@ class Session:
         *,
         folder: PeerFolder | None = None,
         device: torch.device | None = None,
-        deadline: float | None = None,
+        patience: Patience | None = None,
         slot: Slot | None = None,
         log: logging.Logger | None = None,
         pid: int = 0,
@@ -168,13 +168,21 @@ class Session:
         self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
         self.algorithm.after_batch = self._after_batch
         self.endpoint = Endpoint(
-            me, run.topology, run_id, run.seed, self.algorithm.layouts(), deadline, self._idle, self.algorithm.stow
+            me,
+            run.topology,
+            run_id,
+            run.seed,
+            self.algorithm.layouts(),
+            patience,
+            self._idle,
+            self.algorithm.stow,
+            run.file.joins_at,
         )
         self.totals = Totals()
         self.status = Status(me, pid)
         self._status_written = -STATUS_EVERY
         self._last_status: Status | None = None
-        self.rounds_done = 0
+        self.rounds_done = run.file.joins_at.get(me, 0)
         self.personal: Evaluation | None = None
         self.whole: Evaluation | None = None
         self.measures: dict[str, Evaluation] = {}
@@ -203,6 +211,8 @@ class Session:
             while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
                 if self.stopping:
                     raise Stopped
+                if self._catch_up():
+                    continue
                 self._current = asyncio.ensure_future(self._round(self.rounds_done))
                 await self._current
             self._save()
@@ -221,6 +231,21 @@ class Session:
             ticker.cancel()
             self._release()
 
+    def _catch_up(self) -> bool:
+        """Leave out the rounds that the neighbours have done without us. False if there are none."""
+        t = min(self.endpoint.next_round(self.rounds_done), self.settings.rounds)
+        left_out = t - self.rounds_done
+        if left_out == 0:
+            return False
+        self.log.warning(
+            "the neighbours went on without us and are in round %d: rounds %d to %d are left out",
+            *(t, self.rounds_done, t - 1),
+        )
+        self.endpoint.skip_to(t)
+        self.totals.left_out += left_out
+        self.rounds_done = t
+        return True
+
     async def _round(self, t: int) -> None:
         began = perf_counter()
         self._queued = 0.0
@@ -228,6 +253,7 @@ class Session:
         await self._acquire()
         self._say("training", t)
         net = self.endpoint.begin(t)
+        await self.endpoint.meet(t)
         sources, listeners = len(net.sources), len(net.listeners)
         await self.algorithm.round(t, net)
         await self.endpoint.finish(t)
@@ -260,6 +286,7 @@ class Session:
             measures=self.measures if due else {},
             observed=self.algorithm.observations(),
         )
+        self.endpoint.patience.took(now - began - self.endpoint.waited_in_vain)
         self.algorithm.training_seconds = 0.0
         self.rounds_done = t + 1
         self.totals.add(record)
@@ -448,6 +475,7 @@ class Session:
             inn=keyed("inn"),
             weights=None if weights is None else {str(j): w for j, w in weights.items()},
             missing=self.totals.missing,
+            left_out=self.totals.left_out,
             seconds=self.totals.seconds,
             error=error,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +65,11 @@ class Topology:
     def edges(self) -> list[Edge]:
         """Each edge once, as (i, j) with i < j, in ascending order."""
         return [(i, j) for i, near in enumerate(self.neighbors) for j in near if i < j]
+
+    def without(self, peers: Collection[int]) -> Topology:
+        """The same peers without the edges of ``peers``."""
+        edges = ((i, j) for i, j in self.edges if i not in peers and j not in peers)
+        return Topology.from_edges(self.peers, edges)
 
     def degree(self, peer: int) -> int:
         return len(self.neighbors[peer])

@@ -76,7 +76,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         data,
         folder=folder.peer(me),
         device=device,
-        deadline=transport.deadline,
+        patience=transport.patience,
         slot=HostSlot(folder.slots, count, place),
         log=log,
         pid=os.getpid(),

@@ -302,6 +302,8 @@ class ZmqLink:
     def _neighbor_back(self, to: PeerId) -> None:
         self._gone.discard(to)
         self.endpoint.mailbox.regained(to)
+        until = self.endpoint.sent[to].next
+        self._command(lambda: self._make_up(to, until))
 
     def _failed(self, error: BaseException) -> None:
         self.endpoint.fail(error)
@@ -565,6 +567,8 @@ class ZmqLink:
             if not self._edges[via].given_up:
                 self._give_up(self._edges[via], "it has closed")
         elif message.seq >= self._expected[via]:  # else we have it
+            if message.seq > self._expected[via]:  # it has left out rounds
+                self._tell(self.endpoint.mailbox.skipped, via, message.t)
             self._expected[via] = message.seq + 1
             self._delivered[via] += 1
             self._tell(self._arrived, message)
@@ -637,6 +641,13 @@ class ZmqLink:
             self.log.info("peer %d: sending %d messages again", edge.to, len(again))
         self._handed_up_to(edge, min(expected, edge.queued))
         edge.outbox = deque([*((0.0, seq) for seq in again), *fresh])
+
+    def _make_up(self, to: PeerId, until: int) -> None:
+        """Send what was kept for a neighbour while it was gone, up to number ``until``."""
+        edge = self._edges[to]
+        first, _ = self.endpoint.sent[to].first
+        edge.outbox.extend((0.0, seq) for seq in range(max(edge.queued, edge.expected, first), until))
+        edge.queued = edge.handed = max(edge.queued, until)
 
     def _flush(self, edge: _Edge) -> None:
         while edge.up and edge.outbox and edge.outbox[0][0] <= monotonic():

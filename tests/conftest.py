@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from p2pfl.config import Run, Transport, from_dict
-from p2pfl.net import Endpoint, LocalHub
+from p2pfl.net import Endpoint, LocalHub, Patience
 from p2pfl.runfolder import RunFolder
 from p2pfl.topology import Topology
 from p2pfl.wire import Layout
@@ -240,11 +240,11 @@ class Mesh:
         self.links: list[ZmqLink] = []
 
     def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0) -> Endpoint:
-        return Endpoint(me, topology, RUN_ID, 5, layouts, deadline)
+        return Endpoint(me, topology, RUN_ID, 5, layouts, Patience(deadline))
 
     def revived(self, dead: Endpoint) -> Endpoint:
         """The endpoint of a new process of that peer, with the state that the old one had between its last rounds."""
-        endpoint = self.endpoint(dead.me, dead.topology, dead.layouts[:-1])
+        endpoint = self.endpoint(dead.me, dead.topology, dead.layouts[:-2])
         endpoint.load_state_dict(dead.state_dict())
         endpoint.t = dead.t
         return endpoint

@@ -264,7 +264,7 @@ class FedStyle(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2211.06470"
     Hyper = Hyper
     homogeneous = True
-    state = ("content", "mixed", "stylist", "row")
+    state = ("content", "mixed", "stylist", "style_extracted", "row")
     views = 2
 
     def setup(self) -> None:
@@ -276,6 +276,7 @@ class FedStyle(Algorithm[Hyper]):
         self.mixed = copy.deepcopy(self.content)
         self.row: dict[PeerId, float] = {}
         self.stylist: Stylist | None = None
+        self.style_extracted = False
         self.classifier: nn.Module | None = None
         if h.style:
             with self.streams.torch("fedstyle.style"):
@@ -285,13 +286,14 @@ class FedStyle(Algorithm[Hyper]):
 
     async def round(self, t: int, net: Net) -> None:
         h = self.hyper
-        if t == 0:
+        first = not self.style_extracted
+        if first:
             self.extract_style()  # line 2
         participants = net.participants(h.participation)  # line 4
         if self.me in participants:  # line 5
             assign(self.traveling(self.content), self.traveling(self.mixed))  # line 6
             self.infuse_style()  # lines 7 to 9
-        patience = 1.0 if t > 0 or self.stylist is None else 1.0 + h.style_epochs / h.local_epochs
+        patience = 1.0 if not first or self.stylist is None else 1.0 + h.style_epochs / h.local_epochs
         own = self.own_content()
         theirs = await net.exchange(own, among=participants, patience=patience)
         if self.me in participants and is_finite(own):
@@ -303,6 +305,7 @@ class FedStyle(Algorithm[Hyper]):
 
     def extract_style(self) -> None:
         """Style net and projector learn to tell images from their edges, for E_s epochs."""
+        self.style_extracted = True
         if self.stylist is None:
             return
         h, network = self.hyper, self.stylist.network

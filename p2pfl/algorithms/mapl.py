@@ -288,7 +288,7 @@ class MAPL(Algorithm[Hyper]):
     linear_heads = True
     equal_features = True
     views = 2
-    state = ("model", "projector", "prototypes", "w", "samples", "spent", "optimizer")
+    state = ("model", "projector", "prototypes", "w", "met", "samples", "spent", "optimizer")
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
@@ -308,6 +308,7 @@ class MAPL(Algorithm[Hyper]):
         self.optimizer = self._optimizer()
         self.w = torch.zeros(self.peers, dtype=torch.float64)
         self.w[self.me] = 1.0
+        self.met: list[PeerId] = []
         self.samples = {self.me: len(self.data.train)}
         self.spent = 0
 
@@ -318,8 +319,7 @@ class MAPL(Algorithm[Hyper]):
 
     async def round(self, t: int, net: Net) -> None:
         h = self.hyper
-        if t == 0:
-            self.w[[self.me, *net.neighbors]] = 1.0 / (1 + len(net.neighbors))
+        self.meet(net.neighbors)
         self.personalized_model_learning()  # line 2
         if h.cgl and t >= h.warmup:  # line 3
             heads = await net.exchange(self.own_head())  # line 4
@@ -329,6 +329,14 @@ class MAPL(Algorithm[Hyper]):
         theirs = await net.exchange(Prototypes(self.prototypes, self.data.own_classes))  # line 7
         self.mix_prototypes(theirs)  # line 8
         await self.mind_the_budget(net)
+
+    def meet(self, neighbors: Sequence[PeerId]) -> None:
+        """Neighbours that were not there before get the weight that all have at the start, 1 / (1 + |N_i|)."""
+        new = [j for j in neighbors if j not in self.met]
+        if new:
+            self.w *= (1 + len(neighbors) - len(new)) / (1 + len(neighbors))
+            self.w[new] = 1.0 / (1 + len(neighbors))
+            self.met = sorted([*self.met, *new])
 
     def personalized_model_learning(self) -> None:
         """PML, Algorithm 1: E epochs on l_ce + l_cont + l_proto + l_uni."""

@@ -64,7 +64,7 @@ class Roster:
             stream = rng.shared(self.seed, "roles", t)
             drawn = int(stream.integers(net.peers))
             aggregator = 0 if self.fixed or t == 0 else drawn
-            chosen = stream.permutation(net.neighbors_of(aggregator))[: self.senders(net.peers)]
+            chosen = stream.permutation(net.neighbors_of(aggregator, t))[: self.senders(net.peers)]
             self._drawn[t] = Roles(aggregator, tuple(sorted(int(peer) for peer in chosen)))
         return self._drawn[t]
 

@@ -32,7 +32,7 @@ from p2pfl.algorithms.dfml import (
 from p2pfl.algorithms.roles import Roles
 from p2pfl.errors import Unexpected
 from p2pfl.models import GROUPS, Model, build
-from p2pfl.net import Endpoint, LocalHub
+from p2pfl.net import Endpoint, LocalHub, Patience
 from p2pfl.tensors import buffers_of, clone, digest, parameters_of
 from p2pfl.topology import Topology
 from p2pfl.wire import Vocabulary, decode, encode
@@ -533,7 +533,7 @@ async def test_a_wait_for_a_model_ends_with_its_deadline_though_the_aggregator_l
     """It is up, but never says a word; the model stays as it was trained."""
     peers = make(hyper(participation=1.0, fixed_aggregator=True, patience=0.5), names=("flat", "flat"))
     hub = LocalHub()
-    endpoints = [Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), deadline=0.02) for peer in peers]
+    endpoints = [Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), Patience(0.02)) for peer in peers]
     for endpoint in endpoints:
         hub.join(endpoint)
     loop = asyncio.get_running_loop()
@@ -551,7 +551,7 @@ async def test_who_comes_too_late_is_told_so_and_does_not_wait() -> None:
     (_, expected) = [ByHand(peer) for peer in peers]
     hub = LocalHub()
     endpoints = [
-        Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), deadline=deadline)
+        Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), Patience(deadline))
         for peer, deadline in zip(peers, (0.01, None), strict=True)
     ]
     for endpoint in endpoints:

@@ -619,7 +619,7 @@ def test_the_state_holds_everything_that_goes_on() -> None:
     one, other = make(hyper(warmup=0, graph_lr=0.1)), make(hyper(warmup=0, graph_lr=0.1))
     play(one, complete(3), 2)
     state = one[0].state_dict()
-    assert list(state) == ["model", "projector", "prototypes", "w", "samples", "spent", "optimizer"]
+    assert list(state) == ["model", "projector", "prototypes", "w", "met", "samples", "spent", "optimizer"]
     other[0].load_state_dict(state)
     assert other[0].weights() == one[0].weights()
     assert torch.equal(other[0].prototypes, one[0].prototypes)

@@ -236,7 +236,7 @@ async def test_views_of_the_mesh(mesh: Any) -> None:
     assert (net.me, net.t, net.peers) == (1, 9, 3)
     assert net.neighbors == net.sources == net.listeners == (0, 2)
     assert net.degrees == {0: 1, 1: 2, 2: 1}
-    assert endpoints[0].begin(9).neighbors_of(2) == (1,)
+    assert endpoints[0].begin(9).neighbors_of(2, 9) == (1,)
 
 
 async def test_shared_draws_the_same_on_every_peer_and_afresh_each_round(mesh: Any) -> None:

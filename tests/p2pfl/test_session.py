@@ -283,6 +283,26 @@ def test_stopping_and_going_on_ends_with_the_same_bits(
         assert [record["t"] for record in metrics.read(folder.peer(result.peer).metrics)] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_peers_that_join_late_take_part_from_their_round_on(
+    name: str, tmp_path: Path, make_run: Any, prepare: Any
+) -> None:
+    partition = {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25}
+    data = {"augment": "mapl", "partition": partition}
+    run = make_run(peers=5, rounds=5, algorithm=ALGORITHMS[name], data=data, joins_at={3: 1, 1: 3})
+    folder = prepare(tmp_path / "run", run)
+    results = simulate(run, folder)
+    assert [(result.phase, result.rounds_done, result.missing) for result in results] == [("finished", 5, 0)] * 5
+    for peer, joins in enumerate((0, 3, 0, 1, 0)):
+        records = list(metrics.read(folder.peer(peer).metrics))
+        assert [record["t"] for record in records] == list(range(joins, 5))
+        for record in records:
+            heard = {neighbor for neighbor, kinds in record["in"].items() if set(kinds) - {"Begun"}}
+            assert all({"3": 1, "1": 3}.get(neighbor, 0) <= record["t"] for neighbor in heard)
+    begun = {r.peer: sorted(int(j) for j, kinds in r.inn.items() if "Begun" in kinds) for r in results}
+    assert begun == {0: [], 1: [0, 2, 3, 4], 2: [], 3: [0, 2, 4], 4: []}
+
+
 def _shorter(run: Run, rounds: int) -> dict[str, Any]:
     return {**run.resolved(), "rounds": rounds}
 

@@ -110,6 +110,21 @@ RUNS: dict[str, dict[str, Any]] = {
         "models": "tiny4",
         "rounds": 50,
     },
+    "mapl, two join late": {
+        "algorithm": {**MAPL, "graph_lr": 5.0},
+        "models": "tiny4",
+        "peers": 5,
+        "rounds": 5,
+        "joins_at": {4: 1, 2: 3},
+    },
+    "meta-l2c, one joins late": {
+        "algorithm": {"name": "meta-l2c", **L2C, "prune_round": 1, "prune_to": 1},
+        "data": {"partition": TASKS},
+        "graph": "ring",
+        "peers": 5,
+        "rounds": 4,
+        "joins_at": {0: 2},
+    },
     "mapl+": {
         "algorithm": {**MAPL, "name": "mapl+", "graph_lr": 4.0, "graph_steps": 2},
         "models": "tiny-cnn",
