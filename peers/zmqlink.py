@@ -29,8 +29,8 @@ Rules:
 6. Queues are bounded on both sides. What does not fit waits: the ROUTER is not read while the event loop is behind,
    and what waits past the deadline on the sender's side is given up and counted.
 
-The I/O thread owns all sockets but one end of the pipe that wakes it. A peer in the middle of an epoch, which
-blocks its event loop, still hears, answers and sends.
+The I/O loop, which runs on a thread of its own, owns the sockets. A peer in the middle of an epoch, which blocks its
+event loop, still hears, answers and sends. Whatever the link uses of the world is in peers/sockets.py.
 """
 
 from __future__ import annotations
@@ -39,24 +39,19 @@ import asyncio
 import logging
 import os
 import random
-import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, time_ns
 from typing import Any, Literal
-
-import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from p2pfl import wire
 from p2pfl.config import Transport
-from p2pfl.errors import HandshakeError, NetError, RunFolderError, WireError, WrongRun, WrongVersion
+from p2pfl.errors import HandshakeError, NetError, WireError, WrongRun, WrongVersion
 from p2pfl.net import Endpoint
-from p2pfl.runfolder import PeerId, write_atomically
+from p2pfl.runfolder import PeerId
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
+from peers.sockets import INPUT, ROOM, Dealer, Sockets, Turns, World
 
 TICK = 0.1
 """Seconds between two looks for neighbours while some are not up."""
@@ -70,10 +65,6 @@ FOREVER = 1 << 40
 """Rounds; DURABLE(FOREVER) says that nothing need be kept for us any more."""
 EXPLAINING = 1.0
 """Seconds for which a peer whose handshake has failed refuses the others' in turn, before it closes."""
-HEARTBEAT = 5.0
-SILENCE = 30.0
-"""Seconds between heartbeats, and without any until a connection counts as dead."""
-
 
 Leaving = Literal["finished", "failed", "stopped"]
 
@@ -122,8 +113,7 @@ class _Edge:
     """The way to one neighbour; touched by the I/O thread only."""
 
     to: PeerId
-    dealer: zmq.Socket[bytes]
-    monitor: zmq.Socket[bytes]
+    dealer: Dealer
     address: str = ""
     up: bool = False
     """WELCOME has come on this connection."""
@@ -131,7 +121,7 @@ class _Edge:
     given_up: bool = False
     """Lost for longer than ``give_up`` seconds; the endpoint was told."""
     polled: int = 0
-    """Events that the poller watches the DEALER for: answers while one is due, room while it is full."""
+    """What the DEALER is watched for: answers while one is due, room while it is full."""
     connected_at: float = 0.0
     attempt: int = 0
     """Number of this connection: the HELLO on it and its WELCOME bear it."""
@@ -164,14 +154,22 @@ class ZmqLink:
         transport: the run file's section.
         digest: of the run file.
         log: the peer's log.
+        world: what drives the link; by default real sockets on a thread.
     """
 
     def __init__(
-        self, endpoint: Endpoint, addresses: Path, transport: Transport, digest: str, log: logging.Logger
+        self,
+        endpoint: Endpoint,
+        addresses: Path,
+        transport: Transport,
+        digest: str,
+        log: logging.Logger,
+        world: World | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.me = endpoint.me
-        self.addresses = addresses
+        self.world = world or Sockets(endpoint.me, addresses, transport)
+        self.now = self.world.now
         self.transport = transport
         self.digest = digest
         self.log = log
@@ -209,33 +207,13 @@ class ZmqLink:
 
         The endpoint must be in the state in which it goes on.
         """
-        self._loop = asyncio.get_running_loop()
         self._expected = dict(self.endpoint.heard)
         self._durable = self.endpoint.t
-        self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 4096)
-        self._wake = self._context.socket(zmq.PAIR)
-        self._wake.bind("inproc://wake")
-        self._router = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.ROUTER_HANDOVER, 1),
-            (zmq.MAXMSGSIZE, self.transport.max_message),
-            (zmq.RCVHWM, self.transport.queue),
-            (zmq.BACKLOG, 1024),
-            (zmq.LINGER, 0),
-        ):
-            self._router.set(option, value)
-        _heartbeats(self._router)
-        try:
-            self._router.bind(f"tcp://{self.transport.host}:*")
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise RunFolderError(f"transport.host {self.transport.host!r} cannot be bound: {error}") from None
-        self.address = self._router.get_string(zmq.LAST_ENDPOINT)
-        write_atomically(self.addresses / f"{self.me:02d}", self.address.encode())
-        self._started = monotonic()
-        self._thread = threading.Thread(target=self._io, name="p2pfl-io", daemon=True)
-        self._thread.start()
+        self._router = self.world.listen()
+        self.address = self._router.address
+        self.world.publish(self.address)
+        self._started = self.now()
+        self.world.start(self._io())
 
     async def send(self, to: PeerId, seq: int) -> bool:
         kept = self.endpoint.sent[to].get(seq)
@@ -275,20 +253,14 @@ class ZmqLink:
                 for checkpoints. ``stopped``: go without a word, so that the neighbours wait for us for a while.
         """
         self._command(lambda: self._begin_closing(leaving))
-        await asyncio.to_thread(self._thread.join)
-        self._context.destroy(linger=0)
-        # Nobody listens here any more. Another process of this peer may have taken over already.
-        mine = self.addresses / f"{self.me:02d}"
-        with suppress(OSError):
-            if mine.read_text() == self.address:
-                mine.unlink()
+        await self.world.ended()
+        self.world.withdraw(self.address)
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
         if len(self._commands) > 1:
-            return  # the I/O thread has been woken and takes them until none is left
-        with suppress(zmq.Again):  # the I/O thread has ended, or is awake anyway
-            self._wake.send(b"", zmq.NOBLOCK)
+            return  # the I/O loop has been woken and takes them until none is left
+        self.world.wake()
 
     def _handed_over(self, to: PeerId) -> None:
         self._room[to] += 1
@@ -331,66 +303,41 @@ class ZmqLink:
             if self._crowded:
                 self._command(self._read_on)
 
-        with suppress(RuntimeError):  # the loop has ended: nobody is left to be told
-            self._loop.call_soon_threadsafe(call)
+        self.world.call_soon(call)
 
-    def _io(self) -> None:
-        woken = self._context.socket(zmq.PAIR)
-        woken.connect("inproc://wake")
-        self._poller = zmq.Poller()
-        self._poller.register(woken, zmq.POLLIN)
-        self._poller.register(self._router, zmq.POLLIN)
+    def _io(self) -> Turns:
+        """The I/O loop, one turn at a time."""
         try:
             for neighbor in self.endpoint.neighbors:
-                edge = self._edges[neighbor] = _Edge(neighbor, *self._sockets(neighbor))
+                edge = self._edges[neighbor] = _Edge(neighbor, self.world.dealer(neighbor))
                 edge.queued = edge.handed = self.endpoint.sent[neighbor].next
             while not self._done():
-                ready = dict(self._poller.poll(int(self._patience() * 1000)))
-                if woken in ready:
-                    while woken.poll(0):
-                        woken.recv()
+                ready = yield self._patience()
                 while self._commands:
                     self._commands.popleft()()
                 if self._router in ready:
                     self._hear()
                 for edge in self._edges.values():
-                    if ready.get(edge.dealer, 0) & zmq.POLLIN:
+                    if edge.dealer in ready:
                         self._answered(edge)
                     if edge.outbox:
                         self._flush(edge)
-                if monotonic() >= self._next_look:
+                if self.now() >= self._next_look:
                     self._look_around()
                 self._hand_in()
-        except BaseException as error:
+        except Exception as error:
             self.log.exception("the I/O thread failed")
             self._tell(self._failed, error)
         finally:
             self._hand_in()
             for edge in self._edges.values():
-                _close(edge)
-            self._router.close(0)
-            woken.close(0)
-
-    def _sockets(self, to: PeerId) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        """A DEALER for neighbour ``to``, not connected yet, and its monitor."""
-        dealer = self._context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.IDENTITY, f"{self.me}>{to}".encode()),
-            (zmq.SNDHWM, self.transport.queue),
-            (zmq.LINGER, 0),
-            (zmq.RECONNECT_IVL, 100),
-            (zmq.RECONNECT_IVL_MAX, 2000),
-        ):
-            dealer.set(option, value)
-        _heartbeats(dealer)
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        return dealer, monitor
+                edge.dealer.close()
+            self._router.close()
 
     def _renew(self, edge: _Edge, address: str) -> None:
         """New sockets for a neighbour that listens elsewhere now; nothing that comes late can be mistaken."""
-        self._poll(edge, 0)
-        _close(edge)
-        edge.dealer, edge.monitor = self._sockets(edge.to)
+        edge.dealer.close()
+        edge.dealer, edge.polled = self.world.dealer(edge.to), 0
         edge.address, edge.known, edge.must_greet = address, False, False
         edge.attempt += 1
 
@@ -398,15 +345,15 @@ class ZmqLink:
         """Seconds until something is due even if no socket stirs."""
         due = self._next_look
         for edge in self._edges.values():
-            if edge.outbox and edge.up and not edge.polled & zmq.POLLOUT:
+            if edge.outbox and edge.up and not edge.polled & ROOM:
                 due = min(due, edge.outbox[0][0])
-        return max(0.001, due - monotonic())
+        return max(0.001, due - self.now())
 
     # -- finding neighbours
 
     def _look_around(self) -> None:
         """See to connections that were lost, to neighbours that came up, and to those lost for too long."""
-        now = monotonic()
+        now = self.now()
         for edge in self._edges.values():
             self._watch(edge)
             if edge.must_greet:
@@ -425,26 +372,17 @@ class ZmqLink:
 
     def _look_for_addresses(self, down: list[_Edge], now: float) -> None:
         """Connect to neighbours whose address has appeared or changed."""
-        try:
-            changed = self.addresses.stat().st_mtime_ns
-            if changed == self._seen_addresses:
-                return
-            present = set(os.listdir(self.addresses))
-        except OSError:
-            return  # the run folder is gone; running neighbours need no addresses
-        # Two changes within one tick of the file system's clock look like one: look again after a while.
-        self._seen_addresses = changed if abs(time_ns() - changed) > 2e9 else 0
+        published = self.world.published()
+        if published and published == self._seen_addresses:
+            return
+        self._seen_addresses = published
         for edge in down:
-            name = f"{edge.to:02d}"
-            if name not in present:
+            address = self.world.address_of(edge.to)
+            if address is None:
                 continue
             if edge.address and edge.lost_at is None and now - edge.connected_at < STALE:
                 self._seen_addresses = 0  # it has not had the time to answer: look again later
                 continue
-            try:
-                address = (self.addresses / name).read_text()
-            except OSError:
-                continue  # it has just closed
             if address != edge.address:
                 self._renew(edge, address)
                 edge.dealer.connect(address)
@@ -462,43 +400,39 @@ class ZmqLink:
         the messages do."""
         if edge.polled != events:
             edge.polled = events
-            self._poller.register(edge.dealer, events)  # 0 takes it out
+            edge.dealer.watch(events)
 
     def _control(self, edge: _Edge, body: Body, *, answered: bool = True) -> bool:
         """False if there is no room at the moment."""
         frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, edge.attempt)
-        try:
-            edge.dealer.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
+        if not edge.dealer.send(frames):
             return False
         if answered:
-            self._poll(edge, edge.polled | zmq.POLLIN)
+            self._poll(edge, edge.polled | INPUT)
         return True
 
     def _watch(self, edge: _Edge) -> None:
-        while edge.monitor.poll(0):
-            event = recv_monitor_message(edge.monitor)["event"]
-            if event == zmq.EVENT_DISCONNECTED and (edge.up or edge.lost_at is None):
+        while (event := edge.dealer.event()) is not None:
+            if event == "lost" and (edge.up or edge.lost_at is None):
                 edge.up = False
                 edge.attempt += 1
-                edge.lost_at = monotonic()
+                edge.lost_at = self.now()
                 if not edge.given_up and self._closing is None:
                     self.log.info("peer %d: connection lost", edge.to)
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and edge.lost_at is not None:
+            elif event == "connected" and edge.lost_at is not None:
                 self._greet(edge)
 
     def _give_up(self, edge: _Edge, why: str) -> None:
         edge.given_up = True
         edge.outbox.clear()
         self._handed_up_to(edge, edge.queued)
-        self._poll(edge, edge.polled & ~zmq.POLLOUT)
+        self._poll(edge, edge.polled & ~ROOM)
         self.log.info("peer %d is gone: %s", edge.to, why)
         self._tell(self._neighbor_gone, edge.to)
 
     def _answered(self, edge: _Edge) -> None:
         """A control message on our own connection to a neighbour."""
-        while edge.dealer.poll(0):
-            frames = edge.dealer.recv_multipart()
+        while (frames := edge.dealer.receive()) is not None:
             try:
                 answer = wire.decode(frames, None, ANSWERS)
                 body, seq = answer.body, answer.seq
@@ -516,7 +450,7 @@ class ZmqLink:
                     self.log.info("peer %d is back", edge.to)
                     self._tell(self._neighbor_back, edge.to)
                 edge.close_sent, edge.closed = None, False
-                self._poll(edge, edge.polled & ~zmq.POLLIN)
+                self._poll(edge, edge.polled & ~INPUT)
                 self._go_on(edge, body.expected)
             elif not isinstance(body, Refused):
                 edge.closed = True
@@ -539,11 +473,10 @@ class ZmqLink:
         for _ in range(256):
             if self._crowded:
                 return
-            try:
-                identity, *frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            received = self._router.receive()
+            if received is None:
                 return
-            self._heard(identity.bytes, [frame.buffer for frame in frames])
+            self._heard(*received)
 
     def _heard(self, identity: bytes, frames: list[Buffer]) -> None:
         via = self._neighbors.get(identity)
@@ -574,7 +507,7 @@ class ZmqLink:
             self._tell(self._arrived, message)
             if self._behind(via):
                 self._crowded = True
-                self._poller.unregister(self._router)
+                self._router.watch(False)
 
     def _behind(self, neighbor: PeerId) -> bool:
         return self._delivered[neighbor] - self._accepted[neighbor] >= self.transport.queue
@@ -583,7 +516,7 @@ class ZmqLink:
         """The event loop has accepted some messages: read the ROUTER again, if these were enough."""
         if self._crowded and not any(map(self._behind, self._edges)):
             self._crowded = False
-            self._poller.register(self._router, zmq.POLLIN)
+            self._router.watch(True)
 
     def _greeted(self, via: PeerId, identity: bytes, hello: Hello, seq: int) -> None:
         if hello.digest != self.digest:
@@ -603,11 +536,11 @@ class ZmqLink:
         edge = self._edges[via]
         if not edge.up:
             self._seen_addresses = 0  # it may listen at a new address: look again, soon
-            self._next_look = min(self._next_look, monotonic() + TICK)
+            self._next_look = min(self._next_look, self.now() + TICK)
 
     def _reply(self, identity: bytes, body: Body, seq: int) -> None:
         frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, seq)
-        self._router.send_multipart([identity, *frames])
+        self._router.send(identity, frames)
 
     def _drop(self, via: PeerId, error: WireError) -> None:
         self.log.warning("dropped a message of peer %d: %s", via, error)
@@ -624,7 +557,7 @@ class ZmqLink:
         if edge.given_up or seq < edge.expected:  # it has got it from us already, before we came back
             self._handed_up_to(edge, seq + 1)
             return
-        after = monotonic()
+        after = self.now()
         if self.transport.jitter:
             after += self._jitter.uniform(0.0, self.transport.jitter)
             if edge.outbox:  # the order on an edge stays
@@ -650,19 +583,16 @@ class ZmqLink:
         edge.queued = edge.handed = max(edge.queued, until)
 
     def _flush(self, edge: _Edge) -> None:
-        while edge.up and edge.outbox and edge.outbox[0][0] <= monotonic():
+        while edge.up and edge.outbox and edge.outbox[0][0] <= self.now():
             seq = edge.outbox[0][1]
             kept = self.endpoint.sent[edge.to].get(seq)
-            try:
-                if kept is not None:  # else the neighbour has said that it needs it no more
-                    # pyzmq sends large frames without copying; they are snapshots that nobody changes.
-                    edge.dealer.send_multipart(kept.frames, zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                self._poll(edge, edge.polled | zmq.POLLOUT)
+            # If it is kept no more, the neighbour has said that it needs it no more.
+            if kept is not None and not edge.dealer.send(kept.frames):
+                self._poll(edge, edge.polled | ROOM)
                 return
             edge.outbox.popleft()
             self._handed_up_to(edge, seq + 1)
-        self._poll(edge, edge.polled & ~zmq.POLLOUT)
+        self._poll(edge, edge.polled & ~ROOM)
 
     def _handed_up_to(self, edge: _Edge, seq: int) -> None:
         """Messages before ``seq`` take no room in the queue any more."""
@@ -683,7 +613,7 @@ class ZmqLink:
     # -- ending
 
     def _begin_closing(self, leaving: Leaving) -> None:
-        self._closing = monotonic()
+        self._closing = self.now()
         self._leaving = leaving
         self._next_look = 0.0
         if leaving == "finished":
@@ -694,7 +624,7 @@ class ZmqLink:
             return False
         if self._leaving == "stopped":
             return True
-        now = monotonic()
+        now = self.now()
         if self._refused and now - self._closing < EXPLAINING:
             return False  # the others should hear it too, and not wait for us
         waiting = [edge for edge in self._edges.values() if self._must_wait_for(edge, now)]
@@ -719,15 +649,3 @@ class ZmqLink:
             self.log.warning("peer %d did not confirm our last messages", edge.to)
             edge.closed = True
         return not edge.closed
-
-
-def _close(edge: _Edge) -> None:
-    edge.dealer.disable_monitor()
-    edge.monitor.close(0)
-    edge.dealer.close(0)
-
-
-def _heartbeats(socket: zmq.Socket[bytes]) -> None:
-    socket.set(zmq.HEARTBEAT_IVL, int(HEARTBEAT * 1000))
-    socket.set(zmq.HEARTBEAT_TIMEOUT, int(SILENCE * 1000))
-    socket.set(zmq.HEARTBEAT_TTL, int(SILENCE * 1000))

@@ -68,7 +68,7 @@ async def die(link: ZmqLink) -> None:
         raise ConnectionAbortedError("killed by the test")
 
     link._command(fall_over)
-    await asyncio.to_thread(link._thread.join)
+    await asyncio.to_thread(link.world.thread.join)
 
 
 class RawPeer:
