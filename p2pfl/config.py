@@ -107,7 +107,7 @@ class Transport(Section):
     deadline: PositiveFloat = 600.0
     """Seconds that one wait for a neighbour's message may last while its link is up or not yet made."""
     adaptive: PositiveFloat | None = None
-    """A wait also ends after so many times the median time of the last ten rounds, but not before a second is over."""
+    """A wait also ends after so many times the median time of the last ten rounds, but lasts a second at least."""
     quorum: float = Field(default=0.0, ge=0.0, le=1.0)
     """The deadline ends a wait only if this share of the neighbours waited for has spoken, gone ones not counted;
     otherwise the wait goes on until so many have, for up to ``give_up`` seconds more."""

@@ -337,7 +337,6 @@ class Patience:
         return min(self.deadline, max(SHORTEST, self.adaptive * median(self._recent)))
 
 
-
 SEQUENCES = 1 << 24
 """A peer that has left out rounds numbers its messages from (the round) · SEQUENCES on."""
 
@@ -438,8 +437,10 @@ class Endpoint:
         return Net(self, t)
 
     async def meet(self, t: int) -> None:
-        """Right after ``begin``: take in the neighbours that join in this round, and tell them that it has come; or, if
-        this peer is the one that joins, wait, for as long as it takes, until its neighbours have come to it."""
+        """Right after ``begin``: take in the neighbours that join in this round, and tell them that it has come.
+
+        The peer that joins waits, for as long as it takes, until its neighbours have come to it.
+        """
         mine = self.joins.get(self.me, 0)
         joining = {neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= t} - self._met
         self.sources |= joining
@@ -720,8 +721,8 @@ class Net:
         return rng.shared(self._endpoint.seed, "net.shared", self.t)
 
     def participants(self, share: float) -> tuple[PeerId, ...]:
-        """Who takes part in this round: ``share`` of all peers that have joined, rounded down, but at least one; drawn
-        alike on every peer; ascending.
+        """Who takes part in this round: ``share`` of those who have joined, rounded down, at least one; drawn alike
+        on every peer; ascending.
 
         Partial participation without a server: those who take part train and speak, and everybody hears them. On
         a complete graph that is a server which asks so many clients.

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from p2pfl.algorithms import ALGORITHMS
-from p2pfl.config import Run, from_dict, load
+from p2pfl.config import Run, Transport, from_dict, load
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import DataError, RunFileError
 from p2pfl.topology import GRAPHS
@@ -30,7 +30,7 @@ device: cpu
 """
 
 TOP = (
-    "name, seed, rounds, peers, graph, data, models, algorithm, transport, device, gpu, threads, slots, "
+    "name, seed, rounds, peers, graph, data, models, algorithm, joins_at, transport, device, gpu, threads, slots, "
     "eval_every, global_test, masked_test, checkpoint_every, out"
 )
 GRAPH_NAMES = (
@@ -145,8 +145,8 @@ def test_a_good_file_is_read() -> None:
         pytest.param(
             "device: cpu",
             "transport:\n  give_upp: 1",
-            "run.yaml:12: transport.give_upp: unknown key 'give_upp'; known: host, deadline, give_up, queue, max_message, "
-            "jitter; did you mean 'give_up'?",
+            "run.yaml:12: transport.give_upp: unknown key 'give_upp'; known: "
+            f"{', '.join(Transport.model_fields)}; did you mean 'give_up'?",
             id="unknown key in transport",
         ),
         pytest.param(
@@ -618,6 +618,20 @@ def test_the_resolved_file_of_a_preset_gives_an_equal_run() -> None:
     assert again.digest() == run.digest()
 
 
+@pytest.mark.parametrize(
+    ("joins", "seen"),
+    [
+        ("{4: 1}", "run.yaml:12: joins_at.4: no peer 4; the 4 peers are 0 to 3"),
+        ("{3: 3}", "run.yaml:12: joins_at.3: round 3 never comes: rounds are 0 to 2"),
+        ("{0: 1, 1: 1, 2: 2, 3: 1}", "run.yaml:12: joins_at: nobody is there in round 0: leave out those who are"),
+        ("{2: 0}", "run.yaml:12: joins_at.2: "),
+    ],
+)
+def test_who_joins_late_must_be_there_and_come_in_time(joins: str, seen: str) -> None:
+    (line,) = complaints(f"{GOOD}joins_at: {joins}\n")
+    assert line.startswith(seen)
+
+
 def test_the_resolved_file_names_every_key() -> None:
     resolved = read(GOOD).resolved()
     assert ", ".join(resolved) == TOP
@@ -629,6 +643,7 @@ CHANGES: Sequence[str] = (
     "seed=2",
     "rounds=4",
     "peers=5",
+    "joins_at={1: 2}",
     "graph=line",
     "data.dataset=mnist",
     "data.partition.per_class=7",
