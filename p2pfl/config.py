@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import yaml
 from pydantic import (
@@ -30,18 +30,14 @@ from pydantic import (
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.chaos import Chaos
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Partition, Source
 from p2pfl.errors import P2pflError, Problem, RunFileError
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.net import Patience
-from p2pfl.options import Loc, OptionErrors, Options, Table, explain, unknown_key
+from p2pfl.options import Loc, OptionErrors, Options, Section, Table, explain, unknown_key
+from p2pfl.runfolder import PeerId
 from p2pfl.topology import GRAPHS, Graph, Topology
-
-
-class Section(BaseModel):
-    """A mapping of the run file with a fixed set of keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Named(BaseModel):
@@ -117,8 +113,6 @@ class Transport(Section):
     """Messages per neighbour that may wait to be sent, and that may wait to be read."""
     max_message: PositiveInt = 1 << 30
     """Bytes of the largest message that is accepted."""
-    jitter: float = Field(default=0.0, ge=0.0, le=60.0)
-    """Each message is held back by a random time up to this many seconds: for tests of order independence."""
 
     @property
     def patience(self) -> Patience:
@@ -150,9 +144,11 @@ class RunFile(Section):
     data: Data
     models: Models = Models()
     algorithm: Named
-    joins_at: dict[NonNegativeInt, PositiveInt] = {}
+    joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: peers that take part from that round on only; the others from round 0."""
     transport: Transport = Transport()
+    chaos: Chaos = Chaos()
+    """Faults on purpose."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpu: Gpu = Gpu()
     threads: PositiveInt = 1
@@ -239,7 +235,17 @@ class Run:
     def digest(self) -> str:
         """SHA-256 over everything that the result follows from; equal on all peers of one run."""
         plain = self.resolved()
-        for local in ("name", "out", "transport", "slots", "gpu", "device", "eval_every", "checkpoint_every"):
+        for local in (
+            "name",
+            "out",
+            "transport",
+            "chaos",
+            "slots",
+            "gpu",
+            "device",
+            "eval_every",
+            "checkpoint_every",
+        ):
             plain.pop(local)
         plain["data"].pop("root")
         plain["data"].pop("download")
@@ -432,13 +438,34 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
 def _odd_times(file: RunFile) -> list[tuple[Loc, str]]:
     """Peers and rounds that are named and are not there."""
     found: list[tuple[Loc, str]] = []
+
+    def check(loc: Loc, *, peer: PeerId | None = None, t: int | None = None) -> None:
+        if peer is not None and peer >= file.peers:
+            found.append((loc, f"no peer {peer}; the {file.peers} peers are 0 to {file.peers - 1}"))
+        if t is not None and t >= file.rounds:
+            found.append((loc, f"round {t} never comes: rounds are 0 to {file.rounds - 1}"))
+
     for peer, joins in file.joins_at.items():
-        if peer >= file.peers:
-            found.append((("joins_at", peer), f"no peer {peer}; the {file.peers} peers are 0 to {file.peers - 1}"))
-        if joins >= file.rounds:
-            found.append((("joins_at", peer), f"round {joins} never comes: rounds are 0 to {file.rounds - 1}"))
+        check(("joins_at", peer), peer=peer, t=joins)
     if set(file.joins_at) >= set(range(file.peers)):
         found.append((("joins_at",), "nobody is there in round 0: leave out those who are there from the first"))
+    chaos = file.chaos
+    for what, strikes in (("kill", chaos.kill), ("pause", chaos.pause)):
+        for number, strike in enumerate(strikes):
+            check(("chaos", what, number, "peer"), peer=strike.peer)
+            check(("chaos", what, number, "round"), t=strike.round)
+    for number, slow in enumerate(chaos.straggler):
+        check(("chaos", "straggler", number, "peer"), peer=slow.peer)
+    for number, partition in enumerate(chaos.partition):
+        loc = ("chaos", "partition", number)
+        check((*loc, "round"), t=partition.round)
+        peers = [peer for group in partition.groups for peer in group]
+        for peer in peers:
+            check((*loc, "groups"), peer=peer)
+        if len(set(peers)) < len(peers):
+            found.append(((*loc, "groups"), "a peer can be in one group only"))
+        if (partition.rounds is None) == (partition.seconds is None):
+            found.append((loc, "give rounds or seconds, and not both"))
     return found
 
 
@@ -475,5 +502,8 @@ def _with_known_keys(loc: Loc, text: str) -> str:
         return text
     section: Any = RunFile
     for part in loc[:-1]:
-        section = section.model_fields[part].annotation
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+        else:  # an entry of a list
+            section, *_ = get_args(section)
     return unknown_key(loc[-1], section.model_fields)

@@ -14,12 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 Loc = tuple[str | int, ...]
+
+
+class Section(BaseModel):
+    """A mapping of the run file with a fixed set of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

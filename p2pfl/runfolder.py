@@ -109,6 +109,17 @@ class PeerFolder:
     def output(self) -> Path:
         return self.root / "output.log"
 
+    @property
+    def chaos(self) -> Path:
+        """What was injected into this peer, a JSON object a line."""
+        return self.root / "chaos.jsonl"
+
+    def injected(self) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in self.chaos.read_text(encoding="utf-8").splitlines()]
+        except FileNotFoundError:
+            return []
+
     def write_status(self, status: Status) -> None:
         write_json(self.root / "status.json", asdict(status))
 

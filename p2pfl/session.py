@@ -18,6 +18,7 @@ import torch
 
 from p2pfl import checkpoint, metrics, rng
 from p2pfl.algorithms.base import Algorithm, Setting
+from p2pfl.chaos import Faults, NoFaults
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
 from p2pfl.errors import DataError, ModelError
@@ -139,6 +140,8 @@ class Session:
         slot: permission to compute.
         log: receives one line per event.
         pid: goes into the status file.
+        on_round: told when a round is over.
+        faults: injected on purpose.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Session:
         log: logging.Logger | None = None,
         pid: int = 0,
         on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+        faults: Faults | None = None,
     ) -> None:
         self.settings = run.file
         self.masked_test = run.masked_test
@@ -164,6 +168,7 @@ class Session:
         self.log = log or logging.getLogger("p2pfl.null")
         self.slot = slot or FreeSlot()
         self.on_round = on_round
+        self.faults = faults or NoFaults()
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
         self.algorithm.after_batch = self._after_batch
@@ -252,6 +257,7 @@ class Session:
         self._say("queued", t)
         await self._acquire()
         self._say("training", t)
+        self.faults.begins(t)
         net = self.endpoint.begin(t)
         await self.endpoint.meet(t)
         sources, listeners = len(net.sources), len(net.listeners)
@@ -294,6 +300,7 @@ class Session:
         self._take_snapshot()
         if self.rounds_done % self.settings.checkpoint_every == 0:
             self._save()
+        self.faults.ends(t)
         self.on_round(self.me, t)
 
     def _evaluate(self) -> None:
@@ -353,6 +360,7 @@ class Session:
             self._current.cancel()
 
     def _after_batch(self) -> None:
+        self.faults.batch()
         self._write_status()
         if self.stopping:
             raise Stopped

@@ -21,6 +21,7 @@ from p2pfl.runfolder import PeerId, RunFolder, Status
 from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
 from peers.device import claim_device, slots_on
+from peers.faults import Injector
 from peers.slots import HostSlot
 from peers.zmqlink import Leaving, ZmqLink
 
@@ -82,8 +83,9 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         pid=os.getpid(),
     )
     session.resume()
-    link = ZmqLink(session.endpoint, folder.addresses, transport, run.digest(), log)
+    link = ZmqLink(session.endpoint, folder.addresses, transport, run.digest(), log, faults=run.file.chaos.link)
     session.endpoint.link = link
+    session.faults = Injector(run, me, folder.peer(me), link.cut, log)
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
         await link.start()
         leaving: Leaving = "failed"

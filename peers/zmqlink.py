@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from p2pfl import wire
+from p2pfl.chaos import LinkFaults
 from p2pfl.config import Transport
 from p2pfl.errors import HandshakeError, NetError, WireError, WrongRun, WrongVersion
 from p2pfl.net import Endpoint
@@ -141,6 +142,8 @@ class _Edge:
     """Number after the highest that libzmq was handed: the event loop was told that there is room again."""
     durable: int = 0
     """Rounds of our own that the neighbour was told are in a checkpoint."""
+    free_at: float = 0.0
+    """When the last message will have left, over a connection of limited bandwidth."""
     expected: int = 0
     """Number of the message that the neighbour expected next when the connection came up."""
 
@@ -155,6 +158,7 @@ class ZmqLink:
         digest: of the run file.
         log: the peer's log.
         world: what drives the link; by default real sockets on a thread.
+        faults: what happens to messages on purpose.
     """
 
     def __init__(
@@ -165,6 +169,7 @@ class ZmqLink:
         digest: str,
         log: logging.Logger,
         world: World | None = None,
+        faults: LinkFaults | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.me = endpoint.me
@@ -198,7 +203,9 @@ class ZmqLink:
         self._refused = False
         self._neighbors = {f"{one}>{self.me}".encode(): one for one in endpoint.neighbors}
         self._told: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        self._jitter = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
+        self._faults = faults or LinkFaults()
+        self._chance = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
+        self._cut_off: frozenset[PeerId] = frozenset()
 
     # ---- the event loop's side
 
@@ -240,6 +247,10 @@ class ZmqLink:
 
     def checkpointed(self, rounds_done: int) -> None:
         self._command(lambda: self._spread(rounds_done))
+
+    def cut(self, neighbors: frozenset[PeerId]) -> None:
+        """Do not reach these neighbours, and all others (again), from now on: a fault on purpose. Any thread."""
+        self._command(lambda: self._cut(neighbors))
 
     def full(self, to: PeerId) -> bool:
         return to not in self._gone and self._room[to] <= 0
@@ -378,7 +389,7 @@ class ZmqLink:
         self._seen_addresses = published
         for edge in down:
             address = self.world.address_of(edge.to)
-            if address is None:
+            if address is None or edge.to in self._cut_off:
                 continue
             if edge.address and edge.lost_at is None and now - edge.connected_at < STALE:
                 self._seen_addresses = 0  # it has not had the time to answer: look again later
@@ -557,11 +568,17 @@ class ZmqLink:
         if edge.given_up or seq < edge.expected:  # it has got it from us already, before we came back
             self._handed_up_to(edge, seq + 1)
             return
-        after = self.now()
-        if self.transport.jitter:
-            after += self._jitter.uniform(0.0, self.transport.jitter)
-            if edge.outbox:  # the order on an edge stays
-                after = max(after, edge.outbox[-1][0])
+        self._put_out(edge, seq)
+
+    def _put_out(self, edge: _Edge, seq: int) -> None:
+        after = now = self.now()
+        faults = self._faults
+        if faults.bandwidth is not None and (kept := self.endpoint.sent[edge.to].get(seq)) is not None:
+            size = sum(memoryview(frame).nbytes for frame in kept.frames)
+            after = edge.free_at = max(now, edge.free_at) + size / faults.bandwidth
+        after += faults.delay + (self._chance.uniform(0.0, faults.jitter) if faults.jitter else 0.0)
+        if edge.outbox:  # the order on an edge stays
+            after = max(after, edge.outbox[-1][0])
         edge.outbox.append((after, seq))
 
     def _go_on(self, edge: _Edge, expected: int) -> None:
@@ -569,22 +586,29 @@ class ZmqLink:
         edge.expected = expected
         first, _ = self.endpoint.sent[edge.to].first
         again = range(max(expected, first), edge.handed)
-        fresh = [(after, seq) for after, seq in edge.outbox if seq >= max(expected, edge.handed)]
+        fresh = [seq for _, seq in edge.outbox if seq >= max(expected, edge.handed)]
         if again:
             self.log.info("peer %d: sending %d messages again", edge.to, len(again))
         self._handed_up_to(edge, min(expected, edge.queued))
-        edge.outbox = deque([*((0.0, seq) for seq in again), *fresh])
+        edge.outbox.clear()
+        for seq in (*again, *fresh):
+            self._put_out(edge, seq)
 
     def _make_up(self, to: PeerId, until: int) -> None:
         """Send what was kept for a neighbour while it was gone, up to number ``until``."""
         edge = self._edges[to]
         first, _ = self.endpoint.sent[to].first
-        edge.outbox.extend((0.0, seq) for seq in range(max(edge.queued, edge.expected, first), until))
+        for seq in range(max(edge.queued, edge.expected, first), until):
+            self._put_out(edge, seq)
         edge.queued = edge.handed = max(edge.queued, until)
 
     def _flush(self, edge: _Edge) -> None:
         while edge.up and edge.outbox and edge.outbox[0][0] <= self.now():
             seq = edge.outbox[0][1]
+            if self._faults.loss and self._chance.random() < self._faults.loss:
+                self.log.info("chaos: message %d to peer %d is lost, and the connection", seq, edge.to)
+                self._break(edge)
+                return
             kept = self.endpoint.sent[edge.to].get(seq)
             # If it is kept no more, the neighbour has said that it needs it no more.
             if kept is not None and not edge.dealer.send(kept.frames):
@@ -599,6 +623,27 @@ class ZmqLink:
         for _ in range(edge.handed, seq):
             self._tell(self._handed_over, edge.to)
         edge.handed = max(edge.handed, seq)
+
+    # -- faults on purpose
+
+    def _break(self, edge: _Edge) -> None:
+        """Close the connection to a neighbour. It is made again at the next look, unless the neighbour is cut off."""
+        self._renew(edge, "")
+        edge.up = False
+        if edge.lost_at is None:
+            edge.lost_at = self.now()
+        self._seen_addresses = 0
+        self._next_look = min(self._next_look, self.now() + TICK)
+
+    def _cut(self, neighbors: frozenset[PeerId]) -> None:
+        for edge in self._edges.values():
+            if edge.to in neighbors - self._cut_off:
+                self._break(edge)
+        self._cut_off = neighbors
+        self._seen_addresses = 0
+        self._next_look = 0.0
+
+    # -- durability
 
     def _spread(self, rounds_done: int) -> None:
         self._durable = max(self._durable, rounds_done)

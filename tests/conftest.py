@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from p2pfl.chaos import LinkFaults
 from p2pfl.config import Run, Transport, from_dict
 from p2pfl.net import Endpoint, LocalHub, Patience
 from p2pfl.runfolder import RunFolder
@@ -62,7 +63,7 @@ def tree(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Run]:
-    """``make_run(rounds=5, transport={"jitter": 0.01})``: a checked Run like TINY but for that."""
+    """``make_run(rounds=5, transport={"deadline": 9})``: a checked Run like TINY but for that."""
 
     def make(**changes: Any) -> Run:
         return from_dict(tree(**changes))
@@ -249,10 +250,12 @@ class Mesh:
         endpoint.t = dead.t
         return endpoint
 
-    def link(self, endpoint: Endpoint, digest: str = "d", **transport: Any) -> ZmqLink:
+    def link(self, endpoint: Endpoint, digest: str = "d", jitter: float = 0.0, **transport: Any) -> ZmqLink:
         """A link that is not started."""
         settings = Transport(**{"deadline": 20.0, "give_up": 0.5, **transport})
-        endpoint.link = link = ZmqLink(endpoint, self.addresses, settings, digest, logging.getLogger("mesh"))
+        endpoint.link = link = ZmqLink(
+            endpoint, self.addresses, settings, digest, logging.getLogger("mesh"), faults=LinkFaults(jitter=jitter)
+        )
         self.links.append(link)
         return link
 

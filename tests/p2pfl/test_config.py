@@ -30,8 +30,8 @@ device: cpu
 """
 
 TOP = (
-    "name, seed, rounds, peers, graph, data, models, algorithm, joins_at, transport, device, gpu, threads, slots, "
-    "eval_every, global_test, masked_test, checkpoint_every, out"
+    "name, seed, rounds, peers, graph, data, models, algorithm, joins_at, transport, chaos, device, gpu, threads, "
+    "slots, eval_every, global_test, masked_test, checkpoint_every, out"
 )
 GRAPH_NAMES = (
     "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file"
@@ -503,13 +503,13 @@ def test_set_reaches_into_sections_named_things_and_what_the_file_leaves_out() -
         "seed=7",
         "graph=star",
         "data.partition.per_class=[3, 5]",
-        "transport.jitter=0.5",
+        "chaos.link.jitter=0.5",
         "algorithm.lr=1e-2",
         "algorithm.betas=[0.1, 0.2]",
         "models=tiny-cnn",
         "models.features=8",
     )
-    assert (run.seed, run.file.graph.name, run.file.transport.jitter) == (7, "star", 0.5)
+    assert (run.seed, run.file.graph.name, run.file.chaos.link.jitter) == (7, "star", 0.5)
     assert run.partition.to_dict()["per_class"] == [3, 5]
     assert (run.file.models.name, run.file.models.features) == ("tiny-cnn", 8)
     hyper: Any = run.hyper
@@ -632,6 +632,31 @@ def test_who_joins_late_must_be_there_and_come_in_time(joins: str, seen: str) ->
     assert line.startswith(seen)
 
 
+@pytest.mark.parametrize(
+    ("chaos", "seen"),
+    [
+        ("kill: {peer: 4}", "chaos.kill.0.peer: no peer 4; the 4 peers are 0 to 3"),
+        ("kill: [{round: 1}, {round: 3}]", "chaos.kill.1.round: round 3 never comes: rounds are 0 to 2"),
+        (
+            "kill: {round: 1, restrat: true}",
+            "chaos.kill.0.restrat: unknown key 'restrat'; known: peer, round, times, ",
+        ),
+        ("pause: {round: 1}", "chaos.pause.0.seconds: missing; it has no default"),
+        ("straggler: {peer: 9, factor: 2}", "chaos.straggler.0.peer: no peer 9"),
+        ("straggler: {peer: 1, factor: 0.5}", "chaos.straggler.0.factor: should be greater than 1"),
+        ("link: {loss: 1}", "chaos.link.loss: should be less than 1"),
+        ("link: {delays: 1}", "chaos.link.delays: unknown key 'delays'; known: delay, jitter, loss, bandwidth"),
+        ("partition: {groups: [[0], [1, 4]], round: 0, rounds: 1}", "chaos.partition.0.groups: no peer 4"),
+        ("partition: {groups: [[0, 1], [1]], round: 0, rounds: 1}", "chaos.partition.0.groups: a peer can be in one"),
+        ("partition: {groups: [[0], [1]], round: 0}", "chaos.partition.0: give rounds or seconds, and not both"),
+        ("partition: {groups: [[0], [1]], round: 7, seconds: 1}", "chaos.partition.0.round: round 7 never comes"),
+    ],
+)
+def test_what_is_wrong_with_the_chaos_is_said_by_its_place(chaos: str, seen: str) -> None:
+    (line,) = complaints(f"{GOOD}chaos: {{{chaos}}}\n")
+    assert line.startswith(f"run.yaml:12: {seen}")
+
+
 def test_the_resolved_file_names_every_key() -> None:
     resolved = read(GOOD).resolved()
     assert ", ".join(resolved) == TOP
@@ -668,6 +693,7 @@ def test_the_digest_changes_with_what_a_peer_computes_from(assignment: str) -> N
         "name=other",
         "out=/elsewhere",
         "transport.deadline=5",
+        "chaos.kill={times: 2}",
         "eval_every=2",
         "slots=3",
         "device=auto",

@@ -32,7 +32,8 @@ def test_every_peer_ends_elsewhere(make_run: Any) -> None:
     [
         {"slots": 1},
         {"slots": 3},
-        {"transport": {"jitter": 0.5}},
+        {"chaos": {"link": {"delay": 0.5}, "kill": {"times": 2}, "straggler": {"peer": 1, "factor": 3}}},
+        {"transport": {"deadline": 5}},
         {"eval_every": 2},
         {"checkpoint_every": 1},
         {"out": "x"},

@@ -172,7 +172,7 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
 def test_sockets_end_with_the_bits_and_byte_counts_of_simulate(
     name: str, make_run: Any, prepare: Any, warm: Any, tmp_path: Path
 ) -> None:
-    run = make_run(**RUNS[name], transport={"jitter": 0.02})
+    run = make_run(**RUNS[name], chaos={"link": {"jitter": 0.02}})
     sockets, simulated = prepare(tmp_path / "sockets", run), prepare(tmp_path / "simulated", run)
     expected = outcome(simulate(run, simulated))
     codes = warm.run(sockets)
@@ -220,7 +220,7 @@ def test_two_runs_over_sockets_are_equal_whatever_the_slots(
 ) -> None:
     outcomes = []
     for slots in (1, 4):
-        folder = prepare(tmp_path / f"{slots}", make_run(slots=slots, transport={"jitter": 0.01}))
+        folder = prepare(tmp_path / f"{slots}", make_run(slots=slots, chaos={"link": {"jitter": 0.01}}))
         assert set(warm.run(folder).values()) == {0}
         outcomes.append(outcome(place.result() for place in folder.peers()))
     assert outcomes[0] == outcomes[1]

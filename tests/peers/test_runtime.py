@@ -72,7 +72,7 @@ def test_peers_that_stopped_in_the_same_round_go_on_as_if_nothing_had_happened(
 ) -> None:
     options = {"dpsgd": {"momentum": 0.9}, "mapl": {"warmup": 1, "projector_hidden": 16, "graph_lr": 5.0}}
     run = make_run(
-        rounds=2, algorithm={"name": algorithm, "batch": 16, **options[algorithm]}, transport={"jitter": 0.01}
+        rounds=2, algorithm={"name": algorithm, "batch": 16, **options[algorithm]}, chaos={"link": {"jitter": 0.01}}
     )
     folder = prepare(tmp_path / "run", run)
     assert set(warm.run(folder).values()) == {0}
@@ -126,7 +126,9 @@ def test_when_one_peer_is_killed_the_others_finish_and_name_it(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
     rounds = 40
-    folder = prepare(tmp_path / "run", make_run(rounds=rounds, transport={"jitter": 0.03, "give_up": 0.3}))
+    folder = prepare(
+        tmp_path / "run", make_run(rounds=rounds, chaos={"link": {"jitter": 0.03}}, transport={"give_up": 0.3})
+    )
     pids = warm.start(folder)
     until(lambda: rounds_done(folder, 2) > 1)
     os.kill(pids[2], signal.SIGKILL)
@@ -148,8 +150,8 @@ def test_when_one_peer_is_killed_the_others_finish_and_name_it(
 def test_a_peer_that_stops_is_waited_for_a_while_and_then_left_out(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    transport = {"jitter": 0.02, "give_up": 0.5, "deadline": 1000}
-    folder = prepare(tmp_path / "run", make_run(rounds=30, transport=transport))
+    transport = {"give_up": 0.5, "deadline": 1000}
+    folder = prepare(tmp_path / "run", make_run(rounds=30, chaos={"link": {"jitter": 0.02}}, transport=transport))
     pids = warm.start(folder)
     until(lambda: rounds_done(folder, 3) > 1)
     os.kill(pids[3], signal.SIGTERM)
@@ -178,7 +180,8 @@ def test_peers_that_are_killed_and_come_back_change_nothing(
         rounds=18,
         checkpoint_every=3,
         graph="ring",
-        transport={"jitter": 0.02, "give_up": 60, "deadline": 60},
+        chaos={"link": {"jitter": 0.02}},
+        transport={"give_up": 60, "deadline": 60},
     )
     folder, calm = prepare(tmp_path / "run", run), prepare(tmp_path / "calm", run)
     expected = simulate(run, calm)
@@ -201,7 +204,7 @@ def test_peers_that_are_killed_and_come_back_change_nothing(
 def test_when_the_warm_process_is_killed_its_peers_finish(
     make_run: Any, prepare: Any, another_warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    folder = prepare(tmp_path / "run", make_run(rounds=12, transport={"jitter": 0.03}))
+    folder = prepare(tmp_path / "run", make_run(rounds=12, chaos={"link": {"jitter": 0.03}}))
     pids = another_warm.start(folder)
     peers = [psutil.Process(pid) for pid in pids.values()]
     until(lambda: rounds_done(folder, 0) > 0)
@@ -218,7 +221,7 @@ def test_when_the_warm_process_is_killed_its_peers_finish(
 def test_a_peer_says_who_it_is_and_holds_nothing_of_its_parent(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    folder = prepare(tmp_path / "run", make_run(rounds=ENDLESS, transport={"jitter": 0.01}))
+    folder = prepare(tmp_path / "run", make_run(rounds=ENDLESS, chaos={"link": {"jitter": 0.01}}))
     pids = warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) for peer in pids))
     try:
