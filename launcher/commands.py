@@ -96,13 +96,29 @@ def launch(as_json: bool, restart: Restart, **order: Any) -> None:
 @commands.command()
 @RESTART
 @RUN
-@click.option("--peer", "peers", type=int, multiple=True, metavar="N", help="This peer only; may be repeated.")
 @JSON
-def resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
+def resume(run: Path, restart: Restart, as_json: bool) -> None:
     """Go on with a run after a stop, a crash or a reboot.
 
     Starts the peers that do not live, each from its checkpoint.
     """
+    _resume(run, (), restart, as_json)
+
+
+@commands.command()
+@RESTART
+@RUN
+@click.option("--peer", "peers", type=int, multiple=True, required=True, metavar="N", help="Which; may be repeated.")
+@JSON
+def join(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
+    """Bring peers back into a run that goes on.
+
+    Each goes on from its checkpoint; or, if its neighbours have given it up meanwhile, in their round.
+    """
+    _resume(run, peers, restart, as_json)
+
+
+def _resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
     from launcher.local import resume as resume_peers
     from p2pfl.runfolder import RunFolder
 
@@ -114,7 +130,8 @@ def resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -
 def simulate(as_json: bool, **order: Any) -> None:
     """Run all peers in one process, without sockets.
 
-    The result is the same bits, the same files and the same summary as those of launch, on the CPU.
+    The result is the same bits, the same files and the same summary as those of launch, on the CPU. The run file's
+    chaos is left out: it is the calm run that one with faults is compared with.
     """
     from launcher.prepare import Order
     from launcher.simulation import simulate as run_here

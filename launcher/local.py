@@ -32,7 +32,8 @@ LOOK_EVERY = 0.25
 
 Restart = Literal["on-failure", "always", "never"]
 """Whether peers that ended without having finished are started again. ``on-failure``: those that were killed or have
-failed, not those that were stopped; and not one that fails ATTEMPTS times without completing a round."""
+failed, not those that were stopped; and not one that fails ATTEMPTS times without completing a round. None of them
+starts a peer again that the run file's chaos has killed for good."""
 ATTEMPTS = 3
 
 
@@ -83,7 +84,7 @@ def _run(
             warm.kill()
             with WarmProcess(environment) as other:
                 crew = follow(folder, peers, run, other, console, restart)
-    return summarize(folder, crew.codes, crew.seconds)
+    return summarize(folder, crew.codes, crew.seconds, run.topology)
 
 
 def threads(count: int) -> dict[str, str]:
@@ -155,6 +156,8 @@ class Policy:
         place = self.folder.peer(peer)
         ended = self.why[peer] = how_it_ended(place, code)
         if self.restart == "never" or ended == "finished" or (self.restart == "on-failure" and ended == "stopped"):
+            return False
+        if any(not blow.get("restart", True) for blow in place.injected()):
             return False
         status = place.status()
         rounds = self._failures.setdefault(peer, [])

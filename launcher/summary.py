@@ -3,6 +3,7 @@
     {"name": "mesh20", "algorithm": "mapl", "seed": 0, "rounds": 60, "started": "2026-11-21T09:30:00+00:00",
      "run": "<folder>", "seconds": 93.1,        from asking for the peers to the last exit; null if nobody watched
      "finished": true,                          all peers did
+     "parts": [[0, 1, 2], [4, 5]] | null,       those into which the graph has fallen without the peers that did not
      "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
@@ -29,7 +30,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from rich.console import Console
@@ -40,6 +41,9 @@ from launcher.picture import MOST_PEERS, draw
 from launcher.processes import how_it_ended
 from p2pfl.errors import RunFolderError
 from p2pfl.runfolder import PeerFolder, PeerId, Result, RunFolder, write_json
+
+if TYPE_CHECKING:
+    from p2pfl.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class Summary:
     run: str
     seconds: float | None
     finished: bool
+    parts: list[list[PeerId]] | None
     peers: list[PeerSummary]
     accuracy: Spread | None
     best: Spread | None
@@ -153,7 +158,12 @@ def settings(folder: RunFolder) -> dict[str, Any]:
     return plain
 
 
-def summarize(folder: RunFolder, codes: Mapping[PeerId, int] | None = None, seconds: float | None = None) -> Summary:
+def summarize(
+    folder: RunFolder,
+    codes: Mapping[PeerId, int] | None = None,
+    seconds: float | None = None,
+    topology: Topology | None = None,
+) -> Summary:
     """Read what the peers left behind, and write summary.json. ``codes`` are exit codes, where known."""
     plain = settings(folder)
     places = list(folder.peers())
@@ -168,6 +178,7 @@ def summarize(folder: RunFolder, codes: Mapping[PeerId, int] | None = None, seco
         run=str(folder.root),
         seconds=seconds,
         finished=all(peer.ended == "finished" for peer in peers),
+        parts=_parts(topology, {peer.peer for peer in peers if peer.ended != "finished"}) if topology else None,
         peers=peers,
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
@@ -179,6 +190,14 @@ def summarize(folder: RunFolder, codes: Mapping[PeerId, int] | None = None, seco
     )
     write_json(folder.summary, summary.to_dict())
     return summary
+
+
+def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
+    """Parts of the graph that could reach each other only through those who are lost."""
+    left = [sorted(set(part) - lost) for part in topology.without(lost).components]
+    parts = [part for part in left if part]
+    before = [part for part in topology.components if set(part) - lost]
+    return parts if len(parts) > len(before) else None
 
 
 def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
@@ -279,6 +298,9 @@ def failures(summary: Summary) -> list[str]:
         noun = "peer" if len(peers) == 1 else "peers"
         log = "" if ended in ("stopped", "never started") else f"; see {peers[0].log}"
         lines.append(f"{noun} {text.ids(peer.peer for peer in peers)}: {ended}{log}")
+    if summary.parts is not None:
+        parts = "; ".join(text.ids(part) for part in summary.parts)
+        lines.append(f"without them the graph falls into {len(summary.parts)} parts: {parts}")
     return lines
 
 

@@ -187,6 +187,7 @@ class ZmqLink:
         self._accepted: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         self._room: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, transport.queue)
         self._gone: set[PeerId] = set()
+        self._lost: set[PeerId] = set()  # those of them that did not take their leave
         self._room_changed = asyncio.Event()
         self._crowded = False
         """The event loop has as many messages of one neighbour to accept as may wait; the I/O thread writes it."""
@@ -277,13 +278,17 @@ class ZmqLink:
         self._room[to] += 1
         self._room_changed.set()
 
-    def _neighbor_gone(self, to: PeerId) -> None:
+    def _neighbor_gone(self, to: PeerId, closed: bool) -> None:
         self._gone.add(to)
+        self._lost.discard(to) if closed else self._lost.add(to)
+        if self._lost == set(self.endpoint.neighbors):
+            self.log.warning("no neighbour is left: going on alone")
         self._room_changed.set()
         self.endpoint.mailbox.lost(to)
 
     def _neighbor_back(self, to: PeerId) -> None:
         self._gone.discard(to)
+        self._lost.discard(to)
         self.endpoint.mailbox.regained(to)
         until = self.endpoint.sent[to].next
         self._command(lambda: self._make_up(to, until))
@@ -433,13 +438,13 @@ class ZmqLink:
             elif event == "connected" and edge.lost_at is not None:
                 self._greet(edge)
 
-    def _give_up(self, edge: _Edge, why: str) -> None:
+    def _give_up(self, edge: _Edge, why: str, *, closed: bool = False) -> None:
         edge.given_up = True
         edge.outbox.clear()
         self._handed_up_to(edge, edge.queued)
         self._poll(edge, edge.polled & ~ROOM)
         self.log.info("peer %d is gone: %s", edge.to, why)
-        self._tell(self._neighbor_gone, edge.to)
+        self._tell(self._neighbor_gone, edge.to, closed)
 
     def _answered(self, edge: _Edge) -> None:
         """A control message on our own connection to a neighbour."""
@@ -509,7 +514,7 @@ class ZmqLink:
             self._reply(identity, Closed(), message.seq)
             # Everything that this neighbour ever sent stands before its CLOSE, and it hears nothing any more.
             if not self._edges[via].given_up:
-                self._give_up(self._edges[via], "it has closed")
+                self._give_up(self._edges[via], "it has closed", closed=True)
         elif message.seq >= self._expected[via]:  # else we have it
             if message.seq > self._expected[via]:  # it has left out rounds
                 self._tell(self.endpoint.mailbox.skipped, via, message.t)
