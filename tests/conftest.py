@@ -246,7 +246,7 @@ class Mesh:
         """The endpoint of a new process of that peer, with the state that the old one had between its last rounds."""
         endpoint = self.endpoint(dead.me, dead.topology, dead.layouts[:-2])
         endpoint.load_state_dict(dead.state_dict())
-        endpoint.t = dead.t
+        endpoint.t = endpoint.durable = dead.t
         return endpoint
 
     def link(self, endpoint: Endpoint, digest: str = "d", **transport: Any) -> ZmqLink:
