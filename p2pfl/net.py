@@ -15,9 +15,9 @@ Invariants:
    infinity (``spoilt``), so that a peer whose training diverges does not take its neighbours along.
 4. Who hears whom changes only between rounds, and only by messages that both sides wait for (``listen_to``),
    so that equal runs send equal messages.
-5. What was sent is kept until its receiver has it in a checkpoint (``Sent``). A peer that crashed computes the
-   rounds since its checkpoint again, which gives the same messages under the same numbers: receivers know them
-   by these and drop what they have. What the peer itself had heard since is sent to it again.
+5. What was sent is kept until its receiver has it in the checkpoint before its last one (``Sent``). A peer that
+   crashed computes the rounds since its checkpoint again, which gives the same messages under the same numbers:
+   receivers know them by these and drop what they have. What the peer itself had heard since is sent to it again.
 6. A peer that its neighbours had given up finds that they no longer keep what it missed. It leaves out the rounds
    up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones.
 """
@@ -415,6 +415,8 @@ class Endpoint:
         self._arrived: dict[PeerId, deque[tuple[int, int]]] = {neighbor: deque() for neighbor in self.neighbors}
         """(number, round) of messages of this round and later ones."""
         self.t = 0
+        self.durable = 0
+        """Rounds before this one will not be computed again: the checkpoint before the last one holds them."""
 
         self.out: Counts = {}
         self.inn: Counts = {}

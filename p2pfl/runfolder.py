@@ -12,6 +12,7 @@
             status.json     what the peer is doing now                     (Status)
             result.json     how it ended                                   (Result)
             checkpoint.pt   everything needed to go on after the last checkpointed round
+            checkpoint-previous.pt  the one before, should that one be damaged   (p2pfl.checkpoint)
             output.log      anything that wrote to stdout or stderr
 
 Files that others read while they change (addresses, status, result, summary) are replaced atomically.
@@ -22,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from typing import Any, Literal
 from p2pfl.errors import RunFolderError
 
 PeerId = int
+Buffer = bytes | memoryview
 Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
 """``queued`` waits for a compute slot, ``waiting`` for neighbours; the last three are final."""
 
@@ -209,10 +212,11 @@ class RunFolder:
         return (self.peer(peer) for peer in ids)
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
+def write_atomically(path: Path, data: Buffer, *, durable: bool = False, keep: Path | None = None) -> None:
     """Replace ``path`` as a whole: a reader sees the old bytes or the new ones, never a part.
 
-    ``durable`` also waits until the disk has it, so that it survives a power cut.
+    ``durable`` also waits until the disk has it, so that it survives a power cut. ``keep`` is where the old file
+    goes; then a reader may also see none at ``path``, for a moment or after a crash, but the old one at ``keep``.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -221,16 +225,25 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        if keep is not None:
+            with suppress(FileNotFoundError):
+                path.replace(keep)
         temporary.replace(path)
+        if durable:
+            _sync(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from error
-    if durable:
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the disk has the names in ``folder`` as they are now."""
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def write_json(path: Path, value: Any) -> None:

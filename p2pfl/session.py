@@ -220,7 +220,7 @@ class Session:
                     continue
                 self._current = asyncio.ensure_future(self._round(self.rounds_done))
                 await self._current
-            self._save()
+            self._save(final=True)
             return self._end("finished")
         except (Stopped, asyncio.CancelledError):
             self._save()
@@ -382,22 +382,32 @@ class Session:
             "totals": checkpoint.snapshot(asdict(self.totals)),
         }
 
-    def _save(self) -> None:
-        if self.folder is None or self._saved is None or self._saved_on_disk == self.rounds_done:
+    def _save(self, *, final: bool = False) -> None:
+        """Write a checkpoint, if the last one is not of this round.
+
+        ``final``: there will be no other one, and neighbours will be gone: let both copies be of this round.
+        """
+        if self.folder is None or self._saved is None:
             return
-        checkpoint.save(self.folder.checkpoint, self._saved)
-        self._saved_on_disk = self._saved["rounds_done"]
-        self.endpoint.link.checkpointed(self._saved_on_disk)
-        self.log.debug("checkpoint after round %d", self.rounds_done - 1)
+        done = self._saved["rounds_done"]
+        while self._saved_on_disk < done or (final and self.endpoint.durable < done):
+            # Not the newest one's round: should that be damaged, we need again what came since the one before.
+            self.endpoint.durable = max(0, self._saved_on_disk)
+            checkpoint.save(self.folder.checkpoint, {**self._saved, "durable": self.endpoint.durable})
+            self._saved_on_disk = done
+            self.endpoint.link.checkpointed(self.endpoint.durable)
+            self.log.debug("checkpoint after round %d", done - 1)
 
     def resume(self) -> None:
-        """Go back to the last checkpoint, if there is one. To be called before the endpoint's link starts, or else
-        ``run`` does it."""
+        """Go back to the last checkpoint that can be used, if there is one.
+
+        To be called before the endpoint's link starts, or else ``run`` does it. Raises CheckpointError.
+        """
         self._resumed = True
         if self.folder is None:
             return
         self.folder.clear_result()
-        saved = checkpoint.load(self.folder.checkpoint, self.run_id, self.me)
+        saved = checkpoint.load(self.folder.checkpoint, self.run_id, self.me, self.log)
         if saved is None:
             metrics.keep_before(self.folder.metrics, 0)
             return
@@ -407,6 +417,7 @@ class Session:
         self.endpoint.load_state_dict(saved["endpoint"])
         self.totals = Totals(**saved["totals"])
         self.rounds_done = self._saved_on_disk = self.endpoint.t = saved["rounds_done"]
+        self.endpoint.durable = saved["durable"]
         self._evaluate()
         metrics.keep_before(self.folder.metrics, self.rounds_done)
         self.log.info("resumed after round %d", self.rounds_done - 1)

@@ -16,7 +16,8 @@ Rules:
 2. WELCOME says which message the receiver expects next; sending goes on there, be it with messages that were sent
    before, on a connection that broke or to a process that died. HELLO says which message is the oldest that is kept:
    if the receiver expected an older one, it learns so that it will never come. A receiver drops what it has.
-   DURABLE(t) says that everything of rounds before t is in a checkpoint of the receiver and need not be kept.
+   DURABLE(t) says that everything of rounds before t is in the checkpoint of the receiver before its last one, and
+   need not be kept.
 3. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
    The sender in a header must be the one in the identity. The receiver must be us: an address from before a
    restart may by now be another peer's.
@@ -216,7 +217,7 @@ class ZmqLink:
         The endpoint must be in the state in which it goes on.
         """
         self._expected = dict(self.endpoint.heard)
-        self._durable = self.endpoint.t
+        self._durable = self.endpoint.durable
         self._router = self.world.listen()
         self.address = self._router.address
         self.world.publish(self.address)

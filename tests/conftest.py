@@ -247,7 +247,7 @@ class Mesh:
         """The endpoint of a new process of that peer, with the state that the old one had between its last rounds."""
         endpoint = self.endpoint(dead.me, dead.topology, dead.layouts[:-2])
         endpoint.load_state_dict(dead.state_dict())
-        endpoint.t = dead.t
+        endpoint.t = endpoint.durable = dead.t
         return endpoint
 
     def link(self, endpoint: Endpoint, digest: str = "d", jitter: float = 0.0, **transport: Any) -> ZmqLink:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
+import io
+import logging
 import os
 import pickle
 from pathlib import Path
@@ -28,6 +33,19 @@ def state(**more: Any) -> dict[str, Any]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "checkpoint.pt"
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    found = checkpoint.load(path, RUN, 3)
+    assert found is not None
+    return found
+
+
+def two(path: Path) -> dict[str, bytes]:
+    """Checkpoints of 2 and of 4 rounds."""
+    for rounds in (2, 4):
+        checkpoint.save(path, state(rounds_done=rounds))
+    return contents(path)
 
 
 # ---- snapshots ---------------------------------------------------------------------------------------------
@@ -105,21 +123,70 @@ def test_without_a_file_there_is_no_checkpoint(path: Path) -> None:
     assert checkpoint.load(path, RUN, 3) is None
 
 
-def test_a_checkpoint_replaces_the_one_before_and_leaves_nothing_else_behind(path: Path) -> None:
-    checkpoint.save(path, state())
-    checkpoint.save(path, state(rounds_done=9))
-    found = checkpoint.load(path, RUN, 3)
-    assert found is not None
-    assert found["rounds_done"] == 9
-    assert os.listdir(path.parent) == ["checkpoint.pt"]
+def test_a_checkpoint_replaces_the_one_before_which_is_kept_and_nothing_else(path: Path) -> None:
+    for rounds in (2, 5, 9):
+        checkpoint.save(path, state(rounds_done=rounds))
+    assert loaded(path)["rounds_done"] == 9
+    assert checkpoint.read(checkpoint.previous(path))["rounds_done"] == 5
+    assert sorted(os.listdir(path.parent)) == ["checkpoint-previous.pt", "checkpoint.pt"]
 
 
-def test_the_old_checkpoint_survives_a_failing_save(path: Path) -> None:
-    checkpoint.save(path, state())
+def test_the_old_checkpoints_survive_a_failing_save(path: Path) -> None:
+    before = two(path)
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         checkpoint.save(path, state(unsaveable=lambda: None))
-    assert checkpoint.load(path, RUN, 3) is not None
-    assert os.listdir(path.parent) == ["checkpoint.pt"]
+    assert contents(path) == before
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {name: (path.parent / name).read_bytes() for name in os.listdir(path.parent)}
+
+
+CALLS = ("write", "fsync", "rename")
+
+
+def calls_of_a_save(path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: int | None = None) -> list[str]:
+    """What a third save asks of the system, one by one; the ``fail_at``-th, and all after it, find the disk gone."""
+    made: list[str] = []
+
+    def watched(name: str, function: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            made.append(name)
+            if fail_at is not None and len(made) > fail_at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return function(*arguments, **options)
+
+        return call
+
+    class Watched(io.FileIO):
+        write = watched("write", io.FileIO.write)
+
+    with monkeypatch.context() as patch:
+        opened = Path.open
+        patch.setattr(Path, "open", lambda self, mode: Watched(self, mode) if mode == "wb" else opened(self, mode))
+        patch.setattr(os, "fsync", watched("fsync", os.fsync))
+        patch.setattr(Path, "replace", watched("rename", Path.replace))
+        with contextlib.suppress(RunFolderError):
+            checkpoint.save(path, state(rounds_done=7))
+    return made
+
+
+def test_a_new_checkpoint_is_on_the_disk_before_it_takes_the_place_of_the_old_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two(path)
+    assert calls_of_a_save(path, monkeypatch) == ["write", "fsync", "rename", "rename", "fsync"]
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_wherever_a_save_ends_the_last_or_the_new_state_is_loaded(
+    path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    two(path)
+    assert len(calls_of_a_save(path, monkeypatch, fail_at=steps)) == steps + 1
+    expected = 4 if steps < 4 else 7
+    assert loaded(path)["rounds_done"] == expected
+    assert all(name.startswith("checkpoint") for name in os.listdir(path.parent))
 
 
 def test_a_folder_that_is_gone_is_a_run_folder_error(path: Path) -> None:
@@ -127,18 +194,23 @@ def test_a_folder_that_is_gone_is_a_run_folder_error(path: Path) -> None:
         checkpoint.save(path.parent / "gone" / "checkpoint.pt", state())
 
 
-@pytest.mark.parametrize(("run", "peer"), [("fedcba9876543210", 3), (RUN, 4)])
-def test_a_checkpoint_of_another_run_or_peer_is_refused(path: Path, run: str, peer: int) -> None:
-    checkpoint.save(path, state())
-    with pytest.raises(CheckpointError, match="belongs to another run or peer; remove it to start from round 0"):
-        checkpoint.load(path, run, peer)
-
-
 @pytest.mark.parametrize("content", [[1, 2], {}, torch.ones(2)], ids=["list", "empty", "tensor"])
 def test_another_content_is_refused(path: Path, content: Any) -> None:
     torch.save(content, path)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.read(path)
+
+
+def test_a_state_that_finds_no_memory_is_not_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = two(path)
+
+    def load(*arguments: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(MemoryError):
         checkpoint.load(path, RUN, 3)
+    assert contents(path) == before
 
 
 class Trap:
@@ -155,11 +227,17 @@ def test_nothing_in_a_checkpoint_is_executed(path: Path) -> None:
     trace = path.parent / "executed"
     torch.save(state(trap=Trap(trace)), path)
     with pytest.raises(CheckpointError, match="damaged"):
-        checkpoint.load(path, RUN, 3)
+        checkpoint.read(path)
+    contents_of = io.BytesIO()
+    torch.save(state(trap=Trap(trace)), contents_of)
+    signed = hashlib.sha256(contents_of.getvalue()).digest() + contents_of.getvalue()
+    path.write_bytes(signed)
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.read(path)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         path.write_bytes(pickle.dumps(Trap(trace), protocol))
         with pytest.raises(CheckpointError, match="damaged"):
-            checkpoint.load(path, RUN, 3)
+            checkpoint.read(path)
     assert not trace.exists()
 
 
@@ -172,10 +250,8 @@ def saved(path: Path) -> bytes:
 def test_a_file_that_was_cut_off_is_damaged(path: Path, part: float) -> None:
     whole = saved(path)
     path.write_bytes(whole[: int(part * len(whole))])
-    with pytest.raises(
-        CheckpointError, match=r"checkpoint\.pt: damaged: .*remove it to start this peer from round 0"
-    ):
-        checkpoint.load(path, RUN, 3)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged: its checksum is wrong$"):
+        checkpoint.read(path)
 
 
 @pytest.mark.parametrize(
@@ -193,28 +269,114 @@ def test_a_file_that_was_cut_off_is_damaged(path: Path, part: float) -> None:
 )
 def test_what_is_no_checkpoint_at_all_is_damaged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(CheckpointError):
-        checkpoint.load(path, RUN, 3)
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoint.read(path)
 
 
 def test_random_bytes_are_damaged(path: Path) -> None:
     stream = np.random.default_rng(0)
     for _ in range(200):
         path.write_bytes(stream.bytes(int(stream.integers(1, 200))))
-        with pytest.raises(CheckpointError):
-            checkpoint.load(path, RUN, 3)
+        with pytest.raises(CheckpointError, match="damaged"):
+            checkpoint.read(path)
 
 
 def test_a_file_with_a_changed_byte_is_damaged(path: Path) -> None:
-    checkpoint.save(path, state())
-    whole = path.read_bytes()
+    whole = saved(path)
     stream = np.random.default_rng(0)
     for _ in range(300):
         changed = bytearray(whole)
         changed[int(stream.integers(len(whole)))] ^= int(stream.integers(1, 256))
         path.write_bytes(changed)
         with pytest.raises(CheckpointError, match=r"damaged"):
-            checkpoint.load(path, RUN, 3)
+            checkpoint.read(path)
+
+
+# ---- falling back to the one before ------------------------------------------------------------------------
+
+
+def cut(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+def flipped(whole: bytes) -> bytes:
+    return whole[:-100] + bytes([whole[-100] ^ 4]) + whole[-99:]
+
+
+def anothers(whole: bytes) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state(run="f" * 16), buffer)
+    return hashlib.sha256(buffer.getvalue()).digest() + buffer.getvalue()
+
+
+DAMAGES = {
+    "cut off": (cut, "damaged: its checksum is wrong"),
+    "a bit flipped": (flipped, "damaged: its checksum is wrong"),
+    "empty": (lambda whole: b"", "damaged: its checksum is wrong"),
+    "zeros": (lambda whole: bytes(len(whole)), "damaged: its checksum is wrong"),
+    "another run's": (anothers, "belongs to another run or peer"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_one_before_stands_in_for_a_checkpoint_that_cannot_be_used(
+    damage: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    two(path)
+    spoil, reason = DAMAGES[damage]
+    spoilt = spoil(path.read_bytes())
+    path.write_bytes(spoilt)
+    with caplog.at_level(logging.WARNING):
+        found = checkpoint.load(path, RUN, 3, logging.getLogger())
+    assert found is not None
+    assert found["rounds_done"] == 2
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{path}: {reason}; set aside as checkpoint-damaged.pt; going on from the one after round 1"
+    )
+    assert checkpoint.damaged(path).read_bytes() == spoilt
+    assert loaded(path)["rounds_done"] == 2, "and so it is the next time"
+
+
+def test_what_is_saved_next_does_not_push_out_the_one_that_stood_in(path: Path) -> None:
+    two(path)
+    path.write_bytes(b"torn")
+    loaded(path)
+    checkpoint.save(path, state(rounds_done=4))
+    path.write_bytes(b"torn again")
+    assert loaded(path)["rounds_done"] == 2
+
+
+def test_the_first_checkpoint_falls_back_to_the_beginning(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint.save(path, state())
+    path.write_bytes(b"torn")
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint.load(path, RUN, 3, logging.getLogger()) is None
+    assert "going on from the beginning: there was none before" in caplog.text
+    assert checkpoint.load(path, RUN, 3) is None
+
+
+def test_a_damaged_one_before_does_not_matter_as_long_as_the_last_one_is_whole(path: Path) -> None:
+    two(path)
+    checkpoint.previous(path).write_bytes(b"torn")
+    assert loaded(path)["rounds_done"] == 4
+    checkpoint.save(path, state(rounds_done=6))
+    path.write_bytes(b"torn")
+    assert loaded(path)["rounds_done"] == 4
+
+
+@pytest.mark.parametrize("newest", ["torn", None])
+def test_if_neither_can_be_used_the_error_names_both_and_nothing_is_touched(path: Path, newest: str | None) -> None:
+    two(path)
+    checkpoint.previous(path).write_bytes(b"")
+    if newest is None:
+        path.unlink()
+    else:
+        path.write_text(newest)
+    before = contents(path)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: .*checkpoint-previous\.pt: damaged: .*remove both"):
+        checkpoint.load(path, RUN, 3)
+    assert contents(path) == before
 
 
 # ---- checkpoints of other runs -----------------------------------------------------------------------------

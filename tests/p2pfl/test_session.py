@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from p2pfl import checkpoint, metrics
 from p2pfl.algorithms.local import Local
@@ -365,22 +364,59 @@ def test_records_after_the_checkpoint_are_written_again(tmp_path: Path, make_run
     assert [record["t"] for record in metrics.read(folder.peer(0).metrics)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "text", "flipped", "pickle", "another run"])
-def test_a_damaged_checkpoint_is_a_clear_error(damage: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
+def test_a_damaged_checkpoint_costs_rounds_and_nothing_else(tmp_path: Path, make_run: Any, prepare: Any) -> None:
+    run = make_run(rounds=8, peers=2, algorithm="local", checkpoint_every=2)
+    folder = prepare(tmp_path / "run", run)
+    stop_all_after(run, folder, 5)
+    place = folder.peer(1)
+    place.checkpoint.write_bytes(place.checkpoint.read_bytes()[:-1])
+    for result, expected in zip(simulate(run, folder), simulate(run), strict=True):
+        assert (result.phase, result.digest) == ("finished", expected.digest)
+        assert [record["t"] for record in metrics.read(folder.peer(result.peer).metrics)] == list(range(8))
+    said = place.log.read_text()
+    assert "checkpoint.pt: damaged: its checksum is wrong; set aside" in said
+    assert "going on from the one after round 3" in said
+    assert "resumed after round 3" in said
+
+
+def test_neighbors_are_told_what_the_checkpoint_before_the_last_one_holds(
+    tmp_path: Path, make_run: Any, prepare: Any
+) -> None:
+    run = make_run(rounds=7, peers=2, algorithm="local", checkpoint_every=2)
+    folder = prepare(tmp_path / "run", run)
+    told: list[int] = []
+
+    def play(rounds: int) -> None:
+        async def life(sessions: list[Session]) -> None:
+            session = sessions[0]
+            session.endpoint.link.checkpointed = told.append  # type: ignore[method-assign]
+            session.on_round = lambda peer, t: session.stop() if t + 1 == rounds else None
+            with contextlib.suppress(Stopped):
+                await session.run()
+
+        in_process(run, folder, life)
+
+    play(rounds=5)
+    assert told == [0, 2, 4]  # at 2, at 4 and at the stop
+    saved = checkpoint.load(folder.peer(0).checkpoint, folder.about["id"], 0)
+    assert saved is not None
+    assert (saved["rounds_done"], saved["durable"]) == (5, 4)
+    play(rounds=8)
+    assert told[3:] == [5, 6, 7]  # at 6, at the end, and once more: then the neighbours will be gone
+    before = checkpoint.read(checkpoint.previous(folder.peer(0).checkpoint))
+    assert before["rounds_done"] == 7
+
+
+def test_a_session_without_a_usable_checkpoint_fails(tmp_path: Path, make_run: Any, prepare: Any) -> None:
     run = make_run(rounds=2, peers=2, algorithm="local")
     folder = prepare(tmp_path / "run", run)
     simulate(run, folder)
     path = folder.peer(1).checkpoint
-    data = bytearray(path.read_bytes())
-    if damage == "pickle":
-        torch.save({"run": Path("/")}, path)  # needs code to be loaded
-    elif damage == "another run":
-        checkpoint.save(path, {"run": "f" * 16, "peer": 1})
-    else:
-        data[64] ^= 0xFF
-        changed = {"empty": b"", "truncated": data[: len(data) // 2], "text": b"hello", "flipped": bytes(data)}
-        path.write_bytes(changed[damage])
-    with pytest.raises(CheckpointError, match=r"peers/01/checkpoint\.pt: (damaged|belongs to another run)"):
+    for one in (path, checkpoint.previous(path)):
+        one.write_bytes(b"torn")
+    with pytest.raises(
+        CheckpointError, match=r"peers/01/checkpoint\.pt: damaged.*01/checkpoint-previous\.pt: damaged"
+    ):
         simulate(run, folder)
     status = folder.peer(1).status()
     assert status is not None

@@ -201,6 +201,50 @@ def test_peers_that_are_killed_and_come_back_change_nothing(
         assert "resumed after round" in log_of(folder, place.peer)
 
 
+@pytest.mark.parametrize("method", ["dpsgd", "mapl, pruned"])
+def test_damaged_checkpoints_of_peers_that_come_back_change_nothing(
+    method: str, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    """Two neighbours are killed at once and find their last checkpoints damaged; so does one that has finished."""
+    mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 1.5}
+    run = make_run(
+        algorithm={"dpsgd": {"name": "dpsgd", "batch": 16}, "mapl, pruned": mapl}[method],
+        rounds=12,
+        checkpoint_every=2,
+        graph="ring",
+        transport={"jitter": 0.02, "give_up": 60, "deadline": 60},
+    )
+    folder, longer = prepare(tmp_path / "run", run), make_run(**resolved(run, rounds=14))
+
+    def damage(peer: int) -> None:
+        path = folder.peer(peer).checkpoint
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    pids = warm.start(folder)
+    until(lambda: all(rounds_done(folder, peer) >= 5 for peer in (1, 2)))
+    for peer in (1, 2):
+        os.kill(pids[peer], signal.SIGKILL)
+    assert warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)
+    for peer in (1, 2):
+        damage(peer)
+    pids.update(warm.start(folder, [1, 2]))
+    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
+    for peer in (1, 2):
+        assert "checkpoint.pt: damaged: its checksum is wrong; set aside" in log_of(folder, peer)
+
+    folder.run_file.write_text(longer.to_yaml())
+    damage(3)
+    assert warm.run(folder) == dict.fromkeys(range(4), 0)
+    assert "going on from the one after round 11" in log_of(folder, 3)
+    for place, calm in zip(folder.peers(), simulate(longer), strict=True):
+        result = place.result()
+        assert (result.phase, result.rounds_done, result.missing) == ("finished", 14, 0)
+        assert (result.digest, result.out, result.inn) == (calm.digest, calm.out, calm.inn)
+        assert [record["t"] for record in metrics.read(place.metrics)] == list(range(14))
+
+
 def test_when_the_warm_process_is_killed_its_peers_finish(
     make_run: Any, prepare: Any, another_warm: Any, until: Any, tmp_path: Path
 ) -> None:
@@ -295,13 +339,15 @@ def test_a_gpu_that_is_not_there(make_run: Any, prepare: Any, warm: Any, tmp_pat
     failed(folder, 0, "device: cuda, but torch sees no GPU here; use device: auto or cpu")
 
 
-def test_a_damaged_checkpoint(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+def test_checkpoints_that_are_both_damaged(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
     run = make_run(peers=2, rounds=1, algorithm=LOCAL)
     folder = prepare(tmp_path / "run", run)
     assert warm.run(folder) == {0: 0, 1: 0}
-    folder.peer(1).checkpoint.write_bytes(b"torn")
+    path = folder.peer(1).checkpoint
+    for one in (path, checkpoint.previous(path)):
+        one.write_bytes(b"torn")
     assert warm.run(folder) == {0: 0, 1: 1}
-    failed(folder, 1, "checkpoint.pt: damaged", "remove it to start this peer from round 0")
+    failed(folder, 1, "checkpoint.pt: damaged", "checkpoint-previous.pt: damaged", "remove both")
     assert folder.peer(0).result().phase == "finished"
 
 
