@@ -212,7 +212,8 @@ def test_damaged_checkpoints_of_peers_that_come_back_change_nothing(
         rounds=12,
         checkpoint_every=2,
         graph="ring",
-        transport={"jitter": 0.02, "give_up": 60, "deadline": 60},
+        chaos={"link": {"jitter": 0.02}},
+        transport={"give_up": 60, "deadline": 60},
     )
     folder, longer = prepare(tmp_path / "run", run), make_run(**resolved(run, rounds=14))
 
