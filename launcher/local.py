@@ -151,14 +151,18 @@ class Policy:
         """How each peer has ended last."""
         self._failures: dict[PeerId, list[int]] = {}
         """Completed rounds at each failure."""
+        self._kills: dict[PeerId, int] = {}
+        """How often chaos has killed each."""
 
     def wants(self, peer: PeerId, code: int | None) -> bool:
         place = self.folder.peer(peer)
         ended = self.why[peer] = how_it_ended(place, code)
         if self.restart == "never" or ended == "finished" or (self.restart == "on-failure" and ended == "stopped"):
             return False
-        if any(not blow.get("restart", True) for blow in place.injected()):
-            return False
+        kills = [blow for blow in place.injected() if blow["what"] == "kill"]
+        if len(kills) > self._kills.get(peer, 0):  # no failure of its own
+            self._kills[peer] = len(kills)
+            return bool(kills[-1]["restart"])
         status = place.status()
         rounds = self._failures.setdefault(peer, [])
         rounds.append(status.rounds_done if status else 0)

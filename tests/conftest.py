@@ -163,6 +163,12 @@ class Warm:
             self._event()
         return {peer: self.codes[pid] for peer, pid in pids.items()}
 
+    def next_of(self, pids: Mapping[int, int]) -> int:
+        """Wait until one of these peers has ended. Returns which."""
+        while not (ended := [peer for peer, pid in pids.items() if pid in self.codes]):
+            self._event()
+        return ended[0]
+
     def run(self, folder: RunFolder) -> dict[int, int]:
         """All peers of a run from start to end. Returns {peer: exit code}."""
         return self.wait(self.start(folder))

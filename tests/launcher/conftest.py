@@ -154,21 +154,21 @@ FAKE_PEERS = """
             listening = False
             continue
         say(event="ready")
-        request = json.loads(line)
-        environment = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_MPS_PIPE_DIRECTORY")}
-        (Path(request["run"]) / "environment.json").write_text(json.dumps(environment))
-        for peer in request["peers"]:
-            # "crashes, finishes": the first time one thing, the next time the other
-            role, _, later = roles[peer].partition(", ")
-            roles[peer] = later or role
-            pid = os.fork()
-            if not pid:
-                null = os.open(os.devnull, os.O_RDWR)
-                for descriptor in range(3):
-                    os.dup2(null, descriptor)
-                live(RunFolder(Path(request["run"])), peer, role)
-            children[pid] = peer
-            say(event="started", peer=peer, pid=pid)
+        for request in map(json.loads, line.splitlines()):  # two may have come at once
+            environment = {key: os.environ.get(key) for key in ("OMP_NUM_THREADS", "CUDA_MPS_PIPE_DIRECTORY")}
+            (Path(request["run"]) / "environment.json").write_text(json.dumps(environment))
+            for peer in request["peers"]:
+                # "crashes, finishes": the first time one thing, the next time the other
+                role, _, later = roles[peer].partition(", ")
+                roles[peer] = later or role
+                pid = os.fork()
+                if not pid:
+                    null = os.open(os.devnull, os.O_RDWR)
+                    for descriptor in range(3):
+                        os.dup2(null, descriptor)
+                    live(RunFolder(Path(request["run"])), peer, role)
+                children[pid] = peer
+                say(event="started", peer=peer, pid=pid)
         if "outlives the warm process" in roles:
             os._exit(1)
 """

@@ -16,7 +16,7 @@ from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
-from launcher.local import ATTEMPTS, Crew, Restart, follow
+from launcher.local import ATTEMPTS, Crew, Policy, Restart, follow
 from launcher.mps import CONTROL, multi_process_service
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
@@ -82,6 +82,22 @@ def test_a_peer_that_gets_further_in_between_is_not(play):
     _, crew, said = play(", ".join(roles), restart="on-failure")
     assert crew.codes == {0: 0}
     assert said.count("starting it again") == len(roles) - 1
+
+
+def injected(folder: RunFolder, peer: int, *restart: bool) -> None:
+    lines = [json.dumps({"name": f"kill 0.{n}", "what": "kill", "restart": again}) for n, again in enumerate(restart)]
+    folder.peer(peer).chaos.write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_what_chaos_kills_is_started_again_however_often_unless_for_good(make_folder):
+    folder = make_folder(peers=2, results={})
+    policy = Policy(folder, "on-failure")
+    for count in range(1, 3 * ATTEMPTS):
+        injected(folder, 0, *[True] * count)
+        assert policy.wants(0, -signal.SIGKILL)
+    injected(folder, 1, True, False)
+    assert not policy.wants(1, -signal.SIGKILL)
+    assert not Policy(folder, "always").wants(1, -signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("restart", "phase"), [("on-failure", "stopped"), ("always", "finished")])

@@ -10,6 +10,7 @@ from rich.console import Console
 from launcher.picture import draw
 from launcher.summary import Collaboration, Spread, failures, show, summarize
 from p2pfl.runfolder import Result
+from p2pfl.topology import Topology
 
 FOUR = {
     # Two groups, interleaved; everybody gives 0.4 to its own kind, 0.1 to the others, and the rest to itself.
@@ -146,3 +147,15 @@ def test_a_picture_of_nothing_but_selves():
 def test_sixty_peers_fit_a_narrow_terminal():
     text = draw(range(60), [10] * 60, [[0.5] * 60] * 60)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_graph_that_has_fallen_apart_is_reported(make_folder):
+    line = Topology.from_edges(5, [(0, 1), (1, 2), (2, 3), (3, 4)])
+    folder = make_folder("middle", peers=5, results={2: None})
+    summary = summarize(folder, {2: -9}, topology=line)
+    assert summary.parts == [[0, 1], [3, 4]]
+    assert failures(summary)[-1] == "without them the graph falls into 2 parts: 0-1; 3-4"
+    ends = make_folder("ends", peers=5, results={0: None, 4: None})
+    summary = summarize(ends, {0: -9, 4: -9}, topology=line)
+    assert summary.parts is None
+    assert "falls into" not in " ".join(failures(summary))

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2pfl import wire
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
-from p2pfl.net import Counts, Endpoint, LocalHub, Net
+from p2pfl.net import Counts, Endpoint, LocalHub, Net, Patience
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout
 
@@ -187,6 +188,66 @@ async def test_patience_multiplies_the_deadline_of_a_gather(mesh: Any) -> None:
             began = loop.time()
             assert await answers == {}
             assert loop.time() - began >= 0.05 * patience
+
+
+RUN = "0123456789abcdef"
+
+
+def hurried(quorum: float, deadline: float = 0.05, give_up: float = 20.0) -> Endpoint:
+    """An endpoint in the middle of a star, with nobody else there."""
+    return Endpoint(0, star(6), RUN, 5, LAYOUTS, Patience(deadline, None, quorum, give_up))
+
+
+def says(endpoint: Endpoint, sender: int, t: int = 0) -> None:
+    frames = wire.encode(Word(f"{sender}")).to(RUN, t, sender, 0)
+    endpoint.accept(endpoint.decode(frames, sender))
+
+
+@pytest.mark.parametrize(("gone", "enough"), [((), 3), ((4, 5), 2)])
+async def test_below_the_quorum_the_deadline_does_not_end_a_wait(gone: tuple[int, ...], enough: int) -> None:
+    """Of five neighbours three are 60 %, and of those that are not gone two of three."""
+    endpoint, clock = hurried(quorum=0.6), asyncio.get_running_loop().time
+    for sender in gone:
+        endpoint.mailbox.lost(sender)
+    began = clock()
+    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    for sender in range(1, enough):
+        says(endpoint, sender)
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    says(endpoint, enough)
+    assert sorted(await waiting) == list(range(1, enough + 1))
+    assert clock() - began < 10
+    assert endpoint.missing == {"Word": list(range(enough + 1, 6))}
+    assert 0.0 <= endpoint.waited_in_vain < 0.2
+    assert endpoint.waited >= 0.2
+
+
+async def test_with_the_quorum_there_the_deadline_ends_a_wait_and_without_it_some_time_later() -> None:
+    clock = asyncio.get_running_loop().time
+    for quorum, spoken, least in ((0.4, 2, 0.05), (0.6, 2, 0.05 + 0.3), (1.0, 0, 0.05 + 0.3)):
+        endpoint = hurried(quorum, give_up=0.3)
+        for sender in range(1, spoken + 1):
+            says(endpoint, sender)
+        began = clock()
+        assert len(await endpoint.begin(0).gather(Word)) == spoken
+        assert least <= clock() - began < least + 0.25
+
+
+def test_an_adaptive_deadline_follows_the_recent_rounds() -> None:
+    patience = Patience(deadline=100.0, adaptive=4.0)
+    assert patience.seconds == 100.0
+    for _ in range(4):
+        patience.took(2.0)
+    assert patience.seconds == 8.0
+    for _ in range(20):
+        patience.took(50.0)
+    assert patience.seconds == 100.0  # never longer
+    for _ in range(20):
+        patience.took(0.01)
+    assert patience.seconds == 1.0  # never shorter
+    assert Patience(deadline=7.0).seconds == 7.0
+    assert Patience(adaptive=2.0).seconds is None
 
 
 async def test_gather_of_some(mesh: Any) -> None:

@@ -1,0 +1,176 @@
+"""Faults on purpose, and coming back after having been given up: real processes, real signals, real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pfl import metrics
+from p2pfl.simulate import simulate
+
+DPSGD = {"name": "dpsgd", "batch": 16}
+MAPL = {"name": "mapl", "warmup": 2, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+
+
+def rounds_done(folder: Any, peer: int) -> int:
+    status = folder.peer(peer).status()
+    return 0 if status is None else int(status.rounds_done)
+
+
+def log_of(folder: Any, peer: int) -> str:
+    return str(folder.peer(peer).log.read_text())
+
+
+def follow(warm: Any, folder: Any) -> int:
+    """Run all peers and start again those that were killed, as the launcher does. How often that was."""
+    pids = warm.start(folder)
+    again = 0
+    while pids:
+        peer = warm.next_of(pids)
+        code = warm.wait({peer: pids.pop(peer)})[peer]
+        assert code in (0, -signal.SIGKILL)
+        if code != 0:
+            pids |= warm.start(folder, [peer])
+            again += 1
+    return again
+
+
+def same_as_calm(folder: Any, run: Any) -> bool:
+    results = [place.result() for place in folder.peers()]
+    calm = simulate(run)
+    assert [r.phase for r in results] == ["finished"] * run.peers
+    return [(r.digest, r.out, r.inn, r.missing) for r in results] == [(r.digest, r.out, r.inn, 0) for r in calm]
+
+
+# ---- a peer that was given up comes back
+
+
+@pytest.mark.parametrize(("graph", "dead"), [("complete", [2]), ("ring", [1, 2])], ids=["one", "two neighbours"])
+def test_peers_that_were_given_up_come_back_in_their_neighbours_round(
+    graph: str, dead: list[int], make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    straggler = [{"peer": peer, "factor": 4} for peer in (0, 3)]  # the others should not be done before they are back
+    run = make_run(
+        peers=5, rounds=40, graph=graph, algorithm=DPSGD, transport={"give_up": 0.4}, chaos={"straggler": straggler}
+    )
+    folder = prepare(tmp_path / "run", run)
+    pids = warm.start(folder)
+    until(lambda: all(rounds_done(folder, peer) >= 3 for peer in pids))
+    for peer in dead:
+        os.kill(pids[peer], signal.SIGKILL)
+    warm.wait({peer: pids[peer] for peer in dead})
+    until(lambda: rounds_done(folder, 0) >= 11)
+    pids.update(warm.start(folder, dead))
+    assert set(warm.wait(pids).values()) == {0}
+    others = [peer for peer in range(5) if peer not in dead]
+    for peer in dead:
+        result = folder.peer(peer).result()
+        assert (result.phase, result.rounds_done) == ("finished", 40)
+        assert result.left_out >= 3
+        assert "the neighbours went on without us and are in round" in log_of(folder, peer)
+        done = [record["t"] for record in metrics.read(folder.peer(peer).metrics)]
+        assert len(done) == 40 - result.left_out
+        assert done == sorted(set(done))
+        assert done[-1] == 39
+    near = [peer for peer in others if any(d in run.topology.neighbors[peer] for d in dead)]
+    for peer in near:
+        gone = [d for d in dead if d in run.topology.neighbors[peer]]
+        assert all(f"peer {d} is gone: lost for 0.4 s" in log_of(folder, peer) for d in gone)
+        assert all(f"peer {d} is back" in log_of(folder, peer) for d in gone)
+        assert folder.peer(peer).result().left_out == 0
+        # In the end everybody hears everybody again.
+        last = list(metrics.read(folder.peer(peer).metrics))[-1]
+        assert last["missing"] == {}
+        assert set(last["in"]) == set(map(str, run.topology.neighbors[peer]))
+
+
+# ---- what the run file asks for
+
+
+@pytest.mark.parametrize("algorithm", [DPSGD, MAPL], ids=["dpsgd", "mapl"])
+def test_peers_that_kill_themselves_change_nothing(
+    algorithm: Any, make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    run = make_run(
+        rounds=8, checkpoint_every=3, algorithm=algorithm, chaos={"kill": {"times": 2}}, transport={"give_up": 60}
+    )
+    folder = prepare(tmp_path / "run", run)
+    assert follow(warm, folder) == 8
+    assert same_as_calm(folder, run)
+    for place in folder.peers():
+        assert [blow["name"] for blow in place.injected()] == ["kill 0.0", "kill 0.1"]
+        assert log_of(folder, place.peer).count("chaos: kill in round") == 2
+
+
+def test_pauses_and_stragglers_change_nothing_but_the_time(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    chaos = {
+        "pause": [{"peer": 1, "round": 2, "seconds": 1.5}],
+        "straggler": {"peer": 3, "factor": 3},
+        "seed": 5,
+    }
+    run = make_run(rounds=5, chaos=chaos, transport={"give_up": 60})
+    folder = prepare(tmp_path / "run", run)
+    assert follow(warm, folder) == 0
+    assert same_as_calm(folder, run)
+    assert "chaos: pause in round 2 for 1.5 s" in log_of(folder, 1)
+    assert folder.peer(1).injected()[0]["seconds"] == 1.5
+    waited = [record["seconds"]["waiting"] for record in metrics.read(folder.peer(0).metrics)]
+    assert sum(waited[2:4]) > 0.8  # for peer 1, which stood still
+    training = [place.result().seconds["training"] for place in folder.peers()]
+    assert training[3] > 1.5 * max(training[0], training[2])
+
+
+def test_a_link_that_delays_breaks_and_is_narrow_changes_nothing(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    link = {"delay": 0.05, "jitter": 0.02, "loss": 0.15, "bandwidth": 2e6}
+    run = make_run(rounds=6, chaos={"link": link}, transport={"give_up": 60})
+    folder = prepare(tmp_path / "run", run)
+    assert follow(warm, folder) == 0
+    assert same_as_calm(folder, run)
+    logs = "".join(log_of(folder, peer) for peer in range(4))
+    assert "is lost, and the connection" in logs
+    for place in folder.peers():
+        assert place.result().seconds["waiting"] >= 6 * 0.05
+
+
+HALVES = [[0, 1], [2, 3]]
+
+
+def test_halves_that_are_parted_for_some_rounds_go_on_and_find_together_again(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    partition = {"groups": HALVES, "round": 3, "rounds": 4}
+    run = make_run(rounds=16, chaos={"partition": partition}, transport={"give_up": 0.5})
+    folder = prepare(tmp_path / "run", run)
+    assert follow(warm, folder) == 0
+    for place in folder.peers():
+        result = place.result()
+        assert (result.phase, result.rounds_done) == ("finished", 16)
+        records = {record["t"]: record for record in metrics.read(place.metrics)}
+        mine = next(half for half in HALVES if place.peer in half)
+        for t in (4, 5):  # in round 3 messages may have been under way, in 6 the other half may be ahead
+            assert set(records[t]["in"]) == {str(peer) for peer in mine if peer != place.peer}
+            assert all(len(absent) == 2 for absent in records[t]["missing"].values())
+        assert records[15]["missing"] == {}
+        assert len(records[15]["in"]) == 3
+        assert "chaos: cut off from 2 peers" in log_of(folder, place.peer)
+        assert "chaos: connected again" in log_of(folder, place.peer)
+
+
+def test_a_partition_that_heals_in_time_changes_nothing(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    partition = {"groups": [[0], [1, 2, 3]], "round": 2, "seconds": 0.8}
+    run = make_run(rounds=6, chaos={"partition": partition}, transport={"give_up": 60})
+    folder = prepare(tmp_path / "run", run)
+    assert follow(warm, folder) == 0
+    assert same_as_calm(folder, run)
+    assert [blow["name"] for blow in folder.peer(0).injected()] == ["partition 0"]
+    assert "chaos: connected again" in log_of(folder, 0)
