@@ -19,7 +19,8 @@ Invariants:
    crashed computes the rounds since its checkpoint again, which gives the same messages under the same numbers:
    receivers know them by these and drop what they have. What the peer itself had heard since is sent to it again.
 6. A peer that its neighbours had given up finds that they no longer keep what it missed. It leaves out the rounds
-   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones.
+   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones. Whom it
+   had stopped hearing, and who it, is forgotten on both sides (``reopen``): neither knows what the other remembers.
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ class Mailbox:
 
     def put(self, message: Message) -> bool:
         """False if the message comes too late for its round."""
+        self.skipped(message.sender, message.t)  # rounds follow one another on an edge
         if message.t < self._oldest:
             self.late += 1
             return False
@@ -273,12 +275,9 @@ class Mailbox:
 
     def skipped(self, sender: PeerId, t: int) -> None:
         """Nothing of rounds before ``t`` will come from ``sender`` any more: end the waits for it."""
-        self._silent_before[sender] = max(t, self._silent_before.get(sender, 0))
-        self._end_hopeless_waits()
-
-    def silent_before(self, sender: PeerId) -> int:
-        """The round before which nothing will come from ``sender`` but what is here; 0 if that is not known."""
-        return self._silent_before.get(sender, 0)
+        if t > self._silent_before.get(sender, 0):
+            self._silent_before[sender] = t
+            self._end_hopeless_waits()
 
     def is_gone(self, sender: PeerId) -> bool:
         return sender in self._gone
@@ -405,6 +404,8 @@ class Endpoint:
         self.sources = {neighbor for neighbor in self.neighbors if neighbor not in self.joins}
         self.listeners = set(self.sources)
         self._met = set(self.sources)  # neighbours that take part
+        self._ahead: dict[PeerId, int] = {}  # the first round of which these neighbours keep what they said
+        self._reopening: set[PeerId] = set()
         self._dropping: set[PeerId] = set()  # asked for by listen_to, not yet told
         self._told: set[PeerId] = set()  # told in this round
         self._left: set[PeerId] = set()  # told us in this round
@@ -436,6 +437,11 @@ class Endpoint:
         self._mark(t)
         for message in self.mailbox.begin(t):
             self._note_stop(message)
+        again = self._reopening & self._met
+        self.sources |= again
+        self.listeners |= again
+        for stopped in (self._dropping, self._left, self._reopening):
+            stopped -= again
         return Net(self, t)
 
     async def meet(self, t: int) -> None:
@@ -463,11 +469,12 @@ class Endpoint:
     def next_round(self, t: int) -> int:
         """The round to go on with after those before ``t``: a later one if neighbours do not keep any more what they
         said in ``t``, because they had given us up."""
-        theirs = [self.mailbox.silent_before(one) for one in self.sources if not self.mailbox.is_gone(one)]
-        return min((later for later in theirs if later > t), default=t)
+        theirs = [later for one, later in self._ahead.items() if later > t and not self.mailbox.is_gone(one)]
+        return min(theirs, default=t)
 
     def skip_to(self, t: int) -> None:
         """Leave out the rounds before ``t`` (invariant 6)."""
+        self._reopening.update(self._met)
         for neighbor, seq in self._sequence.items():
             # They may have heard more of us than we remember: no number may be used twice.
             self._sequence[neighbor] = max(seq, t * SEQUENCES)
@@ -495,6 +502,16 @@ class Endpoint:
 
     def drop(self, senders: Iterable[PeerId]) -> None:
         self._dropping.update(set(senders) & self.sources - self._told)
+
+    def missed(self, sender: PeerId, t: int) -> None:
+        """What ``sender`` said before round ``t`` will not come: it keeps it no more, or has left out rounds."""
+        self._ahead[sender] = t
+        self.mailbox.skipped(sender, t)
+        self.reopen(sender)
+
+    def reopen(self, neighbor: PeerId) -> None:
+        """Hear it, and speak to it, from the next round on, as at the start."""
+        self._reopening.add(neighbor)
 
     # -- saying
 

@@ -289,7 +289,9 @@ class ZmqLink:
 
     def _neighbor_back(self, to: PeerId) -> None:
         self._gone.discard(to)
-        self._lost.discard(to)
+        if to in self._lost:
+            self._lost.discard(to)
+            self.endpoint.reopen(to)
         self.endpoint.mailbox.regained(to)
         until = self.endpoint.sent[to].next
         self._command(lambda: self._make_up(to, until))
@@ -518,7 +520,7 @@ class ZmqLink:
                 self._give_up(self._edges[via], "it has closed", closed=True)
         elif message.seq >= self._expected[via]:  # else we have it
             if message.seq > self._expected[via]:  # it has left out rounds
-                self._tell(self.endpoint.mailbox.skipped, via, message.t)
+                self._tell(self.endpoint.missed, via, message.t)
             self._expected[via] = message.seq + 1
             self._delivered[via] += 1
             self._tell(self._arrived, message)
@@ -548,7 +550,7 @@ class ZmqLink:
                 *(via, self._expected[via], hello.first - 1, hello.oldest),
             )
             self._expected[via] = hello.first
-            self._tell(self.endpoint.mailbox.skipped, via, hello.oldest)
+            self._tell(self.endpoint.missed, via, hello.oldest)
         self._reply(identity, Welcome(self._expected[via]), seq)
         edge = self._edges[via]
         if not edge.up:

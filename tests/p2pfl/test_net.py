@@ -250,6 +250,37 @@ def test_an_adaptive_deadline_follows_the_recent_rounds() -> None:
     assert Patience(adaptive=2.0).seconds is None
 
 
+async def test_a_message_of_a_later_round_ends_the_waits_for_earlier_ones() -> None:
+    endpoint = hurried(quorum=0.0, deadline=600)
+    for sender in range(1, 5):
+        says(endpoint, sender)
+    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    await asyncio.sleep(0)
+    says(endpoint, 5, t=3)
+    assert sorted(await waiting) == [1, 2, 3, 4]
+    assert endpoint.missing == {"Word": [5]}
+    assert sorted(await endpoint.begin(3).gather(Word, of=[5])) == [5]
+
+
+async def test_who_left_out_rounds_is_heard_again_and_hears_again(mesh: Any) -> None:
+    """Whatever had been agreed on before is not remembered by both."""
+    endpoints = await mesh.open(complete(3), LAYOUTS)
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    nets[0].listen_to([1])
+    await asyncio.gather(*(net.exchange(Word("…")) for net in nets))
+    await asyncio.gather(*(endpoint.finish(0) for endpoint in endpoints))
+    assert endpoints[0].begin(1).sources == (1,)
+    assert endpoints[2].begin(1).listeners == (1,)
+    endpoints[0].missed(2, 5)
+    assert endpoints[0].next_round(1) == 5
+    assert endpoints[0].next_round(6) == 6
+    endpoints[2].skip_to(5)
+    assert endpoints[0].begin(5).sources == (1, 2)
+    assert endpoints[2].begin(5).listeners == (0, 1)
+    await asyncio.gather(*(e.begin(5).exchange(Word("again")) for e in endpoints))
+    assert endpoints[0].missing == {}
+
+
 async def test_gather_of_some(mesh: Any) -> None:
     endpoints = await mesh.open(complete(4), LAYOUTS)
     net, *others = (endpoint.begin(0) for endpoint in endpoints)

@@ -49,13 +49,26 @@ def same_as_calm(folder: Any, run: Any) -> bool:
 # ---- a peer that was given up comes back
 
 
-@pytest.mark.parametrize(("graph", "dead"), [("complete", [2]), ("ring", [1, 2])], ids=["one", "two neighbours"])
+@pytest.mark.parametrize(
+    ("graph", "dead", "algorithm"),
+    [
+        pytest.param("complete", [2], DPSGD, id="one"),
+        pytest.param("ring", [1, 2], DPSGD, id="two neighbours"),
+        # Edges that one side has dropped and the other does not remember to have dropped must not be waited on.
+        pytest.param("complete", [2, 4], {**MAPL, "graph_lr": 3.0}, id="pruned"),
+    ],
+)
 def test_peers_that_were_given_up_come_back_in_their_neighbours_round(
-    graph: str, dead: list[int], make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+    graph: str, dead: list[int], algorithm: Any, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
     straggler = [{"peer": peer, "factor": 4} for peer in (0, 3)]  # the others should not be done before they are back
     run = make_run(
-        peers=5, rounds=40, graph=graph, algorithm=DPSGD, transport={"give_up": 0.4}, chaos={"straggler": straggler}
+        peers=5,
+        rounds=40,
+        graph=graph,
+        algorithm=algorithm,
+        transport={"give_up": 0.4},
+        chaos={"straggler": straggler},
     )
     folder = prepare(tmp_path / "run", run)
     pids = warm.start(folder)
@@ -82,10 +95,10 @@ def test_peers_that_were_given_up_come_back_in_their_neighbours_round(
         assert all(f"peer {d} is gone: lost for 0.4 s" in log_of(folder, peer) for d in gone)
         assert all(f"peer {d} is back" in log_of(folder, peer) for d in gone)
         assert folder.peer(peer).result().left_out == 0
-        # In the end everybody hears everybody again.
         last = list(metrics.read(folder.peer(peer).metrics))[-1]
         assert last["missing"] == {}
-        assert set(last["in"]) == set(map(str, run.topology.neighbors[peer]))
+        if algorithm == DPSGD:  # in the end everybody hears everybody again
+            assert set(last["in"]) == set(map(str, run.topology.neighbors[peer]))
 
 
 # ---- what the run file asks for
@@ -111,7 +124,7 @@ def test_pauses_and_stragglers_change_nothing_but_the_time(
 ) -> None:
     chaos = {
         "pause": [{"peer": 1, "round": 2, "seconds": 1.5}],
-        "straggler": {"peer": 3, "factor": 3},
+        "straggler": {"peer": 3, "factor": 20},
         "seed": 5,
     }
     run = make_run(rounds=5, chaos=chaos, transport={"give_up": 60})
@@ -123,7 +136,7 @@ def test_pauses_and_stragglers_change_nothing_but_the_time(
     waited = [record["seconds"]["waiting"] for record in metrics.read(folder.peer(0).metrics)]
     assert sum(waited[2:4]) > 0.8  # for peer 1, which stood still
     training = [place.result().seconds["training"] for place in folder.peers()]
-    assert training[3] > 1.5 * max(training[0], training[2])
+    assert training[3] > 3 * max(training[0], training[2])
 
 
 def test_a_link_that_delays_breaks_and_is_narrow_changes_nothing(
