@@ -149,7 +149,9 @@ class Bouncer:
                 information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 (received,) = struct.unpack_from("=Q", information, _BYTES_RECEIVED)
                 if received - known.taken > self._under_way:
-                    connection.shutdown(socket.SHUT_RDWR)
+                    # libzmq finds its end and closes it, which is a reset for the other side.
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.shutdown(socket.SHUT_RD)
                     text = f"cut a connection: {received - known.taken} bytes in messages that do not end"
                     refusals.say("connections with messages that do not end", text)
 
