@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -403,6 +404,40 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) ->
     click.echo(f"degree        {degree['min']} to {degree['max']}, mean {degree['mean']:.2f}")
     click.echo(f"diameter      {diameter}")
     click.echo(f"spectral gap  {found['spectral_gap']:.4f}")
+
+
+@commands.group()
+def keys() -> None:
+    """Who may speak."""
+
+
+@keys.command("new")
+@click.argument("whom", metavar="FILE|N")
+@click.option("--into", type=click.Path(path_type=Path), default=Path("keys"), show_default=True, help="New folder.")
+@click.option("--peer", "peers", type=click.IntRange(min=0), multiple=True, help="Only for this peer; repeatable.")
+@SETS
+def new_keys(whom: str, into: Path, peers: tuple[int, ...], sets: tuple[str, ...]) -> None:
+    """A key pair for each peer of a run FILE, or of N peers.
+
+    A peer needs its own private key, and the public keys of all: public.yaml. With --peer, each host can make those
+    of its own peers, so that private keys never travel: put the lines of all hosts' public.yaml together.
+    """
+    if whom.isdecimal():
+        count = int(whom)
+    else:
+        from p2pfl.config import load
+
+        count = load(Path(whom), [*sets, "transport={}"]).peers  # which may ask for keys that are not there yet
+    absent = [peer for peer in peers if peer >= count]
+    if absent or not count:
+        raise click.BadParameter(f"there are {count} peers", param_hint="--peer" if absent else "N")
+    chosen = sorted(set(peers)) or range(count)
+    # By a process of the package that has sockets; it writes them, and we never see a private one.
+    making = [sys.executable, "-P", "-m", "peers.keys", str(into), *map(str, chosen)]
+    if code := subprocess.run(making).returncode:
+        sys.exit(code)
+    click.echo(f"{into}: {len(chosen)} private keys, and {into / 'public.yaml'} with their public keys")
+    click.echo(f"in the run file: transport: {{keys: {into}}}")
 
 
 @commands.group()

@@ -21,6 +21,7 @@ from launcher.progress import Progress, progress_on
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
 from launcher.warm import Event, WarmProcess
+from p2pfl.errors import KeysError
 from p2pfl.runfolder import PeerId, RunFolder
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def launch(order: Order, console: Console, restart: Restart = "on-failure") -> t
     # Before anything else: it imports torch while we do, and while we check the run file.
     with WarmProcess(threads(1)) as warm:
         run = order.load()
+        _check_keys(run, range(run.peers))
         folder = order.prepare(run)
         return folder, _run(run, folder, range(run.peers), warm, console, restart)
 
@@ -66,8 +68,21 @@ def resume(
         dead = [place for place in places if place.peer not in alive]
         if all(how_it_ended(place) == "finished" for place in dead):
             raise LaunchError(f"{folder.root}: nothing to resume: all peers have finished or live")
+        _check_keys(run, [place.peer for place in dead])
         # Those that have finished too: others may need what they said last.
         return folder, _run(run, folder, [place.peer for place in dead], warm, console, restart)
+
+
+def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
+    """Raises RunFileError if these peers would not find the keys that they need."""
+    from p2pfl import keys
+
+    transport = run.file.transport
+    if transport.keys is not None:
+        try:
+            keys.check(transport.keys, run.peers, peers, transport.public_keys)
+        except KeysError as error:
+            raise run.blame("transport.keys", error) from None
 
 
 def _run(

@@ -28,6 +28,7 @@ from pydantic import (
     field_validator,
 )
 
+from p2pfl import keys
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.chaos import Chaos
@@ -100,6 +101,13 @@ class Transport(Section):
 
     host: str = "127.0.0.1"
     """Address that peers bind; the port is chosen by the system."""
+    keys: Annotated[Path, AfterValidator(_absolute)] | None = None
+    """Folder with the keys that ``p2pfl keys new`` makes. With it, what peers say is encrypted, and they hear only
+    neighbours, each known by its key. Needed as soon as ``host`` is heard beyond this host."""
+    public_keys: dict[NonNegativeInt, str] | None = None
+    """Public keys by peer, 64 hex digits each; default: those in public.yaml in ``keys``."""
+    insecure: bool = False
+    """Do without keys on a network: who is on it can read and change what peers say, and pose as one."""
     deadline: PositiveFloat = 600.0
     """Seconds that one wait for a neighbour's message may last while its link is up or not yet made."""
     adaptive: PositiveFloat | None = None
@@ -422,6 +430,7 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
     elif hyper is not None:
         unfit = _unfit_models(file, ALGORITHMS[file.algorithm.name])
         problems.extend(source.problem(loc, text) for loc, text in unfit)
+    problems.extend(source.problem(("transport", key), text) for key, text in _unsafe(file))
     topology = None
     if graph is not None:
         try:
@@ -466,6 +475,24 @@ def _odd_times(file: RunFile) -> list[tuple[Loc, str]]:
             found.append(((*loc, "groups"), "a peer can be in one group only"))
         if (partition.rounds is None) == (partition.seconds is None):
             found.append((loc, "give rounds or seconds, and not both"))
+    return found
+
+
+def _unsafe(file: RunFile) -> list[tuple[str, str]]:
+    """What stands in the way of safe connections: a key of ``transport``, and what to do."""
+    transport, found = file.transport, []
+    if transport.keys is None and transport.public_keys is not None:
+        found.append(("public_keys", "nothing without transport.keys, the folder with the private keys"))
+    elif transport.public_keys is not None and (problem := keys.problem_with(transport.public_keys, file.peers)):
+        found.append(("public_keys", problem))
+    if transport.keys is not None and transport.insecure:
+        found.append(("insecure", "there are transport.keys too: leave out one of them"))
+    if transport.keys is None and not transport.insecure and not keys.is_loopback(transport.host):
+        text = (
+            f"{transport.host!r} is heard beyond this host: make keys with `p2pfl keys new {file.peers}` and give "
+            "transport.keys their folder; or do without, with transport.insecure: true"
+        )
+        found.append(("host", text))
     return found
 
 

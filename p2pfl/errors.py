@@ -6,6 +6,7 @@
     ├── ModelError              a network cannot take these images, or is not of the kind that a method needs
     ├── RunFolderError          a run folder cannot be read, written, or is not what the command needs
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
+    ├── KeysError               the peers' keys are missing, damaged, or not kept from others
     ├── MissingExtra            an optional package is not installed
     ├── NetError                what an algorithm asked of its Net (our mistake)
     │   ├── NotANeighbor        it addressed a peer that is no neighbour, or does not listen
@@ -70,6 +71,10 @@ class RunFolderError(P2pflError):
 
 class CheckpointError(RunFolderError):
     """A checkpoint is unreadable or belongs to another run."""
+
+
+class KeysError(P2pflError):
+    """The peers' keys are missing, damaged, or not kept from others."""
 
 
 class MissingExtra(P2pflError):

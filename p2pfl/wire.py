@@ -28,6 +28,7 @@ Rules that both sides keep:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -92,6 +93,12 @@ class TensorSpec:
             and all(want is None or want == have for want, have in zip(self.shape, shape, strict=True))
         )
 
+    def largest(self, most: int) -> int:
+        """Bytes of the largest tensor of this sort, up to ``most``."""
+        if None in self.shape:
+            return most
+        return min(most, math.prod(length or 0 for length in self.shape) * self.dtype.itemsize)
+
     def __str__(self) -> str:
         return f"{_DTYPE_NAMES[self.dtype]}[{', '.join('*' if n is None else str(n) for n in self.shape)}]"
 
@@ -132,6 +139,12 @@ class Vocabulary:
 
     def __contains__(self, kind: object) -> bool:
         return kind in self._layouts
+
+    def largest(self, most: int) -> int:
+        """Bytes of the largest message that may come, if none of its frames has more than ``most``."""
+        layouts = itertools.chain.from_iterable(self._layouts.values())
+        bodies = [sum(tensor.largest(most) for tensor in layout.tensors.values()) for layout in layouts]
+        return MAX_HEADER + max(bodies, default=0)
 
     def match(
         self, kind: str, tensors: Mapping[tuple[str, str | None], tuple[torch.dtype, tuple[int, ...]]],

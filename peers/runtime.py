@@ -17,11 +17,13 @@ from setproctitle import setproctitle
 from p2pfl.config import Run, load
 from p2pfl.data import Dataset, Share
 from p2pfl.errors import P2pflError
+from p2pfl.keys import is_loopback
 from p2pfl.runfolder import PeerId, RunFolder, Status
 from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
+from peers.keys import read_keys
 from peers.slots import HostSlot
 from peers.zmqlink import Leaving, ZmqLink
 
@@ -83,7 +85,12 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         pid=os.getpid(),
     )
     session.resume()
-    link = ZmqLink(session.endpoint, folder.addresses, transport, run.digest(), log, faults=run.file.chaos.link)
+    keys = None
+    if transport.keys is not None:
+        keys = read_keys(transport.keys, me, run.peers, transport.public_keys)
+    link = ZmqLink(
+        session.endpoint, folder.addresses, transport, run.digest(), log, faults=run.file.chaos.link, keys=keys
+    )
     session.endpoint.link = link
     session.faults = Injector(run, me, folder.peer(me), link.cut, log)
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
@@ -95,6 +102,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
                 *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
                 *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
             )
+            if keys is None and not is_loopback(transport.host):
+                log.warning("insecure: whoever reaches %s can hear, change and forge what peers say", link.address)
             result = await session.run()
             leaving = "finished"
             log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])

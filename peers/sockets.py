@@ -10,6 +10,8 @@ for it: whatever drives it, the protocol is the same code. It runs on one thread
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
@@ -22,18 +24,39 @@ from zmq.utils.monitor import recv_monitor_message
 
 from p2pfl.config import Transport
 from p2pfl.errors import RunFolderError
+from p2pfl.keys import Keys
 from p2pfl.runfolder import PeerId, write_atomically
 from p2pfl.wire import Buffer
+from peers.door import DOMAIN, HANDSHAKE, Allowed, Bouncer
+from peers.refusals import Refusals
 
 HEARTBEAT = 5.0
 SILENCE = 30.0
 """Seconds between heartbeats, and without any until a connection counts as dead."""
+STUCK = 1.0
+"""Seconds that libzmq may take to say that it connects again."""
+STRANGERS = 64
+"""Connections, of whoever it is, that may be open besides those of neighbours."""
+SLACK = 1 << 26
+"""Bytes that may be under way on a connection besides full queues: what the kernel holds, framing, heartbeats."""
+CURVE_OVERHEAD = 64
+"""Bytes that encryption may add to a frame (it adds 33): ``max_message`` bytes fit all the same."""
+AT_ONCE = 64
+"""Messages that are refused in one turn of the I/O loop."""
 
 Turns = Generator[float, Collection[object], None]
 """The I/O loop: yields the seconds until something is due, is sent the Routers and Dealers that have something."""
 
 INPUT, ROOM = 1, 2
 """What a Dealer may be watched for: messages to read, and room to send once there was none."""
+
+
+Event = Literal["connected", "lost", "unwelcome", "foreign"]
+"""What may happen to a Dealer's connection.
+
+``unwelcome``: who listens there does not take our key; the Dealer tries no more. ``foreign``: who listens there does
+not speak as we do, or did not prove to have the neighbour's key; the Dealer tries again.
+"""
 
 
 class Router(Protocol):
@@ -43,7 +66,8 @@ class Router(Protocol):
     """Where neighbours may connect."""
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
-        """The next message, if there is one: the identity of who sent it, and its frames."""
+        """The next message, if there is one: the identity of who sent it, and its frames. With keys, the sender
+        that the identity names is the owner of the key."""
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Answer. It gets lost if the other side is no longer connected, or does not read."""
@@ -66,7 +90,7 @@ class Dealer(Protocol):
     def receive(self) -> list[bytes] | None:
         """The next answer, if there is one."""
 
-    def event(self) -> Literal["connected", "lost"] | None:
+    def event(self) -> Event | None:
         """What happened to the connection since the last event, if anything did."""
 
     def watch(self, events: int) -> None:
@@ -123,12 +147,29 @@ class Sockets:
         me: this peer.
         addresses: folder in which each peer writes where it listens.
         transport: the run file's section.
+        neighbors: who may come in.
+        largest: bytes of the largest message that a neighbour may have to send.
+        log: learns who is refused.
+        keys: without them nothing is encrypted, and nobody is asked for more than an identity.
     """
 
-    def __init__(self, me: PeerId, addresses: Path, transport: Transport) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        addresses: Path,
+        transport: Transport,
+        neighbors: tuple[PeerId, ...],
+        largest: int,
+        log: logging.Logger,
+        keys: Keys | None = None,
+    ) -> None:
         self.me = me
         self.addresses = addresses
         self.transport = transport
+        self.neighbors = neighbors
+        self.keys = keys
+        self.largest = largest
+        self.refusals = Refusals(log, self.now)
 
     def now(self) -> float:
         return monotonic()
@@ -139,18 +180,21 @@ class Sockets:
         self.loop = asyncio.get_running_loop()
         self.poller = zmq.Poller()
         self.owners: dict[zmq.Socket[bytes], object] = {}
+        """Of the sockets that the I/O loop knows of."""
         self.context = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, 4096)
         self._wake = self.context.socket(zmq.PAIR)
         self._wake.bind("inproc://wake")
+        self._allowed = Allowed(self.context, self.keys, self.neighbors) if self.keys else None
         try:
-            return ZmqRouter(self)
+            self._router = ZmqRouter(self)
         except zmq.ZMQError as error:
             self.context.destroy(linger=0)
             raise RunFolderError(f"transport.host {self.transport.host!r} cannot be bound: {error}") from None
+        return self._router
 
     def dealer(self, to: PeerId) -> Dealer:
-        return ZmqDealer(self, f"{self.me}>{to}".encode())
+        return ZmqDealer(self, to)
 
     # -- addresses
 
@@ -189,6 +233,10 @@ class Sockets:
         woken = self.context.socket(zmq.PAIR)
         woken.connect("inproc://wake")
         self.poller.register(woken, zmq.POLLIN)
+        bouncer = self._router.bouncer
+        self.poller.register(bouncer.monitor, zmq.POLLIN)
+        if self._allowed:
+            self.poller.register(self._allowed.socket, zmq.POLLIN)
         with suppress(StopIteration):
             patience = next(io)
             while True:
@@ -196,7 +244,14 @@ class Sockets:
                 if woken in stirred:
                     while woken.poll(0):
                         woken.recv()
-                patience = io.send({self.owners[socket] for socket in stirred if socket is not woken})
+                if self._allowed and self._allowed.socket in stirred:
+                    self._allowed.answer(self.refusals)
+                patience = io.send({self.owners[socket] for socket in stirred if socket in self.owners})
+                bouncer.look(self.refusals)
+                self.refusals.sum_up()
+        self.refusals.sum_up(last=True)
+        if self._allowed:
+            self._allowed.socket.close()
         woken.close(0)
 
     def wake(self) -> None:
@@ -224,7 +279,8 @@ class _Socket:
             zmq.HEARTBEAT_TIMEOUT: int(SILENCE * 1000),
             zmq.HEARTBEAT_TTL: int(SILENCE * 1000),
         }
-        for option, value in {**options, **heartbeats, zmq.LINGER: 0}.items():
+        limits = {zmq.HANDSHAKE_IVL: int(HANDSHAKE * 1000), zmq.LINGER: 0}
+        for option, value in {**options, **heartbeats, **limits}.items():
             self.socket.set(option, value)
 
     def close(self) -> None:
@@ -243,37 +299,92 @@ class ZmqRouter(_Socket):
             zmq.RCVHWM: world.transport.queue,
             zmq.BACKLOG: 1024,
         }
+        if world.keys:
+            options |= {
+                zmq.CURVE_SERVER: 1,
+                zmq.CURVE_SECRETKEY: world.keys.private,
+                zmq.ZAP_DOMAIN: DOMAIN,
+                zmq.ZAP_ENFORCE_DOMAIN: 1,
+                zmq.MAXMSGSIZE: world.transport.max_message + CURVE_OVERHEAD,
+            }
         super().__init__(world, zmq.ROUTER, options)
+        most = STRANGERS + 4 * len(world.neighbors)
+        under_way = (world.transport.queue + 1) * world.largest + SLACK
+        self.bouncer = Bouncer(self.socket, most, under_way, bool(world.keys), world.now)
+        self._routes: dict[bytes, bytes] = {}
+        """By the sender's identity, that of its last connection."""
         self.socket.bind(f"tcp://{world.transport.host}:*")
         self.address = self.socket.get_string(zmq.LAST_ENDPOINT)
         self.watch(True)
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
-        try:
-            identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+        for _ in range(AT_ONCE):  # of those that are refused: the rest in the next turn
+            try:
+                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            self.bouncer.heard(identity, frames)
+            sender = self._checked(identity) if self.world.keys else identity.bytes
+            if sender is not None:
+                return sender, [frame.buffer for frame in frames]
+        return None
+
+    def _checked(self, identity: zmq.Frame) -> bytes | None:
+        """``sender>receiver``, of a connection whose key is the sender's."""
+        claimed, _, _ = identity.bytes.partition(b".")
+        owner = identity.get("User-Id")
+        if claimed != f"{owner}>{self.world.me}".encode():
+            text = f"refused a message: its sender says that it is {claimed[:32]!r} and has the key of peer {owner}"
+            self.world.refusals.say("messages with another's identity", text)
             return None
-        return identity.bytes, [frame.buffer for frame in frames]
+        self._routes[claimed] = identity.bytes
+        return claimed
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
-        self.socket.send_multipart([identity, *frames])
+        self.socket.send_multipart([self._routes.get(identity, identity), *frames])
 
     def watch(self, on: bool) -> None:
         self.world.poller.register(self.socket, zmq.POLLIN if on else 0)
 
+    def close(self) -> None:
+        self.world.poller.register(self.bouncer.monitor, 0)
+        self.socket.disable_monitor()
+        self.bouncer.close()
+        super().close()
+
 
 class ZmqDealer(_Socket):
-    def __init__(self, world: Sockets, identity: bytes) -> None:
+    def __init__(self, world: Sockets, to: PeerId) -> None:
         options: dict[zmq.SocketOption, int | bytes] = {
-            zmq.IDENTITY: identity,
+            zmq.IDENTITY: f"{world.me}>{to}".encode(),
             zmq.SNDHWM: world.transport.queue,
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 2000,
         }
+        if world.keys:
+            options |= {
+                zmq.CURVE_SERVERKEY: world.keys.public[to],
+                zmq.CURVE_PUBLICKEY: world.keys.public[world.me],
+                zmq.CURVE_SECRETKEY: world.keys.private,
+                # ROUTER_HANDOVER gives a connection away to whoever comes with the same identity. Another neighbour,
+                # with a key of its own, might: it cannot guess this.
+                zmq.IDENTITY: f"{world.me}>{to}.{secrets.token_hex(8)}".encode(),
+            }
         super().__init__(world, zmq.DEALER, options)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        # Never EVENT_HANDSHAKE_FAILED_PROTOCOL: see Bouncer.
+        self.monitor = self.socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )  # fmt: skip
+        self._address = ""
+        self._understood = False
+        """Whether the last connection got through its handshake."""
+        self._stuck_since: float | None = None
+        """When the connection was lost, unless libzmq has said that it tries again."""
+        self._hopeless = False
 
     def connect(self, address: str) -> None:
+        self._address = address
         self.socket.connect(address)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
@@ -289,11 +400,35 @@ class ZmqDealer(_Socket):
         except zmq.Again:
             return None
 
-    def event(self) -> Literal["connected", "lost"] | None:
-        if not self.monitor.poll(0):
+    def event(self) -> Event | None:
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._understood = True
+                return "connected"
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._hopeless = True
+                return "unwelcome"
+            if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self.world.keys:
+                return "foreign"
+            if event == zmq.EVENT_CONNECT_RETRIED:
+                self._stuck_since = None
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._stuck_since = self.world.now()
+                return "lost"
+        return self._go_on()
+
+    def _go_on(self) -> Event | None:
+        """After what it takes for the other side's fault, be it a byte that was damaged on the way, libzmq does not
+        connect again by itself."""
+        if self._hopeless or self._stuck_since is None or self.world.now() - self._stuck_since < STUCK:
             return None
-        event = recv_monitor_message(self.monitor)["event"]
-        return "connected" if event == zmq.EVENT_HANDSHAKE_SUCCEEDED else "lost"
+        self._stuck_since = None
+        with suppress(zmq.ZMQError):
+            self.socket.disconnect(self._address)
+        self.socket.connect(self._address)
+        understood, self._understood = self._understood, False
+        return None if understood else "foreign"
 
     def watch(self, events: int) -> None:
         self.world.poller.register(self.socket, events)

@@ -50,9 +50,11 @@ from p2pfl import wire
 from p2pfl.chaos import LinkFaults
 from p2pfl.config import Transport
 from p2pfl.errors import HandshakeError, NetError, WireError, WrongRun, WrongVersion
+from p2pfl.keys import Keys
 from p2pfl.net import Endpoint
 from p2pfl.runfolder import PeerId
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
+from peers.refusals import Refusals
 from peers.sockets import INPUT, ROOM, Dealer, Sockets, Turns, World
 
 TICK = 0.1
@@ -131,6 +133,8 @@ class _Edge:
     """HELLO is due on this connection."""
     known: bool = False
     """WELCOME has come from this address, at some time."""
+    suspected: str = ""
+    """An address whose listener has not proved to have the neighbour's key; the log says so once."""
     close_sent: float | None = None
     """When CLOSE was sent on this connection."""
     closed: bool = False
@@ -158,6 +162,7 @@ class ZmqLink:
         transport: the run file's section.
         digest: of the run file.
         log: the peer's log.
+        keys: this peer's; None: nothing is encrypted.
         world: what drives the link; by default real sockets on a thread.
         faults: what happens to messages on purpose.
     """
@@ -169,19 +174,22 @@ class ZmqLink:
         transport: Transport,
         digest: str,
         log: logging.Logger,
+        keys: Keys | None = None,
         world: World | None = None,
         faults: LinkFaults | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.me = endpoint.me
-        self.world = world or Sockets(endpoint.me, addresses, transport)
-        self.now = self.world.now
         self.transport = transport
         self.digest = digest
         self.log = log
         self.address = ""
         controls = (Hello("", 0, 0, 0), Durable(0), Close())
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
+        largest = self._vocabulary.largest(transport.max_message)
+        self.world = world or Sockets(self.me, addresses, transport, endpoint.neighbors, largest, log, keys)
+        self.now = self.world.now
+        self.refusals = Refusals(log, self.now)
         # Shared between the threads; appends and pops of a deque are atomic.
         self._commands: deque[Callable[[], None]] = deque()
         # Owned by the event loop's thread; the I/O thread may read.
@@ -348,6 +356,7 @@ class ZmqLink:
             self.log.exception("the I/O thread failed")
             self._tell(self._failed, error)
         finally:
+            self.refusals.sum_up(last=True)
             self._hand_in()
             for edge in self._edges.values():
                 edge.dealer.close()
@@ -373,6 +382,7 @@ class ZmqLink:
     def _look_around(self) -> None:
         """See to connections that were lost, to neighbours that came up, and to those lost for too long."""
         now = self.now()
+        self.refusals.sum_up()
         for edge in self._edges.values():
             self._watch(edge)
             if edge.must_greet:
@@ -440,6 +450,15 @@ class ZmqLink:
                     self.log.info("peer %d: connection lost", edge.to)
             elif event == "connected" and edge.lost_at is not None:
                 self._greet(edge)
+            elif event == "unwelcome":
+                self._turned_away(edge, "it does not know our key: its public keys are older or newer than ours")
+            elif event == "foreign" and edge.suspected != edge.address:
+                edge.suspected = edge.address
+                self.log.warning(
+                    "peer %d: who listens at %s does not prove to have its key, or one of us has keys and the other "
+                    "has none; another may have got its port",
+                    *(edge.to, edge.address),
+                )
 
     def _give_up(self, edge: _Edge, why: str, *, closed: bool = False) -> None:
         edge.given_up = True
@@ -471,19 +490,22 @@ class ZmqLink:
                 edge.close_sent, edge.closed = None, False
                 self._poll(edge, edge.polled & ~INPUT)
                 self._go_on(edge, body.expected)
-            elif not isinstance(body, Refused):
-                edge.closed = True
-            elif edge.known:
-                # The neighbour that we knew is gone, and somebody else has got its port.
-                self.log.warning("peer %d is no longer at %s: %s", edge.to, edge.address, body.reason)
-                self._renew(edge, edge.address)
-                return
+            elif isinstance(body, Refused):
+                self._turned_away(edge, body.reason)
             else:
-                refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {body.reason}"
-                self.log.error("%s", refusal)
-                edge.given_up = True
-                self._refused = True
-                self._tell(self._failed, HandshakeError(refusal))
+                edge.closed = True
+
+    def _turned_away(self, edge: _Edge, why: str) -> None:
+        if edge.known:
+            # The neighbour that we knew is gone, and somebody else has got its port.
+            self.log.warning("peer %d is no longer at %s: %s", edge.to, edge.address, why)
+            self._renew(edge, edge.address)
+        else:
+            refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {why}"
+            self.log.error("%s", refusal)
+            edge.given_up = True
+            self._refused = True
+            self._tell(self._failed, HandshakeError(refusal))
 
     # -- hearing
 
@@ -500,7 +522,7 @@ class ZmqLink:
     def _heard(self, identity: bytes, frames: list[Buffer]) -> None:
         via = self._neighbors.get(identity)
         if via is None:
-            self.log.warning("dropped a message of a stranger: %r", identity[:32])
+            self.refusals.say("messages of strangers", f"dropped a message of a stranger: {identity[:32]!r}")
             return
         try:
             message = self.endpoint.decode(frames, via, self._vocabulary)
@@ -562,7 +584,7 @@ class ZmqLink:
         self._router.send(identity, frames)
 
     def _drop(self, via: PeerId, error: WireError) -> None:
-        self.log.warning("dropped a message of peer %d: %s", via, error)
+        self.refusals.say(f"messages of peer {via} that were dropped", f"dropped a message of peer {via}: {error}")
         self._tell(self.endpoint.refuse, via)
 
     # -- speaking

@@ -23,10 +23,12 @@ import pytest
 
 from p2pfl.chaos import LinkFaults
 from p2pfl.config import Run, Transport, from_dict
+from p2pfl.keys import Keys
 from p2pfl.net import Endpoint, LocalHub, Patience
 from p2pfl.runfolder import RunFolder
 from p2pfl.topology import Topology
 from p2pfl.wire import Layout
+from peers.keys import new_pair
 from peers.zmqlink import Leaving, ZmqLink
 
 PATIENCE = 60.0
@@ -237,7 +239,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 class Mesh:
-    """Endpoints of one process on one event loop, over LocalLinks or over sockets."""
+    """Endpoints of one process on one event loop, over LocalLinks, over sockets or over encrypted ones."""
 
     def __init__(self, sort: str, addresses: Path) -> None:
         self.sort = sort
@@ -245,6 +247,10 @@ class Mesh:
         self.hub = LocalHub()
         self.endpoints: list[Endpoint] = []
         self.links: list[ZmqLink] = []
+        self.pairs = [new_pair() for _ in range(40)] if sort == "encrypted" else []
+
+    def keys(self, me: int) -> Keys | None:
+        return Keys(tuple(public for public, _ in self.pairs), self.pairs[me][1]) if self.pairs else None
 
     def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0) -> Endpoint:
         return Endpoint(me, topology, RUN_ID, 5, layouts, Patience(deadline))
@@ -256,12 +262,15 @@ class Mesh:
         endpoint.t = endpoint.durable = dead.t
         return endpoint
 
-    def link(self, endpoint: Endpoint, digest: str = "d", jitter: float = 0.0, **transport: Any) -> ZmqLink:
+    def link(
+        self, endpoint: Endpoint, digest: str = "d", jitter: float = 0.0, keys: Keys | None = None, **transport: Any
+    ) -> ZmqLink:
         """A link that is not started."""
         settings = Transport(**{"deadline": 20.0, "give_up": 0.5, **transport})
         endpoint.link = link = ZmqLink(
-            endpoint, self.addresses, settings, digest, logging.getLogger("mesh"), faults=LinkFaults(jitter=jitter)
-        )
+            endpoint, self.addresses, settings, digest, logging.getLogger("mesh"),
+            keys=keys or self.keys(endpoint.me), faults=LinkFaults(jitter=jitter),
+        )  # fmt: skip
         self.links.append(link)
         return link
 
@@ -286,9 +295,9 @@ class Mesh:
         await asyncio.gather(*(self.shut(link) for link in list(self.links)))
 
 
-@pytest.fixture(params=["local", "sockets"])
+@pytest.fixture(params=["local", "sockets", "encrypted"])
 async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mesh]:
-    """For the behaviour that both sorts of link have in common."""
+    """For the behaviour that all sorts of link have in common."""
     mesh = Mesh(request.param, tmp_path)
     yield mesh
     await mesh.close()
@@ -298,5 +307,13 @@ async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 async def sockets(tmp_path: Path) -> AsyncIterator[Mesh]:
     """For the behaviour that only sockets have."""
     mesh = Mesh("sockets", tmp_path)
+    yield mesh
+    await mesh.close()
+
+
+@pytest.fixture
+async def encrypted(tmp_path: Path) -> AsyncIterator[Mesh]:
+    """For the behaviour that sockets with keys have. Peers 0 to 39 have keys."""
+    mesh = Mesh("encrypted", tmp_path)
     yield mesh
     await mesh.close()

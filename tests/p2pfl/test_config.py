@@ -279,6 +279,37 @@ def test_a_good_file_is_read() -> None:
             id="infinite",
         ),
         pytest.param(
+            "device: cpu",
+            "transport:\n  host: 0.0.0.0",
+            "run.yaml:12: transport.host: '0.0.0.0' is heard beyond this host: make keys with `p2pfl keys new 4` and "
+            "give transport.keys their folder; or do without, with transport.insecure: true",
+            id="beyond this host without keys",
+        ),
+        pytest.param(
+            "device: cpu",
+            "transport: {keys: keys, insecure: true}",
+            "run.yaml:11: transport.insecure: there are transport.keys too: leave out one of them",
+            id="keys and insecure",
+        ),
+        pytest.param(
+            "device: cpu",
+            "transport: {public_keys: {0: x}}",
+            "run.yaml:11: transport.public_keys: nothing without transport.keys, the folder with the private keys",
+            id="public keys only",
+        ),
+        pytest.param(
+            "device: cpu",
+            f"transport: {{keys: k, public_keys: {{0: {'a' * 64}, 1: {'b' * 64}, 2: {'b' * 64}, 3: {'c' * 64}}}}}",
+            "run.yaml:11: transport.public_keys: peers 1 and 2 have the same key; either could pose as the other",
+            id="a key of two",
+        ),
+        pytest.param(
+            "device: cpu",
+            "transport: {keys: keys, public_keys: {0: 12}}",
+            "run.yaml:11: transport.public_keys.0: should be text; quotes make text of it (found 12)",
+            id="no keys",
+        ),
+        pytest.param(
             "warmup: 2",
             "lr: .nan",
             "run.yaml:10: algorithm.lr: should be a finite number (found nan)",
@@ -694,6 +725,8 @@ def test_the_digest_changes_with_what_a_peer_computes_from(assignment: str) -> N
         "out=/elsewhere",
         "transport.deadline=5",
         "chaos.kill={times: 2}",
+        "transport.keys=/elsewhere",
+        "transport={host: 0.0.0.0, insecure: true}",
         "eval_every=2",
         "slots=3",
         "device=auto",

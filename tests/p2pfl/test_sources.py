@@ -610,6 +610,35 @@ def test_a_pickle_cut_anywhere_is_one_clear_error(tmp_path: Path) -> None:
             read_batch(path)
 
 
+@pytest.mark.parametrize("dtype", ["O", "u2", "f4", "V8"])
+def test_numpy_believes_nothing_that_a_pickle_says_about_an_array(tmp_path: Path, dtype: str) -> None:
+    """Neither a dtype with references nor a shape that its bytes do not fill is ever built."""
+    path = tmp_path / "batch"
+    path.write_bytes(pickle.dumps({"data": np.zeros((2, 8), dtype)}, protocol=3))
+    with pytest.raises(DataError, match="batch: unreadable"):
+        read_batch(path)
+    whole = pickle.dumps({"data": np.zeros((2, 8), np.uint8)}, protocol=3)
+    path.write_bytes(whole.replace(b"K\x02K\x08", b"K\x02K\x09"))
+    with pytest.raises(DataError, match="cannot reshape"):
+        read_batch(path)
+
+
+def test_what_is_downloaded_for_cifar_is_not_unpickled_on_the_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+    monkeypatch.setattr("torchvision.datasets.CIFAR10.__init__", lambda *_, **__: pytest.fail("it would unpickle"))
+    monkeypatch.setattr(
+        "torchvision.datasets.utils.download_and_extract_archive",
+        lambda *given, **named: fetched.append((given, named)),
+    )
+    Cifar10().download(root)
+    ((url, where), named) = fetched[0]
+    assert url.endswith("/cifar-10-python.tar.gz")
+    assert where == str(root)
+    assert named == {"filename": "cifar-10-python.tar.gz", "md5": "c58f30108f718f92721af3b95e74349a"}
+
+
 @pytest.mark.parametrize("content", [{"labels": [1]}, {"data": np.zeros((2, 5), np.uint8)}, {"data": "x"}, [1]])
 def test_a_pickle_of_something_else(root: Path, content: object, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar(root, Cifar10, monkeypatch, "labels")

@@ -131,8 +131,11 @@ class Cifar10(Source):
 
     def download(self, root: Path) -> None:
         import torchvision.datasets
+        from torchvision.datasets.utils import download_and_extract_archive
 
-        getattr(torchvision.datasets, self.downloader)(root, download=True)
+        # Not the class itself: it would unpickle what it has downloaded.
+        known = getattr(torchvision.datasets, self.downloader)
+        download_and_extract_archive(known.url, str(root), filename=known.filename, md5=known.tgz_md5)
 
     def read(self, root: Path) -> Decoded:
         batches = [self._read(path) for path in self.files(root)]
@@ -163,22 +166,50 @@ class Cifar100(Cifar10):
     classes: ClassVar[int] = 100
 
 
+class _Dtype:
+    """Stands for numpy.dtype in a pickle: a name."""
+
+    def __init__(self, name: str, align: object = 0, copy: object = 0) -> None:
+        self.name = name
+
+    def __setstate__(self, state: object) -> None:
+        pass  # byte order and the like: bytes have none
+
+
+class _Array:
+    """Stands for numpy.ndarray in a pickle: what its state says, taken for bytes and nothing else."""
+
+    array: Images = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _Dtype, bool, bytes | str]) -> None:
+        _, shape, dtype, fortran, data = state
+        if dtype.name not in ("u1", "|u1", "uint8") or fortran:
+            raise pickle.UnpicklingError(f"an array of {dtype.name}; image files have bytes")
+        content = data.encode("latin1") if isinstance(data, str) else data
+        self.array = np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _reconstruct(kind: object, shape: object, code: object) -> _Array:
+    return _Array()
+
+
 class _Arrays(pickle.Unpickler):
-    """Reads pickles of containers, numbers, text and numpy arrays, and nothing that could run code.
+    """Reads pickles of containers, numbers, text and arrays of bytes, and nothing that could run code.
 
     CIFAR's files are pickles, as Python 2 and numpy 1 wrote them, and a pickle may name any function to be
-    called; their MD5 is no protection from a forged file. The three names below are all that these files need.
+    called; their MD5 is no protection from a forged file. The names below are all that these files need, and none
+    of them is numpy's own: its arrays and dtypes believe what a pickle says about their insides.
     """
 
-    ALLOWED: ClassVar[Mapping[tuple[str, str], Callable[..., Any]]] = {
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],  # type: ignore[dict-item]
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
+    STAND_INS: ClassVar[Mapping[tuple[str, str], Callable[..., Any]]] = {
+        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Dtype,
     }
 
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return self.ALLOWED[module.replace("numpy._core", "numpy.core"), name]
+            return self.STAND_INS[module.replace("numpy._core", "numpy.core"), name]
         except KeyError:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image files have no need of") from None
 
@@ -188,8 +219,17 @@ def read_batch(path: Path) -> Mapping[str, Any]:
     try:
         with path.open("rb") as file:
             batch = _Arrays(file, encoding="latin1").load()
-    except (OSError, EOFError, pickle.UnpicklingError, ValueError, TypeError, AttributeError, LookupError) as error:
+    except (
+        OSError,
+        EOFError,
+        pickle.UnpicklingError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise DataError(f"{path}: unreadable, truncated or not a batch of CIFAR images: {error}") from error
     if not isinstance(batch, dict):
         raise DataError(f"{path}: not a batch of CIFAR images but a {type(batch).__name__}")
-    return batch
+    return {key: value.array if isinstance(value, _Array) else value for key, value in batch.items()}

@@ -1,0 +1,47 @@
+"""``python -m peers.keys FOLDER 0 1 2 …``: new key pairs; the door through which `p2pfl keys new` makes them.
+
+ZeroMQ's own functions make them, so that they are what its CURVE sockets take.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from p2pfl.errors import KeysError
+from p2pfl.keys import Keys, private_file, short, write_new
+from p2pfl.runfolder import PeerId
+
+
+def new_pair() -> tuple[bytes, bytes]:
+    """(public, private), 32 bytes each."""
+    public, private = zmq.curve_keypair()
+    return z85.decode(public), z85.decode(private)
+
+
+def read_keys(folder: Path, me: PeerId, peers: int, public: dict[PeerId, str] | None = None) -> Keys:
+    """Those of peer ``me``. Raises KeysError, also if its private key does not belong to its public one."""
+    keys = Keys.read(folder, me, peers, public)
+    if z85.decode(zmq.curve_public(z85.encode(keys.private))) != keys.public[me]:
+        raise KeysError(
+            f"{private_file(folder, me)}: not the private key that belongs to public key {short(keys.public[me])} "
+            f"of peer {me}: the public keys here are older or newer"
+        )
+    return keys
+
+
+def main(arguments: list[str]) -> int:
+    folder, *peers = arguments
+    try:
+        write_new(Path(folder), {int(peer): new_pair() for peer in peers})
+    except KeysError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
