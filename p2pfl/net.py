@@ -19,8 +19,10 @@ Invariants:
    crashed computes the rounds since its checkpoint again, which gives the same messages under the same numbers:
    receivers know them by these and drop what they have. What the peer itself had heard since is sent to it again.
 6. A peer that its neighbours had given up finds that they no longer keep what it missed. It leaves out the rounds
-   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones. Whom it
-   had stopped hearing, and who it, is forgotten on both sides (``reopen``): neither knows what the other remembers.
+   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones.
+7. After rounds were left out or messages lost, two peers may differ on who hears whom. They find out, since every
+   message says whether its sender hears the receiver; and until then nobody waits in vain for long, since whoever
+   expects one sort of message is told by the other sort, or by one of a later round, that none will come.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from p2pfl import rng, wire
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
 from p2pfl.runfolder import PeerId
 from p2pfl.topology import Topology
-from p2pfl.wire import STOP, Body, Buffer, Encoded, Layout, Message, Vocabulary
+from p2pfl.wire import ANYWAY, STOP, Body, Buffer, Encoded, Layout, Message, Vocabulary
 
 B = TypeVar("B", bound=Body)
 
@@ -133,14 +135,32 @@ class Sent:
             return list(self._kept)
 
 
+# ---- messages of our own -------------------------------------------------------------------------------------
+
+SEQUENCES = 1 << 24
+"""A peer that has left out rounds numbers its messages from (the round) · SEQUENCES on."""
+
+
+@dataclass(frozen=True)
+class Begun(Body):
+    """A bare header to a neighbour that joins in this round: the sender has come to it."""
+
+
+@dataclass(frozen=True)
+class Listening(Body):
+    """A bare header. On an edge whose sender is no longer heard, it says each round whether the sender still
+    hears the receiver (flag STOP when not), so that both sides drop the edge in the same round."""
+
+
 # ---- hearing -------------------------------------------------------------------------------------------------
 
 
 class _Wait:
     """Somebody waits for a message under each of some keys."""
 
-    def __init__(self, keys: Iterable[Key], quorum: float) -> None:
+    def __init__(self, keys: Iterable[Key], quorum: float, anyway: bool) -> None:
         self.lacking = set(keys)
+        self.anyway = anyway
         self.awaited = len(self.lacking)
         self.here = 0
         self.quorum = quorum
@@ -196,6 +216,8 @@ class Mailbox:
         self._gone: set[PeerId] = set()
         self._oldest = 0
         self._silent_before: dict[PeerId, int] = {}
+        self._spoken: dict[tuple[PeerId, bool], int] = {}
+        """The last round in which a peer has said to us (False) something, or (True) that it says nothing."""
         self.late = 0
         """Messages that came after their round was over."""
         self.blocked: Callable[[], None] = lambda: None
@@ -211,6 +233,9 @@ class Mailbox:
         self._queues[key].append(message)
         for wait in self._waits:
             wait.settle(key, here=True)
+        if message.kind != Begun.kind() and not message.flags & ANYWAY:
+            self._spoken[message.sender, message.kind == Listening.kind()] = message.t
+            self._end_hopeless_waits()
         return True
 
     def __contains__(self, key: Key) -> bool:
@@ -227,7 +252,12 @@ class Mailbox:
         return message
 
     async def wait(
-        self, keys: Iterable[Key], until: float | None = None, quorum: float = 0.0, longer: float = 0.0
+        self,
+        keys: Iterable[Key],
+        until: float | None = None,
+        quorum: float = 0.0,
+        longer: float = 0.0,
+        anyway: bool = False,
     ) -> float:
         """Return when under each of ``keys`` a message is here, or will never be.
 
@@ -235,9 +265,9 @@ class Mailbox:
         that may still come is here, when it is, or ``longer`` seconds later. Returns the seconds of the wait that
         brought nothing: those after the last message, if any is missing.
         """
-        wait = _Wait(keys, quorum)
+        wait = _Wait(keys, quorum, anyway)
         for key in tuple(wait.lacking):
-            wait.settle(key, here=key in self._queues, hopeless=self._hopeless(key))
+            wait.settle(key, here=key in self._queues, hopeless=self._hopeless(key, anyway))
         if wait.over:
             return 0.0
         self._waits.append(wait)
@@ -251,9 +281,16 @@ class Mailbox:
             self._waits.remove(wait)
         return wait.in_vain
 
-    def _hopeless(self, key: Key) -> bool:
-        t, _, sender = key
-        return sender in self._gone or t < self._silent_before.get(sender, 0)
+    def _hopeless(self, key: Key, anyway: bool) -> bool:
+        """Whether no message will come under a key under which none is.
+
+        Besides the plain reasons: somebody who says that it says nothing in this round, or says something though we
+        expect to be told that it says nothing, does not know what we expect.
+        """
+        t, kind, sender = key
+        if sender in self._gone or t < self._silent_before.get(sender, 0):
+            return True
+        return not anyway and self._spoken.get((sender, kind != Listening.kind()), -1) >= t
 
     @property
     def waits_for(self) -> list[Key]:
@@ -285,7 +322,7 @@ class Mailbox:
     def _end_hopeless_waits(self) -> None:
         for wait in self._waits:
             for key in tuple(wait.lacking):
-                wait.settle(key, here=False, hopeless=self._hopeless(key))
+                wait.settle(key, here=False, hopeless=self._hopeless(key, wait.anyway))
 
     def begin(self, t: int) -> list[Message]:
         """Hand out what came for earlier rounds and was never taken."""
@@ -334,21 +371,6 @@ class Patience:
         if self.deadline is None or self.adaptive is None or 3 * len(self._recent) < RECENT:
             return self.deadline
         return min(self.deadline, max(SHORTEST, self.adaptive * median(self._recent)))
-
-
-SEQUENCES = 1 << 24
-"""A peer that has left out rounds numbers its messages from (the round) · SEQUENCES on."""
-
-
-@dataclass(frozen=True)
-class Begun(Body):
-    """A bare header to a neighbour that joins in this round: the sender has come to it."""
-
-
-@dataclass(frozen=True)
-class Listening(Body):
-    """A bare header. On an edge whose sender is no longer heard, it says each round whether the sender still
-    hears the receiver (flag STOP when not), so that both sides drop the edge in the same round."""
 
 
 @asynccontextmanager
@@ -405,7 +427,10 @@ class Endpoint:
         self.listeners = set(self.sources)
         self._met = set(self.sources)  # neighbours that take part
         self._ahead: dict[PeerId, int] = {}  # the first round of which these neighbours keep what they said
-        self._reopening: set[PeerId] = set()
+        self._flagged: dict[PeerId, int] = {}  # number of the message that told us last whether its sender hears us
+        self._again: set[PeerId] = set()  # told us in this round that they hear us, which we did not know
+        self._greeting = range(0)  # rounds in which all are told whether we hear them
+        self._answers: set[asyncio.Task[None]] = set()
         self._dropping: set[PeerId] = set()  # asked for by listen_to, not yet told
         self._told: set[PeerId] = set()  # told in this round
         self._left: set[PeerId] = set()  # told us in this round
@@ -436,12 +461,7 @@ class Endpoint:
         self.out, self.inn, self.missing, self.spoilt, self.waited, self.waited_in_vain = {}, {}, {}, {}, 0.0, 0.0
         self._mark(t)
         for message in self.mailbox.begin(t):
-            self._note_stop(message)
-        again = self._reopening & self._met
-        self.sources |= again
-        self.listeners |= again
-        for stopped in (self._dropping, self._left, self._reopening):
-            stopped -= again
+            self._note(message)
         return Net(self, t)
 
     async def meet(self, t: int) -> None:
@@ -458,6 +478,8 @@ class Endpoint:
             earlier = [neighbor for neighbor in self._met if self.joins.get(neighbor, 0) < t]
             await self.take(Begun.kind(), earlier, t, patience=math.inf)
         await self.send([one for one in sorted(joining) if self.joins[one] == t > mine], Begun(), t)
+        if t in self._greeting:
+            await self.send(sorted(self._met - self.listeners), Listening(), t)
 
     def topology_at(self, t: int) -> Topology:
         """The graph of those that take part in round ``t``."""
@@ -474,7 +496,7 @@ class Endpoint:
 
     def skip_to(self, t: int) -> None:
         """Leave out the rounds before ``t`` (invariant 6)."""
-        self._reopening.update(self._met)
+        self._greeting = range(t, t + RECENT)  # neighbours may be ahead
         for neighbor, seq in self._sequence.items():
             # They may have heard more of us than we remember: no number may be used twice.
             self._sequence[neighbor] = max(seq, t * SEQUENCES)
@@ -490,7 +512,8 @@ class Endpoint:
             await self.take(Listening.kind(), only_hearing, t)
         self.sources -= self._told
         self.listeners -= self._left
-        self._told, self._left = set(), set()
+        self.listeners |= self._again & self._met
+        self._told, self._left, self._again = set(), set(), set()
         self._mark(t + 1)
 
     def _mark(self, t: int) -> None:
@@ -507,26 +530,23 @@ class Endpoint:
         """What ``sender`` said before round ``t`` will not come: it keeps it no more, or has left out rounds."""
         self._ahead[sender] = t
         self.mailbox.skipped(sender, t)
-        self.reopen(sender)
-
-    def reopen(self, neighbor: PeerId) -> None:
-        """Hear it, and speak to it, from the next round on, as at the start."""
-        self._reopening.add(neighbor)
 
     # -- saying
 
-    async def send(self, to: Iterable[PeerId], body: Body, t: int, count: int = 1) -> None:
-        """The same body to several neighbours, encoded once."""
+    async def send(self, to: Iterable[PeerId], body: Body, t: int, count: int = 1, *, anyway: bool = False) -> None:
+        """The same body to several neighbours, encoded once; ``anyway``: whether they hear us or not."""
         encoded = wire.encode(body)
         for receiver in to:
-            await self.send_encoded(receiver, encoded, t, count)
+            await self.send_encoded(receiver, encoded, t, count, anyway=anyway)
 
-    async def send_encoded(self, to: PeerId, encoded: Encoded, t: int, count: int = 1) -> None:
+    async def send_encoded(
+        self, to: PeerId, encoded: Encoded, t: int, count: int = 1, *, anyway: bool = False
+    ) -> None:
         if to in self._dropping:
             self._dropping.discard(to)
             self._told.add(to)
         # Repeated for as long as it holds: the receiver may have missed it, or gone back to an old checkpoint.
-        flags = STOP if to in self._told or to not in self.sources else 0
+        flags = (STOP if to in self._told or to not in self.sources else 0) | (ANYWAY if anyway else 0)
         seq = self._sequence[to]
         frames = encoded.to(self.run_id, t, self.me, seq, flags, count)
         self._sequence[to] += 1
@@ -556,13 +576,33 @@ class Endpoint:
 
     def accept(self, message: Message) -> None:
         self._arrived[message.sender].append((message.seq, message.t))
+        if self._is_mistaken(message):
+            # At once: in our next round might be too late, if we wait for somebody who waits for it.
+            answer = asyncio.get_running_loop().create_task(
+                self.send([message.sender], Listening(), max(self.t, message.t))
+            )
+            self._answers.add(answer)
+            answer.add_done_callback(self._answers.discard)
         if not self.mailbox.put(message):
-            self._note_stop(message)
+            self._note(message)
 
-    def _note_stop(self, message: Message) -> None:
-        """Who says STOP too late is understood too, or it would wait for ever for us to say Listening."""
-        if message.flags & STOP:
-            self._left.add(message.sender)
+    def _is_mistaken(self, message: Message) -> bool:
+        """Whether its sender waits for us to say something, though we shall not (invariant 7)."""
+        sender = message.sender
+        if sender in self.listeners or sender not in self._met or message.flags & ANYWAY:
+            return False
+        thinks_that_we_hear_it = message.kind != Listening.kind() and sender not in self.sources
+        return thinks_that_we_hear_it or not message.flags & STOP
+
+    def _note(self, message: Message) -> None:
+        """Whether its sender hears us (invariant 7)."""
+        sender = message.sender
+        if message.seq < self._flagged.get(sender, 0):
+            return  # a later one was noted before
+        self._flagged[sender] = message.seq
+        stops = bool(message.flags & STOP)
+        (self._left.add if stops else self._left.discard)(sender)
+        (self._again.discard if stops or sender in self.listeners else self._again.add)(sender)
 
     def refuse(self, via: PeerId) -> None:
         """Count a message that was no good."""
@@ -574,12 +614,13 @@ class Endpoint:
         self.mailbox.fail(error)
 
     async def take(
-        self, kind: str, senders: Sequence[PeerId], t: int, patience: float = 1.0
+        self, kind: str, senders: Sequence[PeerId], t: int, patience: float = 1.0, *, anyway: bool = False
     ) -> dict[PeerId, Message]:
         """One message of ``kind`` from each sender, ascending; who misses the deadline, or sends NaN or infinity, is
         left out by name.
 
-        ``patience`` multiplies the deadline, for senders that wait for others in turn.
+        ``patience`` multiplies the deadline, for senders that wait for others in turn. ``anyway``: they send whether
+        they take us for a listener or not.
         """
         senders = sorted(senders)
         keys = {sender: (t, kind, sender) for sender in senders}
@@ -596,14 +637,14 @@ class Endpoint:
                 seconds = self.patience.seconds
                 until = None if seconds is None or patience == math.inf else began + seconds * patience
                 self.waited_in_vain += await self.mailbox.wait(
-                    keys.values(), until, self.patience.quorum, self.patience.give_up
+                    keys.values(), until, self.patience.quorum, self.patience.give_up, anyway
                 )
                 self.waited += clock() - began
         taken = {sender: self.mailbox.take_now(key) for sender, key in keys.items()}
         arrived = {sender: message for sender, message in taken.items() if message is not None}
         for sender, message in list(arrived.items()):
             _count(self.inn, sender, kind, message.payload, message.header)
-            self._note_stop(message)
+            self._note(message)
             if not wire.is_finite(message.body):
                 self.spoilt.setdefault(kind, []).append(sender)
                 del arrived[sender]
@@ -825,17 +866,18 @@ class Net:
         patience = float(tree.height[self.me])
         total = {path: tensor.detach().clone() for path, tensor in wire.tensors_of(body).items()}
         count = 1
-        for message in (await endpoint.take(body.kind(), children, self.t, patience)).values():
+        for message in (await endpoint.take(body.kind(), children, self.t, patience, anyway=True)).values():
             for path, tensor in wire.tensors_of(message.body).items():
                 total[path] += tensor.to(total[path].device)
             count += message.count
         result = wire.with_tensors(body, total)
         if parent is not None:
-            await endpoint.send([parent], result, self.t, count)
-            answer = await endpoint.take(body.kind(), [parent], self.t, tree.height[tree.root[self.me]] + 1.0)
+            await endpoint.send([parent], result, self.t, count, anyway=True)
+            longest = tree.height[tree.root[self.me]] + 1.0
+            answer = await endpoint.take(body.kind(), [parent], self.t, longest, anyway=True)
             if parent in answer:
                 result, count = cast(B, answer[parent].body), answer[parent].count
-        await endpoint.send(children, result, self.t, count)
+        await endpoint.send(children, result, self.t, count, anyway=True)
         if op == "sum":
             return result
         return wire.with_tensors(result, {path: x / count for path, x in wire.tensors_of(result).items()})

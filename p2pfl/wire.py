@@ -8,7 +8,8 @@
     t        = uint                               round that the message belongs to
     sender   = uint                               peer id
     seq      = uint                               0, 1, 2, … on each directed edge
-    flags    = uint                               bit 0: STOP, «I do not hear you after round t»
+    flags    = uint                               bit 0: STOP, «I do not hear you after round t»;
+                                                    bit 1: ANYWAY, sent whoever hears whom
     count    = uint >= 1                          peers summed up in this body (allreduce); otherwise 1
     fields   = map of str to (int | float | bool | str | [*int])       the body's plain fields
     tensors  = [*[field, key | nil, dtype, [*uint]]]                    one entry per frame that follows
@@ -45,6 +46,7 @@ from p2pfl.tensors import is_finite as all_finite
 
 VERSION = 1
 STOP = 1
+ANYWAY = 2
 """Flag: the sender does not hear the receiver after round ``t``."""
 
 MAX_HEADER = 1 << 20
@@ -430,6 +432,6 @@ def with_tensors(body: B, tensors: Mapping[tuple[str, str | None], Tensor]) -> B
 
 
 __all__ = [
-    "DTYPES", "STOP", "VERSION", "Body", "Buffer", "Encoded", "Layout", "Message", "TensorSpec", "Vocabulary",
-    "WireError", "decode", "encode", "is_finite", "tensors_of", "with_tensors",
+    "ANYWAY", "DTYPES", "STOP", "VERSION", "Body", "Buffer", "Encoded", "Layout", "Message", "TensorSpec",
+    "Vocabulary", "WireError", "decode", "encode", "is_finite", "tensors_of", "with_tensors",
 ]  # fmt: skip

@@ -297,9 +297,7 @@ class ZmqLink:
 
     def _neighbor_back(self, to: PeerId) -> None:
         self._gone.discard(to)
-        if to in self._lost:
-            self._lost.discard(to)
-            self.endpoint.reopen(to)
+        self._lost.discard(to)
         self.endpoint.mailbox.regained(to)
         until = self.endpoint.sent[to].next
         self._command(lambda: self._make_up(to, until))
