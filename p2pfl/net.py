@@ -409,6 +409,8 @@ class Endpoint:
         self._dropping: set[PeerId] = set()  # asked for by listen_to, not yet told
         self._told: set[PeerId] = set()  # told in this round
         self._left: set[PeerId] = set()  # told us in this round
+        self._returned: set[PeerId] = set()  # told us in this round that they hear us
+        self._noted: dict[PeerId, int] = {}  # the number of the message by which they last did
         self._sequence = dict.fromkeys(self.neighbors, 0)
         self.sent = {neighbor: Sent() for neighbor in self.neighbors}
         self.heard = dict.fromkeys(self.neighbors, 0)
@@ -490,7 +492,8 @@ class Endpoint:
             await self.take(Listening.kind(), only_hearing, t)
         self.sources -= self._told
         self.listeners -= self._left
-        self._told, self._left = set(), set()
+        self.listeners |= self._returned & self._met
+        self._told, self._left, self._returned = set(), set(), set()
         self._mark(t + 1)
 
     def _mark(self, t: int) -> None:
@@ -560,9 +563,15 @@ class Endpoint:
             self._note_stop(message)
 
     def _note_stop(self, message: Message) -> None:
-        """Who says STOP too late is understood too, or it would wait for ever for us to say Listening."""
-        if message.flags & STOP:
-            self._left.add(message.sender)
+        """Who says STOP too late is understood too, or it would wait for ever for us to say Listening. Who says STOP
+        no more hears us again: it has reopened the edge, of which we may know nothing."""
+        sender = message.sender
+        if message.seq < self._noted.get(sender, 0):
+            return
+        self._noted[sender] = message.seq
+        now, before = (self._left, self._returned) if message.flags & STOP else (self._returned, self._left)
+        now.add(sender)
+        before.discard(sender)
 
     def refuse(self, via: PeerId) -> None:
         """Count a message that was no good."""

@@ -592,6 +592,28 @@ async def test_a_stop_that_misses_the_deadline_is_still_understood(mesh: Any, ev
     assert edges(there) == ([0], [])
 
 
+async def test_an_edge_that_one_side_reopens_is_open_on_the_other_soon(mesh: Any) -> None:
+    """One was given up and comes back, and does not know: it has missed nothing."""
+    one, other = await mesh.open(line(2), LAYOUTS, deadline=0.3)
+
+    async def round_of(endpoint: Endpoint, t: int) -> dict[int, Any]:
+        net = endpoint.begin(t)
+        if endpoint is one and t == 0:
+            net.listen_to([])
+        heard = await net.exchange(Word(f"round {t}"))
+        await endpoint.finish(t)
+        return heard
+
+    for t in range(2):
+        await together([one, other], lambda endpoint, t=t: round_of(endpoint, t))
+    assert (edges(one), edges(other)) == (([], [1]), ([0], []))
+    one.reopen(1)
+    for t in range(2, 5):
+        heard = await together([one, other], lambda endpoint, t=t: round_of(endpoint, t))
+    assert (edges(one), edges(other)) == (([1], [1]), ([0], [0]))
+    assert heard == [{1: Word("round 4")}, {0: Word("round 4")}]
+
+
 async def test_state_goes_on_in_another_endpoint(mesh: Any, tmp_path: Path) -> None:
     endpoints = await mesh.open(complete(3), LAYOUTS)
 
