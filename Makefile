@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install mesh20 test lint types check claims clean
+.PHONY: install mesh20 test lint types check claims torture clean
 
 install: $(VENV)/installed
 
@@ -32,6 +32,10 @@ check: lint types test
 # What the papers say will come out, on real data (P2PFL_DATA). About an hour on two cores.
 claims: install
 	$(BIN)/python -m benchmarks.claims
+
+# Thousands of runs over faulty wires in virtual time. About two minutes on one core.
+torture: install
+	$(BIN)/python -m benchmarks.torture --schedules 2000 --minutes 10
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,15 +15,17 @@ Rules:
    side, at once.
 2. WELCOME says which message the receiver expects next; sending goes on there, be it with messages that were sent
    before, on a connection that broke or to a process that died. HELLO says which message is the oldest that is kept:
-   if the receiver expected an older one, it learns so that it will never come. A receiver drops what it has.
+   if the receiver expected an older one, it learns so that it will never come. A receiver takes no message but the
+   one that it expects. It has had those before; and of those after, libzmq may send some on a new connection before
+   anybody knows that others got lost with the old one. Where numbers do not follow on, HELLO is said again first.
    DURABLE(t) says that everything of rounds before t is in the checkpoint of the receiver before its last one, and
    need not be kept.
 3. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
    The sender in a header must be the one in the identity. The receiver must be us: an address from before a
    restart may by now be another peer's.
 4. CLOSE is the last message on an edge; it comes when the receiver has said DURABLE for everything before it.
-   CLOSED comes back when it has been read. A peer that is stopped before its last round says no CLOSE: it may come
-   back.
+   CLOSED comes back when it has been read, but may get lost with its sender: nobody waits for it who knows that the
+   neighbour has finished too. A peer that is stopped before its last round says no CLOSE: it may come back.
 5. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
    has not within ``give_up`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
    one that has not come up within ``deadline`` seconds.
@@ -139,6 +141,8 @@ class _Edge:
     """When CLOSE was sent on this connection."""
     closed: bool = False
     """CLOSED has come."""
+    finished: bool = False
+    """The neighbour has said that it needs nothing of us any more, not even CLOSE."""
     outbox: deque[tuple[float, int]] = field(default_factory=deque)
     """(not before, number of the message)"""
     queued: int = 0
@@ -151,6 +155,8 @@ class _Edge:
     """When the last message will have left, over a connection of limited bandwidth."""
     expected: int = 0
     """Number of the message that the neighbour expected next when the connection came up."""
+    follows: int = 0
+    """Number of the message that it expects next, now: it takes no other."""
 
 
 class ZmqLink:
@@ -440,12 +446,13 @@ class ZmqLink:
 
     def _watch(self, edge: _Edge) -> None:
         while (event := edge.dealer.event()) is not None:
-            if event == "lost" and (edge.up or edge.lost_at is None):
+            if event == "lost":
                 edge.up = False
-                edge.attempt += 1
-                edge.lost_at = self.now()
-                if not edge.given_up and self._closing is None:
-                    self.log.info("peer %d: connection lost", edge.to)
+                edge.attempt += 1  # also if WELCOME has not come: it may have, and not have been read yet
+                if edge.lost_at is None:
+                    edge.lost_at = self.now()
+                    if not edge.given_up and self._closing is None:
+                        self.log.info("peer %d: connection lost", edge.to)
             elif event == "connected" and edge.lost_at is not None:
                 self._greet(edge)
             elif event == "unwelcome":
@@ -533,15 +540,15 @@ class ZmqLink:
             self._greeted(via, identity, message.body, message.seq)
         elif isinstance(message.body, Durable):
             self.endpoint.sent[via].forget_before(message.body.rounds_done)
+            self._edges[via].finished |= message.body.rounds_done == FOREVER
         elif isinstance(message.body, Close):
             self._reply(identity, Closed(), message.seq)
             # Everything that this neighbour ever sent stands before its CLOSE, and it hears nothing any more.
             if not self._edges[via].given_up:
                 self._give_up(self._edges[via], "it has closed", closed=True)
-        elif message.seq >= self._expected[via]:  # else we have it
-            if message.seq > self._expected[via]:  # it has left out rounds
-                self._tell(self.endpoint.missed, via, message.t)
-            self._expected[via] = message.seq + 1
+        elif message.seq == self._expected[via]:
+            # Else we have it; or something before it got lost with a connection, and comes again after HELLO.
+            self._expected[via] += 1
             self._delivered[via] += 1
             self._tell(self._arrived, message)
             if self._behind(via):
@@ -564,6 +571,7 @@ class ZmqLink:
             self._reply(identity, Refused(reason), seq)
             return
         self.endpoint.sent[via].forget_before(hello.durable)
+        self._edges[via].finished |= hello.durable == FOREVER
         if hello.first > self._expected[via]:
             self.log.warning(
                 "peer %d no longer has messages %d to %d, of rounds before %d",
@@ -611,7 +619,7 @@ class ZmqLink:
 
     def _go_on(self, edge: _Edge, expected: int) -> None:
         """A new connection: send what the neighbour has not got yet, from the message on that it expects."""
-        edge.expected = expected
+        edge.expected = edge.follows = expected
         first, _ = self.endpoint.sent[edge.to].first
         again = range(max(expected, first), edge.handed)
         fresh = [seq for _, seq in edge.outbox if seq >= max(expected, edge.handed)]
@@ -639,12 +647,24 @@ class ZmqLink:
                 return
             kept = self.endpoint.sent[edge.to].get(seq)
             # If it is kept no more, the neighbour has said that it needs it no more.
-            if kept is not None and not edge.dealer.send(kept.frames):
-                self._poll(edge, edge.polled | ROOM)
-                return
+            if kept is not None:
+                if seq > edge.follows:
+                    self._explain(edge)
+                    return
+                if not edge.dealer.send(kept.frames):
+                    self._poll(edge, edge.polled | ROOM)
+                    return
+                edge.follows = seq + 1
             edge.outbox.popleft()
             self._handed_up_to(edge, seq + 1)
         self._poll(edge, edge.polled & ~ROOM)
+
+    def _explain(self, edge: _Edge) -> None:
+        """Numbers do not follow on: have HELLO say so, and go on when WELCOME has come."""
+        edge.up = False
+        edge.lost_at = self.now()
+        edge.attempt += 1
+        self._greet(edge)
 
     def _handed_up_to(self, edge: _Edge, seq: int) -> None:
         """Messages before ``seq`` take no room in the queue any more."""
@@ -711,9 +731,13 @@ class ZmqLink:
         """Whether the neighbour still needs something of us, while we are closing."""
         if edge.closed or edge.given_up:
             return False
+        needs = bool(edge.outbox) or (self._leaving == "finished" and len(self.endpoint.sent[edge.to]) > 0)
         if not edge.up:
-            return edge.lost_at is not None or bool(edge.outbox)
-        needs = edge.outbox or (self._leaving == "finished" and len(self.endpoint.sent[edge.to]))
+            if edge.finished or (edge.close_sent is not None and now - edge.close_sent > CLOSING):
+                return False
+            # One that never came up since we started may have finished, and gone, while we were not there.
+            came_up = edge.lost_at is not None
+            return came_up or (needs and self._closing is not None and now - self._closing < self.transport.give_up)
         if edge.close_sent is None:
             if not needs and self._control(edge, Close()):
                 edge.close_sent = now

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 import psutil
@@ -23,11 +23,12 @@ from torch import Tensor
 
 from p2pfl import wire
 from p2pfl.errors import HandshakeError, NetError, RunFolderError
+from p2pfl.net import SEQUENCES
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout, Vocabulary
 from peers import zmqlink
 from peers.runtime import allow_many_sockets
-from peers.zmqlink import Close, Closed, Durable, Hello, Refused, Welcome, ZmqLink
+from peers.zmqlink import Close, Closed, Durable, Hello, Refused, Welcome, ZmqLink, _Edge
 
 RUN_ID = "0123456789abcdef"
 
@@ -545,6 +546,110 @@ async def test_jitter_keeps_the_order_on_each_edge(sockets: Any) -> None:
         assert heard == [{j: Word(str(n)) for j in net.sources} for n in range(30)]
 
 
+# ---- connections that break
+
+
+async def test_a_message_that_got_lost_with_a_connection_is_waited_for(alone: Any, raw: Any) -> None:
+    """libzmq sends what waits in a socket as soon as it has connected again, before anybody can say HELLO."""
+    other = raw(1)
+    other.connect(alone.link)
+    other.say(Hello("d", 0, 0, 0))
+    assert await other.answer() == Welcome(0)
+    other.say(Word("first"), seq=0)
+    other.say(Word("third"), seq=2)
+    other.say(Hello("d", 0, 0, 0))
+    assert await other.answer() == Welcome(1)
+    for seq, text in ((1, "second"), (2, "third")):
+        other.say(Word(text), seq=seq)
+    net = alone.begin(0)
+    assert [(await net.gather(Word))[1].text for _ in range(3)] == ["first", "second", "third"]
+
+
+async def test_numbers_that_do_not_follow_on_are_explained_before(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    await other.welcome()
+    await alone.begin(0).broadcast(Word("round 0"))
+    assert (await other.heard())[1].seq == 0
+    alone.skip_to(5)
+    await alone.begin(5).broadcast(Word("round 5"))
+    identity, message = await other.heard()
+    assert isinstance(message.body, Hello)
+    assert (message.body.first, message.body.oldest) == (5 * SEQUENCES, 5)
+    other.reply(identity, Welcome(message.body.first), seq=message.seq)
+    assert (await other.heard())[1].body == Word("round 5")
+
+
+async def test_what_did_not_fit_into_the_queue_is_sent_when_there_is_room_again(sockets: Any, raw: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, queue=1, deadline=0.3).start()
+    other = raw(1)
+    await other.welcome()
+    net = endpoint.begin(0)
+    while endpoint.undelivered < 2:  # libzmq and the system hold some, too
+        await net.broadcast(Word("x" * 50_000))
+
+    async def once_there_is_room() -> None:
+        while endpoint.link.full(1):
+            await asyncio.sleep(0.005)
+        await net.broadcast(Word("last"))
+
+    last = asyncio.create_task(once_there_is_room())
+    numbers: list[int] = []
+    while True:
+        identity, *frames = await asyncio.to_thread(other.router.recv_multipart)
+        message = wire.decode(frames, None, CONTROL)
+        if isinstance(message.body, Hello):
+            other.reply(identity, Welcome(len(numbers)), seq=message.seq)
+            continue
+        numbers.append(message.seq)
+        if message.body == Word("last"):
+            break
+    await last
+    assert numbers == list(range(len(numbers)))
+
+
+class ScriptedDealer:
+    """Answers and events as a test has them come."""
+
+    def __init__(self) -> None:
+        self.said: list[wire.Message] = []
+        self.answers: list[list[bytes]] = []
+        self.events: list[Literal["connected", "lost"]] = []
+
+    def send(self, frames: Any) -> bool:
+        self.said.append(wire.decode(frames, None, CONTROL))
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        return self.answers.pop(0) if self.answers else None
+
+    def event(self) -> Literal["connected", "lost"] | None:
+        return self.events.pop(0) if self.events else None
+
+    def watch(self, events: int) -> None:
+        return
+
+
+async def test_a_welcome_that_is_read_after_its_connection_was_lost_counts_for_nothing(sockets: Any) -> None:
+    link = sockets.link(sockets.endpoint(0, PAIR, LAYOUTS))
+    sockets.links.remove(link)  # it never starts
+    dealer = ScriptedDealer()
+    edge = link._edges[1] = _Edge(1, dealer, lost_at=link.now())  # type: ignore[arg-type]
+    dealer.events = ["connected"]
+    link._watch(edge)
+    (hello,) = dealer.said
+    dealer.events = ["lost"]
+    link._watch(edge)
+    dealer.answers = [[bytes(frame) for frame in wire.encode(Welcome(0)).to(RUN_ID, 0, 1, hello.seq)]]
+    link._answered(edge)
+    assert not edge.up
+    dealer.events = ["connected"]
+    link._watch(edge)
+    dealer.answers = [[bytes(frame) for frame in wire.encode(Welcome(0)).to(RUN_ID, 0, 1, dealer.said[-1].seq)]]
+    link._answered(edge)
+    assert edge.up
+
+
 # ---- closing
 
 
@@ -639,6 +744,57 @@ async def test_closing_waits_only_so_long_for_a_neighbor_that_says_nothing(
     assert (await other.heard())[1].body == Word("last words")
     await sockets.close()
     assert "peer 1 did not confirm our last messages" in caplog.text
+
+
+async def test_the_last_one_does_not_wait_for_those_who_have_finished_and_are_gone(sockets: Any, raw: Any) -> None:
+    """They may go before their CLOSED has left."""
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    link = sockets.link(endpoint, give_up=60.0)
+    await link.start()
+    other = raw(1)
+    other.connect(link)
+    await other.welcome()
+    await endpoint.begin(0).broadcast(Word("last words"))
+    assert (await other.heard())[1].body == Word("last words")
+    closing = asyncio.create_task(sockets.shut(link, "finished"))
+    assert (await other.heard())[1].body == Durable(zmqlink.FOREVER)
+    other.say(Durable(zmqlink.FOREVER))
+    assert (await other.heard())[1].body == Close()
+    other.close()
+    async with asyncio.timeout(zmqlink.CLOSING / 2):
+        await closing
+
+
+async def test_who_restarts_after_its_last_round_still_hands_out_what_it_has(sockets: Any, raw: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint).start()
+    await endpoint.begin(0).broadcast(Word("last words"))
+    await die(endpoint.link)
+    again = sockets.revived(endpoint)
+    link = sockets.link(again, give_up=20.0)
+    await link.start()
+    closing = asyncio.create_task(sockets.shut(link, "finished"))
+    other = raw(1)
+    other.connect(link)
+    await other.welcome()
+    assert (await other.heard())[1].body == Word("last words")
+    other.say(Durable(zmqlink.FOREVER))
+    while not isinstance((await other.heard())[1].body, Close):
+        pass
+    other.close()
+    await closing
+
+
+async def test_who_restarts_after_its_last_round_does_not_wait_for_ever(sockets: Any) -> None:
+    """The others may have finished while it was not there."""
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint).start()
+    await endpoint.begin(0).broadcast(Word("last words"))
+    await die(endpoint.link)
+    link = sockets.link(sockets.revived(endpoint), deadline=600.0, give_up=0.5)
+    await link.start()
+    async with asyncio.timeout(10.0):
+        await sockets.shut(link, "finished")
 
 
 async def test_a_neighbor_that_has_closed_may_come_back(sockets: Any, eventually: Any) -> None:

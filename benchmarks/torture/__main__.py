@@ -1,0 +1,4 @@
+from benchmarks.torture.search import main
+
+if __name__ == "__main__":
+    main()
