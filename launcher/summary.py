@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from rich.table import Table
 from launcher import text
 from launcher.picture import MOST_PEERS, draw
 from launcher.processes import how_it_ended
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import RunFolderError, Unwritable
 from p2pfl.runfolder import PeerFolder, PeerId, Result, RunFolder, write_json
 
 if TYPE_CHECKING:
@@ -142,9 +142,13 @@ class Summary:
     weighted_accuracy: float | None
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
+    unwritten: str = ""
+    """Why there is no summary.json; the only thing that is not in it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        plain = asdict(self)
+        del plain["unwritten"]
+        return plain
 
 
 def settings(folder: RunFolder) -> dict[str, Any]:
@@ -188,7 +192,10 @@ def summarize(
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
-    write_json(folder.summary, summary.to_dict())
+    try:
+        write_json(folder.summary, summary.to_dict())
+    except Unwritable as error:
+        return replace(summary, unwritten=str(error))
     return summary
 
 
@@ -288,7 +295,8 @@ def show_collaboration(graph: Collaboration, console: Console) -> None:
 
 
 def failures(summary: Summary) -> list[str]:
-    """A line for each way in which peers did not finish, with the peers and, where it helps, their logs."""
+    """A line for each way in which peers did not finish, with the peers and, where it helps, their logs; and for what
+    else went wrong."""
     alike: dict[str, list[PeerSummary]] = defaultdict(list)
     for peer in summary.peers:
         if peer.ended != "finished":
@@ -301,6 +309,8 @@ def failures(summary: Summary) -> list[str]:
     if summary.parts is not None:
         parts = "; ".join(text.ids(part) for part in summary.parts)
         lines.append(f"without them the graph falls into {len(summary.parts)} parts: {parts}")
+    if summary.unwritten:
+        lines.append(summary.unwritten)
     return lines
 
 

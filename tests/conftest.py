@@ -133,6 +133,8 @@ class Warm:
         """Process ids of peers that have not ended."""
         self.codes: dict[int, int] = {}
         """Exit codes of those that have, by process id."""
+        self.words: dict[int, str] = {}
+        """What they have said last, by process id."""
         assert self._event() == {"event": "ready"}
 
     def _event(self) -> dict[str, Any]:
@@ -144,7 +146,8 @@ class Warm:
         line, self._pending = self._pending.split(b"\n", 1)
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "exited":
-            self.codes[self.running.pop(event["peer"])] = event["code"]
+            pid = self.running.pop(event["peer"])
+            self.codes[pid], self.words[pid] = event["code"], event["words"]
         return event
 
     def start(self, folder: RunFolder, peers: Sequence[int] | None = None) -> dict[int, int]:

@@ -303,7 +303,8 @@ def test_the_warm_process_outlives_a_request_for_a_folder_that_is_none(
 ) -> None:
     warm.running[0] = 0
     warm._stdin.write(f'{{"run": "{tmp_path}", "peers": [0]}}\n'.encode())
-    assert warm._event() == {"event": "exited", "peer": 0, "code": 1}
+    words = f"{tmp_path}: no run folder (no run.yaml in it); `p2pfl list` shows the runs"
+    assert warm._event() == {"event": "exited", "peer": 0, "code": 1, "words": words}
     folder = prepare(tmp_path / "run", make_run(rounds=1, peers=2, algorithm=LOCAL))
     assert warm.run(folder) == {0: 0, 1: 0}
 
