@@ -21,7 +21,7 @@ from launcher.progress import Progress, progress_on
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
 from launcher.warm import Event, WarmProcess
-from p2pfl.errors import KeysError
+from p2pfl.errors import KeysError, Unwritable
 from p2pfl.runfolder import PeerId, RunFolder
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ LOOK_EVERY = 0.25
 
 Restart = Literal["on-failure", "always", "never"]
 """Whether peers that ended without having finished are started again. ``on-failure``: those that were killed or have
-failed, not those that were stopped; and not one that fails ATTEMPTS times without completing a round. None of them
-starts a peer again that the run file's chaos has killed for good."""
+failed, not those that were stopped or cannot write into the run folder; and not one that fails ATTEMPTS times without
+completing a round. None of them starts a peer again that the run file's chaos has killed for good."""
 ATTEMPTS = 3
 OUT_OF_MEMORY = (
     "; if nobody has killed it, the kernel has, for lack of memory (see `dmesg`): let fewer peers compute at once "
@@ -188,7 +188,9 @@ class Policy:
         self.last_words.pop(peer, None)
         if words:
             self.last_words[peer] = ended
-        if self.restart == "never" or ended == "finished" or (self.restart == "on-failure" and ended == "stopped"):
+        if self.restart == "never" or ended == "finished":
+            return False
+        if self.restart == "on-failure" and (ended == "stopped" or code == Unwritable.exit_code):
             return False
         kills = [blow for blow in place.injected() if blow["what"] == "kill"]
         if len(kills) > self._kills.get(peer, 0):  # no failure of its own

@@ -26,6 +26,7 @@ Every class renders as one line that says what to do. Nothing in the project rai
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ from pathlib import Path
 
 class P2pflError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+
+def in_words(error: BaseException) -> str:
+    """What to tell people of an error: ours speak for themselves, others need their name."""
+    return str(error) if isinstance(error, P2pflError) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,9 @@ class RunFolderError(P2pflError):
 
 class Unwritable(RunFolderError):
     """A file of a run cannot be written. Says how much room there is, and how the run goes on afterwards."""
+
+    exit_code = os.EX_CANTCREAT
+    """Of a peer that ends because of it: to start it again is of no use before somebody has made room."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         root = next((folder for folder in path.parents if (folder / "run.yaml").exists()), None)

@@ -21,7 +21,7 @@ from p2pfl.algorithms.base import Algorithm, Setting
 from p2pfl.chaos import Faults, NoFaults
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
-from p2pfl.errors import DataError, ModelError, Unwritable
+from p2pfl.errors import DataError, ModelError, Unwritable, in_words
 from p2pfl.memory import fitting
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import Model, architecture, build
@@ -217,7 +217,7 @@ class Session:
             raise
         except BaseException as error:
             with suppress(Exception):  # on a full disk, or without memory: what went wrong first is what counts
-                self._end("failed", f"{type(error).__name__}: {error}")
+                self._end("failed", in_words(error))
             raise
         finally:
             ticker.cancel()

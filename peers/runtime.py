@@ -16,7 +16,7 @@ from setproctitle import setproctitle
 
 from p2pfl.config import Run, load
 from p2pfl.data import Dataset, Share
-from p2pfl.errors import HandshakeError, NetError, P2pflError, Unwritable
+from p2pfl.errors import HandshakeError, NetError, P2pflError, Unwritable, in_words
 from p2pfl.keys import is_loopback
 from p2pfl.memory import fitting
 from p2pfl.runfolder import PeerId, RunFolder, Status
@@ -38,7 +38,8 @@ def run_peer(
     data: Data | None = None,
     last_words: Callable[[str], None] = lambda text: None,
 ) -> int:
-    """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped.
+    """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped, 1 failed, or
+    Unwritable's.
 
     ``run`` and ``data`` may be handed over by a process that has loaded them already. ``last_words`` is told what
     went wrong, which is in the log and the status file too, if these can be written.
@@ -49,7 +50,7 @@ def run_peer(
         log = peer_logger(me, place.log)
     except Unwritable as error:
         last_words(str(error))
-        return 1
+        return error.exit_code
     if not alone(log):
         log.error("another process is this peer already; not started a second time")
         close_logger(log)
@@ -75,13 +76,12 @@ def run_peer(
     except Exception as error:
         if isinstance(error, P2pflError):
             log.error("%s", error)
-            last_words(str(error))
         else:
             log.exception("peer %d failed", me)
-            last_words(f"{type(error).__name__}: {error}")
+        last_words(in_words(error))
         if place.result() is None:  # it failed before its session began, or could not write it
-            write_status(Status(me, os.getpid(), "failed", error=str(error)))
-        return 1
+            write_status(Status(me, os.getpid(), "failed", error=in_words(error)))
+        return error.exit_code if isinstance(error, Unwritable) else 1
     finally:
         close_logger(log)
 

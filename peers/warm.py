@@ -30,7 +30,7 @@ import torch
 from setproctitle import setproctitle
 
 from p2pfl.config import Run, load
-from p2pfl.errors import P2pflError
+from p2pfl.errors import P2pflError, in_words
 from p2pfl.models import architecture
 from p2pfl.rng import Streams
 from p2pfl.runfolder import PeerId, RunFolder
@@ -134,7 +134,7 @@ def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None,
         code = run_peer(folder, peer, run, data, last_words)
     except BaseException as error:
         traceback.print_exc()
-        last_words(f"{type(error).__name__}: {error}")
+        last_words(in_words(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

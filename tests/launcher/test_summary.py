@@ -112,6 +112,15 @@ def test_failures_are_named_with_their_reason_and_log(make_folder):
     assert "nan" not in printed(summary)  # the table has no room for reasons
 
 
+def test_a_summary_that_cannot_be_written_is_shown_all_the_same(make_folder):
+    folder = make_folder(peers=1)
+    folder.summary.mkdir()
+    summary = summarize(folder)
+    assert summary.finished
+    assert failures(summary) == [summary.unwritten]
+    assert f"{folder.summary}: cannot be written: Is a directory" in summary.unwritten
+
+
 def test_twenty_peers_fit_a_narrow_terminal(make_folder):
     changes = {
         "model": "tiny-residual",

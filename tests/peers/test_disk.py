@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from p2pfl import metrics
+from p2pfl.errors import Unwritable
 from p2pfl.simulate import simulate
 
 SLOW = {"link": {"jitter": 0.02}}
@@ -44,13 +45,13 @@ def test_a_peer_that_cannot_write_ends_and_goes_on_later_as_if_nothing_had_happe
     pids = warm.start(folder)
     until(lambda: rounds_done(folder, 2) >= 3)
     resource.prlimit(pids[2], resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-    assert warm.wait({2: pids[2]}) == {2: 1}
+    assert warm.wait({2: pids[2]}) == {2: Unwritable.exit_code}
     place = folder.peer(2)
     if room:  # otherwise there is none for last words either
         said = warm.words[pids[2]]
         assert said.startswith(f"{place.root / file}: cannot be written: File too large; ")
         assert said.endswith(f"then `p2pfl resume {folder.root}`")
-        assert (place.result().phase, place.result().error) == ("failed", f"Unwritable: {said}")
+        assert (place.result().phase, place.result().error) == ("failed", said)
     assert not list(place.root.glob(".*.tmp"))
     pids.update(warm.start(folder, [2]))
     assert warm.wait(pids) == dict.fromkeys(range(4), 0)
@@ -65,7 +66,7 @@ def test_peers_whose_folder_is_removed_end_and_say_so(
     until(lambda: all(rounds_done(folder, peer) for peer in pids))
     folder.root.rename(tmp_path / "aside")
     shutil.rmtree(tmp_path / "aside")
-    assert warm.wait(pids) == dict.fromkeys(range(4), 1)
+    assert warm.wait(pids) == dict.fromkeys(range(4), Unwritable.exit_code)
     for peer, pid in pids.items():
         said = warm.words[pid]
         assert said.startswith(f"{folder.peer(peer).metrics}: cannot be written: No such file or directory; ")
@@ -150,6 +151,7 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_when_there_is_room(make_run: A
         assert f"peer {peer}: failed: {tmp_path}/disk/run/peers/{peer:02d}/" in said
     assert ": cannot be written: No space left on device; " in said
     assert f"make room, then `p2pfl resume {tmp_path}/disk/run`" in said
+    assert "starting it again" not in said
     assert "Traceback" not in said + errors
     assert found["left"] == []
     assert found["resume"][0] == 0, found["resume"]
