@@ -53,6 +53,6 @@ def how_it_ended(place: PeerFolder, code: int | None = None, words: str = "") ->
         return f"failed: {words.splitlines()[0]}"
     if code:
         return f"exit code {code}"
-    if last is not None and last.phase in FINAL:
-        return last.phase
+    if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
+        return last.phase  # whoever has finished has a result, unless the power failed then
     return "never started" if status is None else "died"
