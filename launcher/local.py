@@ -103,7 +103,7 @@ def _run(
             warm.kill()
             with WarmProcess(environment) as other:
                 crew = follow(folder, peers, run, other, console, restart)
-    return summarize(folder, crew.codes, crew.seconds, run.topology)
+    return summarize(folder, crew.codes, crew.seconds, run.topology, crew.words)
 
 
 def threads(count: int) -> dict[str, str]:

@@ -167,12 +167,16 @@ def summarize(
     codes: Mapping[PeerId, int] | None = None,
     seconds: float | None = None,
     topology: Topology | None = None,
+    words: Mapping[PeerId, str] | None = None,
 ) -> Summary:
-    """Read what the peers left behind, and write summary.json. ``codes`` are exit codes, where known."""
+    """Read what the peers left behind, and write summary.json.
+
+    Where known, ``codes`` are exit codes and ``words`` what peers have said of why they failed.
+    """
     plain = settings(folder)
     places = list(folder.peers())
     results = [result for result in (place.result() for place in places) if result is not None]
-    peers = [_peer(place, (codes or {}).get(place.peer)) for place in places]
+    peers = [_peer(place, (codes or {}).get(place.peer), (words or {}).get(place.peer, "")) for place in places]
     summary = Summary(
         name=plain["name"],
         algorithm=plain["algorithm"]["name"],
@@ -207,7 +211,7 @@ def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
     return parts if len(parts) > len(before) else None
 
 
-def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
+def _peer(place: PeerFolder, code: int | None, words: str) -> PeerSummary:
     result, status = place.result(), place.status()
     out, inn = (_total(result.out), _total(result.inn)) if result else ([0, 0, 0], [0, 0, 0])
     last = result or status
@@ -226,7 +230,7 @@ def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
         messages_out=out[0],
         missing=result.missing if result else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
-        ended=how_it_ended(place, code),
+        ended=how_it_ended(place, code, words),
         log=str(place.log),
     )
 

@@ -282,10 +282,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has what was written to ``path``, if there is such a file. Raises Unwritable."""
+    """Wait until the disk has the content of ``path``, if there is such a file; not necessarily its name. Raises
+    Unwritable."""
     with writing(path), suppress(FileNotFoundError):
         _sync(path)
-        _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -402,7 +402,7 @@ class Session:
         while self._saved_on_disk < done or (final and self.endpoint.durable < done):
             # Not the newest one's round: should that be damaged, we need again what came since the one before.
             self.endpoint.durable = max(0, self._saved_on_disk)
-            sync(self.folder.metrics)  # whoever goes on from here writes these records no more
+            sync(self.folder.metrics)  # whoever goes on from here writes these records no more; its name comes along
             checkpoint.save(self.folder.checkpoint, {**self._saved, "durable": self.endpoint.durable})
             self._saved_on_disk = done
             self.endpoint.link.checkpointed(self.endpoint.durable)

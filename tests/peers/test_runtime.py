@@ -390,3 +390,23 @@ def test_the_command_line(make_run: Any, prepare: Any, tmp_path: Path, arguments
     assert result.exit_code in (1, 2)
     assert expected in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_peer_started_by_hand_says_on_the_terminal_why_it_failed(
+    make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from click.testing import CliRunner
+
+    from peers import runtime
+    from peers.__main__ import main
+
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+
+    def run_peer(folder: Any, me: int, *, last_words: Any) -> int:
+        last_words(f"{folder.peer(me).metrics}: no room")
+        return 73
+
+    monkeypatch.setattr(runtime, "run_peer", run_peer)
+    outcome = CliRunner().invoke(main, ["--run", str(folder.root), "--me", "1"])
+    assert outcome.exit_code == 73
+    assert outcome.stderr == f"{folder.peer(1).metrics}: no room\n"
