@@ -103,7 +103,12 @@ def _fork_all(
     for peer in request["peers"]:
         # No pipe: peers outlive us, and we do not read before they have ended.
         words = os.memfd_create("last words")
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(words)
+            _say({"event": "exited", "peer": peer, "code": 1, "words": f"cannot be forked: {error.strerror}"})
+            continue
         if pid == 0:
             for descriptor in (*close, *(theirs for _, theirs in children.values())):
                 os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import resource
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from p2pfl.errors import OutOfMemory
 from p2pfl.memory import fitting
 from p2pfl.simulate import simulate
+from peers import warm
 
 PRELUDE = """
 import mmap
@@ -69,6 +71,26 @@ def test_a_peer_that_finds_no_memory_says_so_and_can_be_started_again(
         assert (result.digest, result.out, result.inn, result.missing) == (calm.digest, calm.out, calm.inn, 0)
 
 
+def test_peers_that_cannot_be_forked_are_reported(
+    make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    said: list[dict[str, Any]] = []
+
+    def fork() -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(warm, "_say", said.append)
+    monkeypatch.setattr(warm, "setproctitle", lambda title: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    files = psutil.Process().num_fds()
+    warm._fork_all({"run": str(folder.root), "peers": [0, 1]}, {}, {}, close=())
+    words = "cannot be forked: Cannot allocate memory"
+    assert said == [{"event": "exited", "peer": peer, "code": 1, "words": words} for peer in range(2)]
+    assert psutil.Process().num_fds() <= files
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -97,6 +119,17 @@ def test_a_gpu_that_is_full_is_named_with_the_share_of_it(fraction: float | None
         "peer 3: out of memory on cuda:1 (CUDA out of memory. Tried to allocate 2.00 GiB.); its gpu.memory_fraction "
         f"is {share}: use a smaller batch or model, or place fewer peers on a GPU and give each more of it"
     )
+
+
+@pytest.mark.parametrize("said", ["CUDA error: out of memory\nOr so", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"])
+def test_a_gpu_without_room_for_its_libraries_is_named_too(said: str, make_run: Any) -> None:
+    with (
+        pytest.raises(
+            OutOfMemory, match=r"peer 3: out of memory on cuda:1 \(CUDA error: [a-zA-Z_ ]+\); its gpu\.memory"
+        ),
+        fitting(3, torch.device("cuda", 1), make_run().file),
+    ):
+        raise RuntimeError(said)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), OSError(errno.ENOSPC, "disk"), ValueError("odd")])
