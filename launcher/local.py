@@ -21,7 +21,7 @@ from launcher.progress import Progress, progress_on
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
 from launcher.warm import Event, WarmProcess
-from p2pfl.errors import KeysError
+from p2pfl.errors import KeysError, Unwritable
 from p2pfl.runfolder import PeerId, RunFolder
 
 if TYPE_CHECKING:
@@ -33,9 +33,13 @@ LOOK_EVERY = 0.25
 
 Restart = Literal["on-failure", "always", "never"]
 """Whether peers that ended without having finished are started again. ``on-failure``: those that were killed or have
-failed, not those that were stopped; and not one that fails ATTEMPTS times without completing a round. None of them
-starts a peer again that the run file's chaos has killed for good."""
+failed, not those that were stopped or cannot write into the run folder; and not one that fails ATTEMPTS times without
+completing a round. None of them starts a peer again that the run file's chaos has killed for good."""
 ATTEMPTS = 3
+OUT_OF_MEMORY = (
+    "; if nobody has killed it, the kernel has, for lack of memory (see `dmesg`): let fewer peers compute at once "
+    "(slots), start fewer, or use a smaller batch or model"
+)
 
 
 def launch(order: Order, console: Console, restart: Restart = "on-failure") -> tuple[RunFolder, Summary]:
@@ -99,7 +103,7 @@ def _run(
             warm.kill()
             with WarmProcess(environment) as other:
                 crew = follow(folder, peers, run, other, console, restart)
-    return summarize(folder, crew.codes, crew.seconds, run.topology)
+    return summarize(folder, crew.codes, crew.seconds, run.topology, crew.words)
 
 
 def threads(count: int) -> dict[str, str]:
@@ -122,15 +126,21 @@ def follow(
     with interrupts() as pressed, progress_on(console) as progress:
         while crew.busy:
             ended = crew.hear(warm.events(LOOK_EVERY), warm.gone)
+            again = [peer for peer in ended if policy.wants(peer, crew.codes.get(peer), crew.words.get(peer, ""))]
             if pressed:
                 _stop(crew, warm, kill=len(pressed) > 1, progress=progress)
-            elif not warm.gone and (again := [peer for peer in ended if policy.wants(peer, crew.codes.get(peer))]):
+            elif again and not warm.gone:
                 progress.say("; ".join(f"peer {peer}: {policy.why[peer]}; starting it again" for peer in again))
                 crew.expect(again)
                 warm.ask(folder, again)
+                ended = sorted(set(ended) - set(again))
+            for peer in ended:
+                if peer in policy.last_words:
+                    progress.say(f"peer {peer}: {policy.last_words[peer]}")
             progress.update(Snapshot.take(folder, run.peers, run.rounds))
     if warm.errors:
-        (folder.root / "warm.log").write_text(warm.errors)
+        with suppress(OSError):
+            (folder.root / "warm.log").write_text(warm.errors)
     if not crew.started and not crew.stopping:
         raise LaunchError(f"the process that forks the peers died:\n{warm.errors.strip() or '(it said nothing)'}")
     return crew
@@ -164,15 +174,23 @@ class Policy:
         self.restart = restart
         self.why: dict[PeerId, str] = {}
         """How each peer has ended last."""
+        self.last_words: dict[PeerId, str] = {}
+        """What there is to tell of them, should they not be started again."""
         self._failures: dict[PeerId, list[int]] = {}
         """Completed rounds at each failure."""
         self._kills: dict[PeerId, int] = {}
         """How often chaos has killed each."""
 
-    def wants(self, peer: PeerId, code: int | None) -> bool:
+    def wants(self, peer: PeerId, code: int | None, words: str = "") -> bool:
+        """Whether to start ``peer`` again, which has ended with ``code``; ``words`` is what it has said of that."""
         place = self.folder.peer(peer)
-        ended = self.why[peer] = how_it_ended(place, code)
-        if self.restart == "never" or ended == "finished" or (self.restart == "on-failure" and ended == "stopped"):
+        ended = self.why[peer] = how_it_ended(place, code, words)
+        self.last_words.pop(peer, None)
+        if words:
+            self.last_words[peer] = ended
+        if self.restart == "never" or ended == "finished":
+            return False
+        if self.restart == "on-failure" and (ended == "stopped" or code == Unwritable.exit_code):
             return False
         kills = [blow for blow in place.injected() if blow["what"] == "kill"]
         if len(kills) > self._kills.get(peer, 0):  # no failure of its own
@@ -181,7 +199,12 @@ class Policy:
         status = place.status()
         rounds = self._failures.setdefault(peer, [])
         rounds.append(status.rounds_done if status else 0)
-        return self.restart == "always" or len(rounds) < ATTEMPTS or max(rounds[1 - ATTEMPTS :]) > rounds[-ATTEMPTS]
+        if self.restart == "always" or len(rounds) < ATTEMPTS or max(rounds[1 - ATTEMPTS :]) > rounds[-ATTEMPTS]:
+            return True
+        self.last_words[peer] = f"{ended}; given up after {ATTEMPTS} times without a completed round in between"
+        if code == -signal.SIGKILL:
+            self.last_words[peer] += OUT_OF_MEMORY
+        return False
 
 
 class Crew:
@@ -190,6 +213,8 @@ class Crew:
     def __init__(self, peers: Iterable[PeerId]) -> None:
         self.started: set[PeerId] = set()
         self.codes: dict[PeerId, int] = {}
+        self.words: dict[PeerId, str] = {}
+        """What each has said itself of why it failed."""
         self.busy = set(peers)
         """Peers that have not ended, as far as we know."""
         self.stopping = False
@@ -214,6 +239,7 @@ class Crew:
                     self._processes[event.peer] = psutil.Process(event.pid)
             elif event.event == "exited":
                 self.codes[event.peer] = event.code
+                self.words[event.peer] = event.words
                 self.busy.discard(event.peer)
         if warm_is_gone:
             # Nobody reports exits any more, but the peers go on: see for ourselves who still lives.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import LaunchError
+from p2pfl.runfolder import writing
 
 CONTROL = "nvidia-cuda-mps-control"
 
@@ -25,7 +26,8 @@ def multi_process_service(logs: Path, peers_per_gpu: int) -> Iterator[dict[str, 
         raise LaunchError(
             f"gpu.mps needs {CONTROL}, which is not on PATH; it comes with the NVIDIA driver. Set gpu.mps: false"
         )
-    logs.mkdir(exist_ok=True)
+    with writing(logs):
+        logs.mkdir(exist_ok=True)
     # Its sockets lie in the pipe directory, and a socket's path has at most 107 characters: no deep folders.
     with tempfile.TemporaryDirectory(prefix="p2pfl-mps-") as pipes:
         daemon = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": str(logs)}

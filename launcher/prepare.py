@@ -66,7 +66,7 @@ class Order:
             }
         )
         # Last: a folder with a run.yaml in it is a run.
-        write_atomically(folder.run_file, run.to_yaml().encode())
+        write_atomically(folder.run_file, run.to_yaml().encode(), durable=True)
         return folder
 
 

@@ -36,8 +36,9 @@ def simulation_title(folder: RunFolder) -> str:
     return f"p2pfl simulate {folder.root}"
 
 
-def how_it_ended(place: PeerFolder, code: int | None = None) -> str:
-    """``finished``, or in a few words what happened instead. ``code`` is the exit code, where it is known.
+def how_it_ended(place: PeerFolder, code: int | None = None, words: str = "") -> str:
+    """``finished``, or in a few words what happened instead. ``code`` is the exit code, where it is known, and
+    ``words`` what the peer has said of why it failed, in case that it could not write it down.
 
     A peer that goes on counts as ``died``: the caller knows that it has ended.
     """
@@ -46,9 +47,12 @@ def how_it_ended(place: PeerFolder, code: int | None = None) -> str:
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     if last is not None and last.phase == "failed":
-        return f"failed: {last.error.splitlines()[0] if last.error else 'no reason given'}"
+        words = last.error or words or "no reason given"
+        return f"failed: {words.splitlines()[0]}"
+    if words:
+        return f"failed: {words.splitlines()[0]}"
     if code:
         return f"exit code {code}"
-    if last is not None and last.phase in FINAL:
-        return last.phase
+    if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
+        return last.phase  # whoever has finished has a result, unless the power failed then
     return "never started" if status is None else "died"

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from rich.table import Table
 from launcher import text
 from launcher.picture import MOST_PEERS, draw
 from launcher.processes import how_it_ended
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import RunFolderError, Unwritable
 from p2pfl.runfolder import PeerFolder, PeerId, Result, RunFolder, write_json
 
 if TYPE_CHECKING:
@@ -142,9 +142,13 @@ class Summary:
     weighted_accuracy: float | None
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
+    unwritten: str = ""
+    """Why there is no summary.json; the only thing that is not in it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        plain = asdict(self)
+        del plain["unwritten"]
+        return plain
 
 
 def settings(folder: RunFolder) -> dict[str, Any]:
@@ -163,12 +167,16 @@ def summarize(
     codes: Mapping[PeerId, int] | None = None,
     seconds: float | None = None,
     topology: Topology | None = None,
+    words: Mapping[PeerId, str] | None = None,
 ) -> Summary:
-    """Read what the peers left behind, and write summary.json. ``codes`` are exit codes, where known."""
+    """Read what the peers left behind, and write summary.json.
+
+    Where known, ``codes`` are exit codes and ``words`` what peers have said of why they failed.
+    """
     plain = settings(folder)
     places = list(folder.peers())
     results = [result for result in (place.result() for place in places) if result is not None]
-    peers = [_peer(place, (codes or {}).get(place.peer)) for place in places]
+    peers = [_peer(place, (codes or {}).get(place.peer), (words or {}).get(place.peer, "")) for place in places]
     summary = Summary(
         name=plain["name"],
         algorithm=plain["algorithm"]["name"],
@@ -188,7 +196,10 @@ def summarize(
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
-    write_json(folder.summary, summary.to_dict())
+    try:
+        write_json(folder.summary, summary.to_dict())
+    except Unwritable as error:
+        return replace(summary, unwritten=str(error))
     return summary
 
 
@@ -200,7 +211,7 @@ def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
     return parts if len(parts) > len(before) else None
 
 
-def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
+def _peer(place: PeerFolder, code: int | None, words: str) -> PeerSummary:
     result, status = place.result(), place.status()
     out, inn = (_total(result.out), _total(result.inn)) if result else ([0, 0, 0], [0, 0, 0])
     last = result or status
@@ -219,7 +230,7 @@ def _peer(place: PeerFolder, code: int | None) -> PeerSummary:
         messages_out=out[0],
         missing=result.missing if result else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
-        ended=how_it_ended(place, code),
+        ended=how_it_ended(place, code, words),
         log=str(place.log),
     )
 
@@ -288,7 +299,8 @@ def show_collaboration(graph: Collaboration, console: Console) -> None:
 
 
 def failures(summary: Summary) -> list[str]:
-    """A line for each way in which peers did not finish, with the peers and, where it helps, their logs."""
+    """A line for each way in which peers did not finish, with the peers and, where it helps, their logs; and for what
+    else went wrong."""
     alike: dict[str, list[PeerSummary]] = defaultdict(list)
     for peer in summary.peers:
         if peer.ended != "finished":
@@ -301,6 +313,8 @@ def failures(summary: Summary) -> list[str]:
     if summary.parts is not None:
         parts = "; ".join(text.ids(part) for part in summary.parts)
         lines.append(f"without them the graph falls into {len(summary.parts)} parts: {parts}")
+    if summary.unwritten:
+        lines.append(summary.unwritten)
     return lines
 
 

@@ -5,7 +5,8 @@ It speaks newline-delimited JSON on its stdin and stdout:
     → {"run": "<folder>", "peers": [0, 1, 2]}
     ← {"event": "ready"}
     ← {"event": "started", "peer": 0, "pid": 123}
-    ← {"event": "exited", "peer": 0, "code": 0}     negative: killed by that signal
+    ← {"event": "exited", "peer": 0, "code": 0, "words": ""}    negative: killed by that signal;
+                                                    words: why it failed, as it says itself
 
 Peers hold none of these pipes. If this end goes away, or the warm process does, they go on.
 """
@@ -18,7 +19,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ class Event:
     peer: PeerId = -1
     pid: int = 0
     code: int = 0
+    words: str = ""
 
 
 class WarmProcess:
@@ -52,7 +53,8 @@ class WarmProcess:
         self.gone = False
         self.asked = False
         self._pending = b""
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
+        # In memory: what goes wrong may be that the disk is full. Closed in __exit__.
+        self._errors = os.fdopen(os.memfd_create("p2pfl warm"), "w+b")
         self._process = subprocess.Popen(
             # -P: a folder called peers or p2pfl, where the user stands, must not be taken for ours.
             [sys.executable, "-P", "-m", "peers", "--warm"],

@@ -5,8 +5,10 @@
     ├── DataError               a dataset is missing, damaged, or too small for the partition asked of it
     ├── ModelError              a network cannot take these images, or is not of the kind that a method needs
     ├── RunFolderError          a run folder cannot be read, written, or is not what the command needs
+    │   ├── Unwritable          a file in it cannot be written: the disk is full, or the folder not ours, or gone
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
     ├── KeysError               the peers' keys are missing, damaged, or not kept from others
+    ├── OutOfMemory             a peer does not fit into the memory that there is
     ├── MissingExtra            an optional package is not installed
     ├── NetError                what an algorithm asked of its Net (our mistake)
     │   ├── NotANeighbor        it addressed a peer that is no neighbour, or does not listen
@@ -23,12 +25,21 @@ Every class renders as one line that says what to do. Nothing in the project rai
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class P2pflError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+
+def in_words(error: BaseException) -> str:
+    """What to tell people of an error: ours speak for themselves, others need their name."""
+    return str(error) if isinstance(error, P2pflError) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,30 @@ class ModelError(P2pflError):
 
 class RunFolderError(P2pflError):
     """A run folder cannot be read, written, or is not what the command needs."""
+
+
+class Unwritable(RunFolderError):
+    """A file of a run cannot be written. Says how much room there is, and how the run goes on afterwards."""
+
+    exit_code = os.EX_CANTCREAT
+    """Of a peer that ends because of it: to start it again is of no use before somebody has made room."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        root = next((folder for folder in path.parents if (folder / "run.yaml").exists()), None)
+        again = f", then `p2pfl resume {root}`" if root is not None else ""
+        above = path.absolute().parents
+        missing = [folder for folder in above if not folder.is_dir()]
+        if missing:
+            advice = f"{missing[-1]} is gone"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            advice = f"{shutil.disk_usage(above[0]).free} bytes are free there; make room{again}"
+        else:
+            advice = f"make it writable{again}"
+        super().__init__(f"{path}: cannot be written: {error.strerror or error}; {advice}")
+
+
+class OutOfMemory(P2pflError):
+    """A peer does not fit into the memory that there is."""
 
 
 class CheckpointError(RunFolderError):

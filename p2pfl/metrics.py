@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl.net import Counts
-from p2pfl.runfolder import PeerId
+from p2pfl.runfolder import PeerId, append_line, read_lines, write_atomically
 from p2pfl.training import Evaluation
 
 
@@ -81,25 +81,20 @@ def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
 
 
 def append(path: Path, record: RoundRecord) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(record.to_json() + "\n")
+    """Raises Unwritable; then no part of the record is there."""
+    append_line(path, record.to_json())
 
 
 def keep_before(path: Path, t: int) -> None:
-    """Drop records of round ``t`` and later: a peer that resumes writes them again."""
-    if not path.exists():
-        return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["t"] < t]
-    path.write_text("".join(kept), encoding="utf-8")
+    """Drop records of round ``t`` and later, and what is damaged: a peer that resumes writes them again."""
+    if path.exists():
+        kept = [json.dumps(record) + "\n" for record in read(path) if record["t"] < t]
+        write_atomically(path, "".join(kept).encode())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All complete records; a line cut off by a crash is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """All records up to the first that is damaged or cut off by a crash."""
+    return read_lines(path)
 
 
 @dataclass

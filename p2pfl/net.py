@@ -31,7 +31,7 @@ import asyncio
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -154,6 +154,41 @@ class Listening(Body):
 
 # ---- hearing -------------------------------------------------------------------------------------------------
 
+STALL = 1.0
+"""Seconds by which something comes too late that is due in this process, if the process stood still meanwhile: it was
+stopped (SIGSTOP), or there was no processor for it."""
+
+
+class Deadline:
+    """When a wait ends: ``at`` by the event loop's clock, or never (None).
+
+    Time in which this process stood still does not count. What the others said meanwhile has arrived, and has only
+    not been read.
+    """
+
+    def __init__(self, at: float | None) -> None:
+        self.at = at
+        self._clock = asyncio.get_running_loop().time
+
+    async def allows(self, awaitable: Awaitable[Any]) -> bool:
+        """Wait for ``awaitable``, and raise what it raises. False, and it is cancelled, if it is not done in time."""
+        awaited = asyncio.ensure_future(awaitable)
+        try:
+            while True:
+                look = math.inf if self.at is None else min(self.at, self._clock() + STALL)
+                await asyncio.wait([awaited], timeout=None if self.at is None else max(0.0, look - self._clock()))
+                if awaited.done():
+                    awaited.result()
+                    return True
+                late = self._clock() - look
+                if late > STALL:
+                    assert self.at is not None
+                    self.at = max(self.at + late, self._clock() + STALL)  # there is always time to read
+                elif look == self.at:
+                    return False
+        finally:
+            awaited.cancel()
+
 
 class _Wait:
     """Somebody waits for a message under each of some keys."""
@@ -197,14 +232,9 @@ class _Wait:
             else:
                 self._woken.set_exception(error)
 
-    async def done(self, until: float | None) -> bool:
-        """False if the loop's clock passes ``until`` before the wait is over."""
-        try:
-            async with asyncio.timeout_at(until):
-                await asyncio.shield(self._woken)
-        except TimeoutError:
-            return self._woken.done()
-        return True
+    async def done(self, deadline: Deadline) -> bool:
+        """False if it is not over before the deadline."""
+        return await deadline.allows(asyncio.shield(self._woken))
 
 
 class Mailbox:
@@ -273,10 +303,12 @@ class Mailbox:
         self._waits.append(wait)
         self.blocked()
         try:
-            if not await wait.done(until) and until is not None:
+            deadline = Deadline(until)
+            if not await wait.done(deadline) and deadline.at is not None:
                 wait.overdue = True
                 if not wait.over:
-                    await wait.done(until + longer)
+                    deadline.at += longer
+                    await wait.done(deadline)
         finally:
             self._waits.remove(wait)
         return wait.in_vain

@@ -15,7 +15,8 @@
             checkpoint-previous.pt  the one before, should that one be damaged   (p2pfl.checkpoint)
             output.log      anything that wrote to stdout or stderr
 
-Files that others read while they change (addresses, status, result, summary) are replaced atomically.
+Files that others read while they change (addresses, status, result, summary) are replaced atomically. What cannot be
+written raises Unwritable. A peer goes on without its status file and its log; without anything else it ends.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import RunFolderError, Unwritable
 
 PeerId = int
 Buffer = bytes | memoryview
 Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
 """``queued`` waits for a compute slot, ``waiting`` for neighbours; the last three are final."""
+
+Written = TypeVar("Written", "Status", "Result")
 
 FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
 
@@ -118,30 +121,32 @@ class PeerFolder:
         return self.root / "chaos.jsonl"
 
     def injected(self) -> list[dict[str, Any]]:
-        try:
-            return [json.loads(line) for line in self.chaos.read_text(encoding="utf-8").splitlines()]
-        except FileNotFoundError:
-            return []
+        return read_lines(self.chaos)
 
     def write_status(self, status: Status) -> None:
         write_json(self.root / "status.json", asdict(status))
 
     def status(self) -> Status | None:
-        """The peer's status, or None before it wrote one."""
-        found = read_json(self.root / "status.json")
-        return None if found is None else Status(**found)
+        """The peer's status; None before it wrote one, or if that is damaged, e.g. empty after a power cut."""
+        return _whole(Status, self.root / "status.json")
 
     def write_result(self, result: Result) -> None:
         write_json(self.root / "result.json", asdict(result))
 
     def result(self) -> Result | None:
-        """How the peer ended, or None while it has not."""
-        found = read_json(self.root / "result.json")
-        return None if found is None else Result(**found)
+        """How the peer ended; None while it has not, or if that is damaged."""
+        return _whole(Result, self.root / "result.json")
 
     def clear_result(self) -> None:
         """Forget how an earlier process of this peer ended; called when a new one takes over."""
-        (self.root / "result.json").unlink(missing_ok=True)
+        with writing(self.root / "result.json") as path:
+            path.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove what an earlier process of this peer had begun to write when it was killed."""
+        for left in (*self.root.glob(".*.tmp"), *self.root.parents[1].glob(f"addresses/.{self.root.name}.*.tmp")):
+            with writing(left):
+                left.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ class RunFolder:
         return found
 
     def write_about(self, about: dict[str, Any]) -> None:
-        write_json(self.root / "run.json", about)
+        write_json(self.root / "run.json", about, durable=True)
 
     @property
     def summary(self) -> Path:
@@ -212,52 +217,123 @@ class RunFolder:
         return (self.peer(peer) for peer in ids)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Turns what goes wrong with ``path`` inside into Unwritable."""
+    try:
+        yield path
+    except OSError as error:
+        raise Unwritable(path, error) from error
+
+
 def write_atomically(path: Path, data: Buffer, *, durable: bool = False, keep: Path | None = None) -> None:
     """Replace ``path`` as a whole: a reader sees the old bytes or the new ones, never a part.
 
     ``durable`` also waits until the disk has it, so that it survives a power cut. ``keep`` is where the old file
     goes; then a reader may also see none at ``path``, for a moment or after a crash, but the old one at ``keep``.
+    Raises Unwritable.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
+    with writing(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if keep is not None:
+                with suppress(FileNotFoundError):
+                    path.replace(keep)
+            temporary.replace(path)
             if durable:
-                file.flush()
+                _sync(path.parent)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def append_line(path: Path, line: str, *, durable: bool = False) -> None:
+    """Add a line to a file, or nothing. Raises Unwritable."""
+    with writing(path), path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        rest = memoryview(f"{line}\n".encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            if durable:
                 os.fsync(file.fileno())
-        if keep is not None:
-            with suppress(FileNotFoundError):
-                path.replace(keep)
-        temporary.replace(path)
-        if durable:
-            _sync(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise RunFolderError(f"{path}: cannot be written: {error.strerror}") from error
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
 
 
-def _sync(folder: Path) -> None:
-    """Wait until the disk has the names in ``folder`` as they are now."""
-    directory = os.open(folder, os.O_RDONLY)
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in a file, one a line, up to the first line that is damaged or cut off by a crash; none if
+    there is no such file. Raises RunFolderError if it cannot be read."""
+    found: list[dict[str, Any]] = []
+    for line in (_read(path) or b"").splitlines(keepends=True):
+        value = _object(line) if line.endswith(b"\n") else None
+        if value is None:
+            break
+        found.append(value)
+    return found
+
+
+def sync(path: Path) -> None:
+    """Wait until the disk has the content of ``path``, if there is such a file; not necessarily its name. Raises
+    Unwritable."""
+    with writing(path), suppress(FileNotFoundError):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Of a folder: until the disk has the names in it as they are now."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomically(path, (json.dumps(value) + "\n").encode())
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    write_atomically(path, (json.dumps(value) + "\n").encode(), durable=durable)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in ``path``, or None if there is no such file. Raises RunFolderError if it is damaged."""
+    content = _read(path)
+    if content is None:
+        return None
+    value = _object(content)
+    if value is None:
+        raise RunFolderError(f"{path}: damaged: not a JSON object")
+    return value
+
+
+def _read(path: Path) -> bytes | None:
     try:
-        value = json.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path}: unreadable: {error}") from error
-    if not isinstance(value, dict):
-        raise RunFolderError(f"{path}: not a JSON object")
-    return value
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    """None if it is something else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _whole(sort: type[Written], path: Path) -> Written | None:
+    """What was written as ``sort``; None if there is no such file, or something else is in it: a record of that kind
+    is for whoever looks, and nobody fails for the lack of it."""
+    try:
+        return sort(**(read_json(path) or {}))
+    except (RunFolderError, TypeError):
+        return None

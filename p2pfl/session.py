@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
@@ -21,13 +21,14 @@ from p2pfl.algorithms.base import Algorithm, Setting
 from p2pfl.chaos import Faults, NoFaults
 from p2pfl.config import Run
 from p2pfl.data import Dataset, Share, open_dataset
-from p2pfl.errors import DataError, ModelError
+from p2pfl.errors import DataError, ModelError, Unwritable, in_words
+from p2pfl.memory import fitting
 from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import Model, architecture, build
 from p2pfl.net import Endpoint, Patience
 from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
-from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status
+from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status, sync
 from p2pfl.tensors import digest
 from p2pfl.training import Evaluation, PeerData, evaluate, mean_of
 
@@ -206,9 +207,23 @@ class Session:
         """All rounds that are left. Returns the result; it is also written to the folder.
 
         Raises Stopped after a request to stop (the last completed round is then on disk); whatever else goes
-        wrong is raised after it was written down too.
+        wrong is raised after it was written down too, if it can be.
         """
         ticker = asyncio.create_task(self._keep_status())
+        try:
+            with fitting(self.me, self.algorithm.device, self.settings):
+                return await self._live()
+        except (Stopped, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            with suppress(Exception):  # on a full disk, or without memory: what went wrong first is what counts
+                self._end("failed", in_words(error))
+            raise
+        finally:
+            ticker.cancel()
+            self._release()
+
+    async def _live(self) -> Result:
         try:
             if not self._resumed:
                 self.resume()
@@ -229,12 +244,6 @@ class Session:
             if self.stopping:
                 raise Stopped from None
             raise
-        except BaseException as error:
-            self._end("failed", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            ticker.cancel()
-            self._release()
 
     def _catch_up(self) -> bool:
         """Leave out the rounds that the neighbours have done without us. False if there are none."""
@@ -393,6 +402,7 @@ class Session:
         while self._saved_on_disk < done or (final and self.endpoint.durable < done):
             # Not the newest one's round: should that be damaged, we need again what came since the one before.
             self.endpoint.durable = max(0, self._saved_on_disk)
+            sync(self.folder.metrics)  # whoever goes on from here writes these records no more; its name comes along
             checkpoint.save(self.folder.checkpoint, {**self._saved, "durable": self.endpoint.durable})
             self._saved_on_disk = done
             self.endpoint.link.checkpointed(self.endpoint.durable)
@@ -440,9 +450,10 @@ class Session:
             return
         self.status.waiting_for = self._waits_for()
         if (written := replace(self.status)) != self._last_status:
-            self.folder.write_status(written)
-            self._last_status = written
             self._status_written = perf_counter()
+            with suppress(Unwritable):  # it is for those who look on; it is written again when it changes
+                self.folder.write_status(written)
+                self._last_status = written
 
     def _report(self, record: RoundRecord) -> None:
         if self.folder is not None:
@@ -498,10 +509,10 @@ class Session:
             seconds=self.totals.seconds,
             error=error,
         )
+        if self.folder is not None:
+            self.folder.write_result(result)  # before the status: without it nobody has finished
         self.status.error = error
         self._say(phase, max(0, self.rounds_done - 1))
-        if self.folder is not None:
-            self.folder.write_result(result)
         return result
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
 from p2pfl.config import Run
 from p2pfl.net import LocalHub
-from p2pfl.runfolder import PeerId, Result, RunFolder
+from p2pfl.runfolder import PeerId, Result, RunFolder, writing
 from p2pfl.session import Session, load_data
 
 
@@ -87,16 +88,27 @@ def deterministic(*, strictly: bool = True) -> Iterator[None]:
 
 
 def peer_logger(me: PeerId, path: Path | None) -> logging.Logger:
-    """A logger of its own for one peer: one line per event, with the time to the millisecond."""
+    """A logger of its own for one peer: one line per event, with the time to the millisecond.
+
+    Raises Unwritable if the file cannot be opened. A line that cannot be written later is lost, and nothing else.
+    """
     logger = logging.Logger(f"peer {me}", logging.INFO)
     if path is not None:
-        handler = logging.FileHandler(path, encoding="utf-8")
+        with writing(path):
+            handler = _LogFile(path, encoding="utf-8")
         form = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
         handler.setFormatter(form)
         logger.addHandler(handler)
     return logger
 
 
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+
 def close_logger(logger: logging.Logger) -> None:
     for handler in logger.handlers:
-        handler.close()
+        with suppress(OSError):
+            handler.close()

@@ -36,7 +36,7 @@ def main(run: Path | None, me: int | None, warm: bool) -> None:
         raise click.ClickException(str(error)) from None
     from peers.runtime import run_peer
 
-    sys.exit(run_peer(folder, me))
+    sys.exit(run_peer(folder, me, last_words=lambda text: click.echo(text, err=True)))
 
 
 if __name__ == "__main__":

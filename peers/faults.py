@@ -14,13 +14,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from p2pfl.chaos import Blow, Partition, blows
 from p2pfl.config import Run
-from p2pfl.runfolder import PeerFolder, PeerId
+from p2pfl.errors import Unwritable
+from p2pfl.runfolder import PeerFolder, PeerId, append_line
 
 TYPICAL = 0.5
 """Seconds that a round counts as lasting until one is over."""
@@ -85,7 +85,11 @@ class Injector:
         self.log.warning(
             "chaos: %s in round %d%s", blow.what, blow.t, f" for {blow.seconds:g} s" * bool(blow.seconds)
         )
-        self._remember(asdict(blow))
+        try:
+            self._remember(asdict(blow))
+        except Unwritable as error:
+            self.log.warning("chaos: not done, since it would be done again after each restart: %s", error)
+            return
         if blow.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         else:
@@ -119,11 +123,7 @@ class Injector:
 
     def _remember(self, entry: dict[str, Any] | None) -> None:
         if entry is not None:
-            with self.place.chaos.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                with suppress(OSError):
-                    os.fsync(file.fileno())
+            append_line(self.place.chaos, json.dumps(entry), durable=True)
 
 
 def _is_over(partition: Partition, t: int) -> bool:

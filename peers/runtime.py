@@ -9,15 +9,16 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from setproctitle import setproctitle
 
 from p2pfl.config import Run, load
 from p2pfl.data import Dataset, Share
-from p2pfl.errors import P2pflError
+from p2pfl.errors import HandshakeError, NetError, P2pflError, Unwritable, in_words
 from p2pfl.keys import is_loopback
+from p2pfl.memory import fitting
 from p2pfl.runfolder import PeerId, RunFolder, Status
 from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
@@ -30,38 +31,57 @@ from peers.zmqlink import Leaving, ZmqLink
 Data = tuple[Dataset, Sequence[Share]]
 
 
-def run_peer(folder: RunFolder, me: PeerId, run: Run | None = None, data: Data | None = None) -> int:
-    """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped.
+def run_peer(
+    folder: RunFolder,
+    me: PeerId,
+    run: Run | None = None,
+    data: Data | None = None,
+    last_words: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped, 1 failed, or
+    Unwritable's.
 
-    ``run`` and ``data`` may be handed over by a process that has loaded them already.
+    ``run`` and ``data`` may be handed over by a process that has loaded them already. ``last_words`` is told what
+    went wrong, which is in the log and the status file too, if these can be written.
     """
     setproctitle(f"p2pfl peer {me} {folder.root}")
     place = folder.peer(me)
-    log = peer_logger(me, place.log)
+    try:
+        log = peer_logger(me, place.log)
+    except Unwritable as error:
+        last_words(str(error))
+        return error.exit_code
     if not alone(log):
         log.error("another process is this peer already; not started a second time")
         close_logger(log)
         return 1
+
+    def write_status(status: Status) -> None:
+        with suppress(Unwritable):
+            place.write_status(status)
+
     try:
         with stop_by_exception():
             place.clear_result()  # of an earlier process of this peer
-            place.write_status(Status(me, os.getpid()))
+            place.sweep()
+            write_status(Status(me, os.getpid()))
             run = run or load(folder.run_file)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))
     except Stopped:
         if place.result() is None:
             log.info("stopped before the first round")
-            place.write_status(Status(me, os.getpid(), "stopped"))
+            write_status(Status(me, os.getpid(), "stopped"))
         return 0
     except Exception as error:
         if isinstance(error, P2pflError):
             log.error("%s", error)
         else:
             log.exception("peer %d failed", me)
-        if place.result() is None:  # it failed before its session began
-            place.write_status(Status(me, os.getpid(), "failed", error=str(error)))
-        return 1
+        last_words(in_words(error))
+        if place.result() is None:  # it failed before its session began, or could not write it
+            write_status(Status(me, os.getpid(), "failed", error=in_words(error)))
+        return error.exit_code if isinstance(error, Unwritable) else 1
     finally:
         close_logger(log)
 
@@ -72,19 +92,20 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     device = claim_device(run.file, me)
     count, place = slots_on(run.file, device)
     transport = run.file.transport
-    session = Session(
-        run,
-        me,
-        about["id"],
-        data,
-        folder=folder.peer(me),
-        device=device,
-        patience=transport.patience,
-        slot=HostSlot(folder.slots, count, place),
-        log=log,
-        pid=os.getpid(),
-    )
-    session.resume()
+    with fitting(me, device, run.file):
+        session = Session(
+            run,
+            me,
+            about["id"],
+            data,
+            folder=folder.peer(me),
+            device=device,
+            patience=transport.patience,
+            slot=HostSlot(folder.slots, count, place),
+            log=log,
+            pid=os.getpid(),
+        )
+        session.resume()
     keys = None
     if transport.keys is not None:
         keys = read_keys(transport.keys, me, run.peers, transport.public_keys)
@@ -95,7 +116,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     session.faults = Injector(run, me, folder.peer(me), link.cut, log)
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
         await link.start()
-        leaving: Leaving = "failed"
+        leaving: Leaving = "stopped"  # whatever happens: it is started again, and nobody should notice
         try:
             log.info(
                 "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
@@ -107,8 +128,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
             result = await session.run()
             leaving = "finished"
             log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
-        except Stopped:
-            leaving = "stopped"
+        except (HandshakeError, NetError):
+            leaving = "failed"  # it would only fail again: let nobody wait for it
             raise
         finally:
             await link.close(leaving)

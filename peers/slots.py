@@ -11,6 +11,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from p2pfl.runfolder import writing
+
 LOOK_EVERY = 0.002
 """Seconds between two looks of the first in line for a free slot."""
 LINE_EVERY = 0.05
@@ -43,7 +45,8 @@ class HostSlot:
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with writing(path):
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def _try(lock: int) -> bool:

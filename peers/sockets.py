@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, time_ns
+from time import monotonic
 from typing import Literal, Protocol
 
 import zmq
@@ -43,6 +43,10 @@ CURVE_OVERHEAD = 64
 """Bytes that encryption may add to a frame (it adds 33): ``max_message`` bytes fit all the same."""
 AT_ONCE = 64
 """Messages that are refused in one turn of the I/O loop."""
+
+SETTLED = 2.0
+"""Seconds after which a change of the folder of addresses cannot be followed by one with the same time stamp: no file
+system's clock is coarser."""
 
 Turns = Generator[float, Collection[object], None]
 """The I/O loop: yields the seconds until something is due, is sent the Routers and Dealers that have something."""
@@ -170,6 +174,8 @@ class Sockets:
         self.keys = keys
         self.largest = largest
         self.refusals = Refusals(log, self.now)
+        self._changed = 0
+        self._changed_at = 0.0
 
     def now(self) -> float:
         return monotonic()
@@ -217,8 +223,11 @@ class Sockets:
             changed = self.addresses.stat().st_mtime_ns
         except OSError:
             return 0
-        # Two changes within one tick of the file system's clock look like one: look again after a while.
-        return changed if abs(time_ns() - changed) > 2e9 else 0
+        # Two changes within one tick of the file system's clock look like one: look again for a while. That clock may
+        # jump, so that its times say nothing but that something has changed.
+        if changed != self._changed:
+            self._changed, self._changed_at = changed, self.now()
+        return changed if self.now() - self._changed_at > SETTLED else 0
 
     def _file(self, peer: PeerId) -> Path:
         return self.addresses / f"{peer:02d}"

@@ -6,7 +6,8 @@ It speaks newline-delimited JSON:
     ← {"run": "<folder>", "peers": [0, 1, 2]}
     → {"event": "ready"}                            imports are done
     → {"event": "started", "peer": 0, "pid": 123}
-    → {"event": "exited", "peer": 0, "code": 0}     negative: killed by that signal
+    → {"event": "exited", "peer": 0, "code": 0, "words": ""}    negative: killed by that signal;
+                                                    words: why it failed, as it says itself
 
 It plays no part in training. If whoever talks to it goes away, it waits for its children and ends; if it is
 killed, they go on.
@@ -21,6 +22,7 @@ import select
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,17 @@ import torch
 from setproctitle import setproctitle
 
 from p2pfl.config import Run, load
-from p2pfl.errors import P2pflError
+from p2pfl.errors import P2pflError, in_words
 from p2pfl.models import architecture
 from p2pfl.rng import Streams
 from p2pfl.runfolder import PeerId, RunFolder
 from p2pfl.session import load_data, make_algorithm
 from peers.runtime import Data, run_peer
+
+Children = dict[int, tuple[PeerId, int]]
+"""{process id: (peer, the file for its last words)}"""
+MOST_WORDS = 4096
+"""Bytes of a peer's last words."""
 
 
 def serve() -> int:
@@ -42,7 +49,7 @@ def serve() -> int:
     # Building an optimiser imports a good part of torch's compiler; better here once than in every peer.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     _say({"event": "ready"})
-    children: dict[int, PeerId] = {}
+    children: Children = {}
     known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -65,7 +72,7 @@ def serve() -> int:
 
 def _fork_all(
     request: dict[str, Any],
-    children: dict[int, PeerId],
+    children: Children,
     known: dict[tuple[Path, bytes], tuple[Run, Data]],
     close: tuple[int, ...],
 ) -> None:
@@ -75,7 +82,7 @@ def _fork_all(
     except P2pflError as error:
         print(error, file=sys.stderr, flush=True)
         for peer in request["peers"]:
-            _say({"event": "exited", "peer": peer, "code": 1})
+            _say({"event": "exited", "peer": peer, "code": 1, "words": str(error)})
         return
     setproctitle(f"p2pfl warm {folder.root}")
     file = folder.root, folder.run_file.read_bytes()
@@ -94,12 +101,19 @@ def _fork_all(
     gc.collect()
     gc.freeze()  # what is shared stays shared: no collector touches it in the children
     for peer in request["peers"]:
-        pid = os.fork()
+        # No pipe: peers outlive us, and we do not read before they have ended.
+        words = os.memfd_create("last words")
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(words)
+            _say({"event": "exited", "peer": peer, "code": 1, "words": f"cannot be forked: {error.strerror}"})
+            continue
         if pid == 0:
-            for descriptor in close:
+            for descriptor in (*close, *(theirs for _, theirs in children.values())):
                 os.close(descriptor)
-            _become(folder, peer, run, data)
-        children[pid] = peer
+            _become(folder, peer, run, data, words)
+        children[pid] = peer, words
         _say({"event": "started", "peer": peer, "pid": pid})
 
 
@@ -110,16 +124,22 @@ def _import_what_peers_import(run: Run, data: Data) -> None:
         make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
 
 
-def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None) -> None:
+def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, words: int) -> None:
     """Turn this fresh fork into a peer, and never return."""
     code = 1
+
+    def last_words(text: str) -> None:
+        with suppress(OSError):
+            os.pwrite(words, text.encode()[:MOST_WORDS], 0)
+
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         detach(folder, peer)
-        code = run_peer(folder, peer, run, data)
-    except BaseException:
+        code = run_peer(folder, peer, run, data, last_words)
+    except BaseException as error:
         traceback.print_exc()
+        last_words(in_words(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -127,22 +147,29 @@ def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None)
 
 
 def detach(folder: RunFolder, peer: PeerId) -> None:
-    """Cut the ties to whoever started us: nothing to read, and output goes to the peer's own file."""
+    """Cut the ties to whoever started us: nothing to read, and output goes to the peer's own file, if it can be
+    opened."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(folder.peer(peer).output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        output = os.open(folder.peer(peer).output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        output = os.open(os.devnull, os.O_WRONLY)
     for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, target)
     os.close(nothing)
     os.close(output)
 
 
-def _reap(children: dict[int, PeerId]) -> None:
+def _reap(children: Children) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
         if pid in children:
-            _say({"event": "exited", "peer": children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+            peer, words = children.pop(pid)
+            said = os.pread(words, MOST_WORDS, 0).decode(errors="replace")
+            os.close(words)
+            _say({"event": "exited", "peer": peer, "code": os.waitstatus_to_exitcode(status), "words": said})
 
 
 def _say(event: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ from p2pfl.chaos import LinkFaults
 from p2pfl.config import Transport
 from p2pfl.errors import HandshakeError, NetError, WireError, WrongRun, WrongVersion
 from p2pfl.keys import Keys
-from p2pfl.net import Endpoint
+from p2pfl.net import STALL, Deadline, Endpoint
 from p2pfl.runfolder import PeerId
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
 from peers.refusals import Refusals
@@ -194,7 +194,6 @@ class ZmqLink:
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         largest = self._vocabulary.largest(transport.max_message)
         self.world = world or Sockets(self.me, addresses, transport, endpoint.neighbors, largest, log, keys)
-        self.now = self.world.now
         self.refusals = Refusals(log, self.now)
         # Shared between the threads; appends and pops of a deque are atomic.
         self._commands: deque[Callable[[], None]] = deque()
@@ -214,6 +213,7 @@ class ZmqLink:
         self._durable = 0
         self._seen_addresses = 0
         self._next_look = 0.0
+        self._stood_still = 0.0
         self._closing: float | None = None
         self._leaving: Leaving = "finished"
         self._refused = False
@@ -244,16 +244,14 @@ class ZmqLink:
         largest = max(memoryview(frame).nbytes for frame in kept.frames)
         if largest > self.transport.max_message:
             raise NetError(f"{largest} bytes in one tensor; transport.max_message is {self.transport.max_message}")
-        try:
-            async with asyncio.timeout(self.transport.deadline):
-                while self.full(to):
-                    if self.endpoint.failure is not None:
-                        raise self.endpoint.failure
-                    self._room_changed.clear()
-                    await self._room_changed.wait()
-        except TimeoutError:
-            self.log.warning("gave up a message to peer %d: %d are waiting", to, self.transport.queue)
-            return False
+        deadline = Deadline(asyncio.get_running_loop().time() + self.transport.deadline)
+        while self.full(to):
+            if self.endpoint.failure is not None:
+                raise self.endpoint.failure
+            self._room_changed.clear()
+            if not await deadline.allows(self._room_changed.wait()):
+                self.log.warning("gave up a message to peer %d: %d are waiting", to, self.transport.queue)
+                return False
         if to in self._gone:
             self.endpoint.sent[to].forget_before(self.endpoint.t - 1)  # in case that it comes back
             return False
@@ -316,6 +314,11 @@ class ZmqLink:
         self._accepted[message.sender] += 1
         self.endpoint.accept(message)
 
+    def now(self) -> float:
+        """Seconds on a clock that stands still while this process does: what neighbours did meanwhile has not been
+        seen yet, and nobody is given up for it."""
+        return self.world.now() - self._stood_still
+
     # ---- the I/O thread's side
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -342,8 +345,13 @@ class ZmqLink:
             for neighbor in self.endpoint.neighbors:
                 edge = self._edges[neighbor] = _Edge(neighbor, self.world.dealer(neighbor))
                 edge.queued = edge.handed = self.endpoint.sent[neighbor].next
+            turned = self.world.now()
             while not self._done():
-                ready = yield self._patience()
+                patience = self._patience()
+                ready = yield patience
+                turned, before = self.world.now(), turned
+                if turned - before > patience + STALL:
+                    self._stood_still += turned - before
                 while self._commands:
                     self._commands.popleft()()
                 if self._router in ready:

@@ -117,13 +117,15 @@ def eventually_fixture() -> Callable[..., Any]:
 class Warm:
     """A warm process (peers/warm.py) and the peers that it forked."""
 
-    def __init__(self) -> None:
+    def __init__(self, prelude: str = "") -> None:
+        main = "import os, peers.warm; os._exit(peers.warm.serve())"  # what `python -m peers --warm` does
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "peers", "--warm"],
+            [sys.executable, "-c", f"{prelude}\n{main}"] if prelude else [sys.executable, "-m", "peers", "--warm"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
             bufsize=0,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -133,6 +135,8 @@ class Warm:
         """Process ids of peers that have not ended."""
         self.codes: dict[int, int] = {}
         """Exit codes of those that have, by process id."""
+        self.words: dict[int, str] = {}
+        """What they have said last, by process id."""
         assert self._event() == {"event": "ready"}
 
     def _event(self) -> dict[str, Any]:
@@ -144,7 +148,8 @@ class Warm:
         line, self._pending = self._pending.split(b"\n", 1)
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "exited":
-            self.codes[self.running.pop(event["peer"])] = event["code"]
+            pid = self.running.pop(event["peer"])
+            self.codes[pid], self.words[pid] = event["code"], event["words"]
         return event
 
     def start(self, folder: RunFolder, peers: Sequence[int] | None = None) -> dict[int, int]:
@@ -202,6 +207,14 @@ def _alive(pid: int) -> bool:
 def warm() -> Iterator[Warm]:
     """One warm process for all tests."""
     warm = Warm()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="module")
+def altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
+    """One for a module, which runs the module's PRELUDE before it forks."""
+    warm = Warm(request.module.PRELUDE)
     yield warm
     warm.close()
 

@@ -127,8 +127,12 @@ FAKE_PEERS = """
             end("finished", 3)
         if role == "crashes":
             os.kill(os.getpid(), signal.SIGSEGV)
+        if role == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         if role == "exits with 3":
             os._exit(3)
+        if role == "cannot write":
+            os._exit(os.EX_CANTCREAT)
         while True:
             signal.pause()
 
@@ -144,7 +148,8 @@ FAKE_PEERS = """
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
-            say(event="exited", peer=children.pop(pid), code=os.waitstatus_to_exitcode(status))
+            peer, words = children.pop(pid)
+            say(event="exited", peer=peer, code=os.waitstatus_to_exitcode(status), words=words)
         try:
             line = os.read(0, 1 << 16)
         except BlockingIOError:
@@ -167,7 +172,7 @@ FAKE_PEERS = """
                     for descriptor in range(3):
                         os.dup2(null, descriptor)
                     live(RunFolder(Path(request["run"])), peer, role)
-                children[pid] = peer
+                children[pid] = peer, "metrics.jsonl: no room\\nreally" if role == "cannot write" else ""
                 say(event="started", peer=peer, pid=pid)
         if "outlives the warm process" in roles:
             os._exit(1)

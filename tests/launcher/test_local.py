@@ -16,10 +16,11 @@ from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
-from launcher.local import ATTEMPTS, Crew, Policy, Restart, follow
+from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, follow
 from launcher.mps import CONTROL, multi_process_service
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
+from p2pfl.errors import Unwritable
 from p2pfl.runfolder import RunFolder
 
 
@@ -75,6 +76,28 @@ def test_a_peer_that_gets_no_further_is_given_up(play):
     _, crew, said = play("crashes", "finishes", restart="on-failure")
     assert crew.codes == {0: -signal.SIGSEGV, 1: 0}
     assert said.count("starting it again") == ATTEMPTS - 1
+
+
+@pytest.mark.parametrize(("role", "hint"), [("crashes", ""), ("is killed", OUT_OF_MEMORY)])
+def test_who_is_given_up_is_named_and_if_it_was_killed_so_is_the_likely_reason(play, role, hint):
+    _, crew, said = play(role, restart="on-failure")
+    ended = f"killed by {signal.Signals(-crew.codes[0]).name}"
+    times = f"; given up after {ATTEMPTS} times without a completed round in between"
+    assert said.splitlines()[ATTEMPTS - 1] == f"peer 0: {ended}{times}{hint}"
+
+
+@pytest.mark.parametrize("restart", ["never", "on-failure"])
+def test_a_peer_that_cannot_write_is_quoted_and_not_started_again(play, restart):
+    _, crew, said = play("cannot write", "finishes", restart=restart)
+    assert crew.codes == {0: Unwritable.exit_code, 1: 0}
+    assert said.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room"
+    assert "starting it again" not in said
+
+
+def test_a_peer_that_cannot_write_is_started_again_if_always(play):
+    _, crew, said = play("cannot write, finishes", restart="always")
+    assert crew.codes == {0: 0}
+    assert said.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room; starting it again"
 
 
 def test_a_peer_that_gets_further_in_between_is_not(play):

@@ -52,6 +52,15 @@ def test_how_it_ended(make_folder, changes, code, ended):
     assert how_it_ended(make_folder(results={0: changes}).peer(0), code) == ended
 
 
+@pytest.mark.parametrize("result", [None, b""])
+def test_a_peer_without_a_result_has_not_finished(make_folder, result):
+    place = make_folder().peer(0)
+    path = place.root / "result.json"
+    path.unlink() if result is None else path.write_bytes(result)
+    assert place.status().phase == "finished"
+    assert how_it_ended(place) == "died"
+
+
 def test_a_peer_that_vanished_has_died(make_folder):
     place = make_folder(results={0: None}).peer(0)
     place.write_status(Status(0, 1, "waiting"))

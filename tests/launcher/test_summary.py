@@ -100,16 +100,26 @@ def test_no_weights_no_graph():
 def test_failures_are_named_with_their_reason_and_log(make_folder):
     failed = {"phase": "failed", "error": "ValueError: loss is nan"}
     results = {0: {"phase": "stopped"}, 1: {"phase": "stopped"}, 3: failed, 4: None}
-    folder = make_folder(peers=6, results=results)
-    summary = summarize(folder, {5: -9})
+    folder = make_folder(peers=7, results={**results, 6: None})
+    summary = summarize(folder, {5: -9, 6: 73}, words={6: "no room\nat all"})
     assert not summary.finished
     assert failures(summary) == [
         "peers 0-1: stopped",
         f"peer 3: failed: ValueError: loss is nan; see {folder.peer(3).log}",
         "peer 4: never started",
         f"peer 5: killed by SIGKILL; see {folder.peer(5).log}",
+        f"peer 6: failed: no room; see {folder.peer(6).log}",
     ]
     assert "nan" not in printed(summary)  # the table has no room for reasons
+
+
+def test_a_summary_that_cannot_be_written_is_shown_all_the_same(make_folder):
+    folder = make_folder(peers=1)
+    folder.summary.mkdir()
+    summary = summarize(folder)
+    assert summary.finished
+    assert failures(summary) == [summary.unwritten]
+    assert f"{folder.summary}: cannot be written: Is a directory" in summary.unwritten
 
 
 def test_twenty_peers_fit_a_narrow_terminal(make_folder):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2pfl import wire
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
-from p2pfl.net import Counts, Endpoint, LocalHub, Net, Patience
+from p2pfl.net import Counts, Deadline, Endpoint, LocalHub, Net, Patience
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout
 
@@ -423,6 +423,34 @@ async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any) -> Non
     assert await net.gather(Vector) == {}
     assert endpoints[0].missing == {"Word": [2], "Vector": [1, 2, 3]}
     assert endpoints[0].waited >= 0.2
+
+
+async def test_time_in_which_the_process_stood_still_does_not_count(mesh: Any, monkeypatch: Any) -> None:
+    here, there = await mesh.open(PAIR, LAYOUTS, deadline=15)
+    clock, stood_still = asyncio.get_running_loop().time, 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock() + stood_still)
+    waiting = asyncio.create_task(here.begin(0).gather(Word))
+    for _ in range(3):
+        await asyncio.sleep(0.05)
+        stood_still += 40
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+    await there.begin(0).broadcast(Word("this was under way all the time"))
+    assert words(await waiting) == {1: "this was under way all the time"}
+
+
+async def test_a_deadline_that_has_moved_on_still_comes(monkeypatch: Any) -> None:
+    clock, stood_still = asyncio.get_running_loop().time, 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock() + stood_still)
+    deadline = Deadline(clock() + 0.3)
+    happens = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(deadline.allows(happens))
+    await asyncio.sleep(0.1)
+    stood_still = 40
+    began = clock()
+    assert await waiting is False
+    assert 0.5 < clock() - began < 10
+    assert happens.cancelled()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -191,6 +191,63 @@ def test_the_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
     assert sorted(imports(path)) == [("a.b", 1), ("c", 1), ("e.f", 2), ("h", 4), ("i", 6), ("k.l", 7)]
 
 
+# ---- the time of day ---------------------------------------------------------------------------------------
+
+WALL_CLOCK = {
+    ("launcher/prepare.py", "datetime.now"): "when the run was started, for people: in its name and in run.json",
+    ("p2pfl/data/datasets.py", "st_mtime_ns"): "whether a file is the one that was decoded: equal or not",
+    ("peers/sockets.py", "st_mtime_ns"): "whether an address has changed: equal or not",
+}
+"""Where the wall clock is read, and what for. It may jump by years in either direction; no wait and no decision may
+depend on it. (logging stamps its lines with it.)"""
+
+READS_THE_WALL_CLOCK = {
+    *("time", "time_ns", "localtime", "gmtime", "ctime", "clock_gettime", "clock_gettime_ns", "strftime", "asctime"),
+    *("st_mtime", "st_mtime_ns", "st_ctime", "st_ctime_ns", "st_atime", "st_atime_ns", "getmtime", "getctime"),
+    *("datetime.now", "datetime.utcnow", "datetime.today", "date.today", "create_time", "boot_time"),
+}
+
+
+def readings_of_the_wall_clock(path: Path) -> Iterator[str]:
+    """Calls and attributes that give a time which somebody can set."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    from_time = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "time"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and from_time.get(node.id) in READS_THE_WALL_CLOCK:
+            yield from_time[node.id]
+        if isinstance(node, ast.Attribute):
+            whole = ast.unparse(node)
+            last = next((two for two in READS_THE_WALL_CLOCK if "." in two and whole.endswith(two)), node.attr)
+            clock = whole.startswith("loop.") or whole.endswith("get_running_loop().time")  # it is monotonic
+            if last in READS_THE_WALL_CLOCK and not clock:
+                yield last
+
+
+def test_the_reader_of_clocks_sees_all_forms(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(
+        "from time import time as t, monotonic\nimport time, datetime\n"
+        "t(); monotonic(); time.time(); time.monotonic(); datetime.datetime.now(); file.stat().st_mtime\n"
+        "asyncio.get_running_loop().time(); loop.time()\n"
+    )
+    assert sorted(readings_of_the_wall_clock(path)) == ["datetime.now", "st_mtime", "time", "time"]
+
+
+def test_nobody_relies_on_the_wall_clock() -> None:
+    found = {
+        (str(path.relative_to(REPOSITORY)), reading)
+        for package in FORBIDDEN
+        for path in (REPOSITORY / package).rglob("*.py")
+        for reading in readings_of_the_wall_clock(path)
+    }
+    assert found == WALL_CLOCK.keys()
+
+
 # ---- nothing that was received or downloaded is run ----------------------------------------------------------
 
 UNSAFE = {

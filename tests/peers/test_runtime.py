@@ -303,7 +303,8 @@ def test_the_warm_process_outlives_a_request_for_a_folder_that_is_none(
 ) -> None:
     warm.running[0] = 0
     warm._stdin.write(f'{{"run": "{tmp_path}", "peers": [0]}}\n'.encode())
-    assert warm._event() == {"event": "exited", "peer": 0, "code": 1}
+    words = f"{tmp_path}: no run folder (no run.yaml in it); `p2pfl list` shows the runs"
+    assert warm._event() == {"event": "exited", "peer": 0, "code": 1, "words": words}
     folder = prepare(tmp_path / "run", make_run(rounds=1, peers=2, algorithm=LOCAL))
     assert warm.run(folder) == {0: 0, 1: 0}
 
@@ -389,3 +390,23 @@ def test_the_command_line(make_run: Any, prepare: Any, tmp_path: Path, arguments
     assert result.exit_code in (1, 2)
     assert expected in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_peer_started_by_hand_says_on_the_terminal_why_it_failed(
+    make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    from click.testing import CliRunner
+
+    from peers import runtime
+    from peers.__main__ import main
+
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+
+    def run_peer(folder: Any, me: int, *, last_words: Any) -> int:
+        last_words(f"{folder.peer(me).metrics}: no room")
+        return 73
+
+    monkeypatch.setattr(runtime, "run_peer", run_peer)
+    outcome = CliRunner().invoke(main, ["--run", str(folder.root), "--me", "1"])
+    assert outcome.exit_code == 73
+    assert outcome.stderr == f"{folder.peer(1).metrics}: no room\n"
