@@ -71,10 +71,6 @@ def _closes_before_durable(begin_closing: Wrapped) -> Wrapped:
     return lambda self, leaving: begin_closing(self, "failed" if leaving == "finished" else leaving)
 
 
-def _uses_numbers_again(skip_to: Wrapped) -> Wrapped:
-    return lambda self, t: self._mark(t)
-
-
 def _keeps_nothing_on_disk(state_dict: Wrapped) -> Wrapped:
     def planted(self: Endpoint) -> dict[str, Any]:
         kept, self.sent = self.sent, {to: Sent(self._sequence[to]) for to in self.neighbors}
@@ -153,6 +149,5 @@ PLANTS: Mapping[str, Plant] = {
     "room-lost": Plant("a full queue never empties", ZmqLink, "_handed_over", _drops_at_full_queue),
     "stop-missed": Plant("STOP is overlooked at times", Endpoint, "_note_stop", _forgets_the_stop),
     "stays-gone": Plant("who comes back stays gone", Mailbox, "regained", _stays_gone),
-    "numbers-again": Plant("numbers begin no higher after rounds left out", Endpoint, "skip_to", _uses_numbers_again),
     "never-catches-up": Plant("who comes back goes through all rounds", Endpoint, "next_round", _never_catches_up),
 }

@@ -79,7 +79,7 @@ def draw(random: Random) -> Schedule:
     """One schedule."""
     patient = random.random() < 0.6
     peers = random.choice([2, 2, 3, 3, 4, 4, 5, 6])
-    rounds = random.randint(2, 7) if patient else random.randint(3, 16)
+    rounds = random.randint(2, 7) if patient else random.randint(4, 20)
     delay = 10.0 ** random.uniform(-4.0, -1.0 if patient else -1.7)
     joiners = random.sample(range(peers), random.randint(1, peers - 1)) if random.random() < 0.2 else []
     return Schedule(
@@ -102,8 +102,8 @@ def draw(random: Random) -> Schedule:
         faults=random.choices(("crash", "break", "part", "stall", "train", "stop"), k=random.randint(0, 10)),
         pause=random.choice([0.02, 0.2, 1.0, 4.0]),
         crashes=random.choice([0, 1, 2, 4, 8]),
-        lifetime=random.choice([5.0, 30.0, 100.0, 300.0]),
-        restart=random.choice([0.1, 2.0, 10.0] if patient else [0.1, 2.0, 10.0, 40.0]),
+        lifetime=random.choice([5.0, 30.0, 100.0, 300.0] if patient else [30.0, 100.0, 300.0, 1000.0]),
+        restart=random.choice([0.1, 2.0, 10.0] if patient else [0.1, 4.0, 10.0, 20.0]),
         mortal=frozenset() if patient else frozenset(peer for peer in range(peers) if random.random() < 0.2),
         rot=random.choice([0.0, 0.0, 0.3]),
     )
@@ -126,10 +126,10 @@ def _transport(random: Random, patient: bool) -> Transport:
     if patient:
         return Transport(deadline=FOREVER, give_up=ABSENCE, queue=queue)
     return Transport(
-        deadline=random.choice([3.0, 10.0]),
+        deadline=random.choice([2.0, 5.0]),
         adaptive=random.choice([None, None, 4.0]),
         quorum=random.choice([0.0, 0.0, 0.5, 1.0]),
-        give_up=random.choice([1.0, 4.0, 10.0]),
+        give_up=random.choice([0.5, 2.0, 10.0]),
         queue=queue,
     )
 
