@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from errno import ENOENT
 from os import strerror
@@ -78,21 +77,15 @@ class SimulatedPath:
             self.act(f"remove {self.name}")
             del self.disk.files[self.text]
 
-    @contextmanager
-    def open(self, mode: str, encoding: str = "utf-8") -> Iterator[_Appending]:
-        """For appending text only."""
-        assert mode == "a"
-        yield _Appending(self, encoding)
+
+def append_line(path: SimulatedPath, line: str, *, durable: bool = False) -> None:
+    """In the place of p2pfl.runfolder's."""
+    before = path.read_bytes() if path.exists() else b""
+    path.write_bytes(before + f"{line}\n".encode())
 
 
-@dataclass(frozen=True)
-class _Appending:
-    path: SimulatedPath
-    encoding: str
-
-    def write(self, text: str) -> None:
-        before = self.path.read_bytes() if self.path.exists() else b""
-        self.path.write_bytes(before + text.encode(self.encoding))
+def sync(path: SimulatedPath) -> None:
+    """In the place of p2pfl.runfolder's: what was written is there."""
 
 
 def write_atomically(

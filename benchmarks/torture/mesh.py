@@ -88,6 +88,9 @@ def _simulated() -> Iterator[None]:
             (session, "STATUS_EVERY", FOREVER),
             (checkpoint, "write_atomically", disks.write_atomically),
             (runfolder, "write_atomically", disks.write_atomically),
+            (metrics, "write_atomically", disks.write_atomically),
+            (metrics, "append_line", disks.append_line),
+            (session, "sync", disks.sync),
         ):
             stack.enter_context(patch.object(module, name, value))
         yield
