@@ -17,6 +17,9 @@ LOOK_EVERY = 0.002
 """Seconds between two looks of the first in line for a free slot."""
 LINE_EVERY = 0.05
 """Seconds between two looks of the others at the turnstile."""
+IN_LINE = 1.0
+"""Seconds after which the others look for a free slot too. The first in line, who looks far more often, gets it
+before them, unless its process stands still (SIGSTOP)."""
 
 
 class HostSlot:
@@ -28,15 +31,22 @@ class HostSlot:
         self._held: int | None = None
 
     async def acquire(self) -> None:
+        looks = 0
         while not _try(self._turnstile):
             await asyncio.sleep(LINE_EVERY)
+            looks += 1
+            if looks * LINE_EVERY > IN_LINE and self._look():
+                return
         try:
-            while self._held is None:
-                self._held = next((slot for slot in self._slots if _try(slot)), None)
-                if self._held is None:
-                    await asyncio.sleep(LOOK_EVERY)
+            while not self._look():
+                await asyncio.sleep(LOOK_EVERY)
         finally:
             fcntl.flock(self._turnstile, fcntl.LOCK_UN)
+
+    def _look(self) -> bool:
+        """Take a free slot. False if there is none."""
+        self._held = next((slot for slot in self._slots if _try(slot)), None)
+        return self._held is not None
 
     def release(self) -> None:
         if self._held is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -110,3 +111,11 @@ async def test_the_slot_of_a_process_that_is_killed_is_free_again(tmp_path: Path
         assert not waiting.done()
         os.kill(holder.pid, signal.SIGKILL)
     await asyncio.wait_for(waiting, 20)
+
+
+async def test_a_first_in_line_that_stands_still_does_not_stop_the_others(tmp_path: Path) -> None:
+    stands_still, other = HostSlot(tmp_path, 1), HostSlot(tmp_path, 1)
+    fcntl.flock(stands_still._turnstile, fcntl.LOCK_EX)
+    async with asyncio.timeout(30):
+        await other.acquire()
+    other.release()
