@@ -187,6 +187,10 @@ class _Wait:
         return True
 
 
+OBJECTS = 2048
+"""Bytes that a message takes up in memory besides its content, about."""
+
+
 class Mailbox:
     """Messages that have arrived and were not yet taken. All methods run in the event loop's thread."""
 
@@ -196,6 +200,8 @@ class Mailbox:
         self._gone: set[PeerId] = set()
         self._oldest = 0
         self._silent_before: dict[PeerId, int] = {}
+        self.held: defaultdict[PeerId, int] = defaultdict(int)
+        """Bytes that each sender's messages take up here, about. The link's thread may read it."""
         self.late = 0
         """Messages that came after their round was over."""
         self.blocked: Callable[[], None] = lambda: None
@@ -209,6 +215,7 @@ class Mailbox:
             return False
         key = (message.t, message.kind, message.sender)
         self._queues[key].append(message)
+        self.held[message.sender] += _weight(message)
         for wait in self._waits:
             wait.settle(key, here=True)
         return True
@@ -222,6 +229,7 @@ class Mailbox:
         if not queue:
             return None
         message = queue.popleft()
+        self.held[message.sender] -= _weight(message)
         if not queue:
             del self._queues[key]
         return message
@@ -292,8 +300,14 @@ class Mailbox:
         self._oldest = t
         old = [self._queues.pop(key) for key in [key for key in self._queues if key[0] < t]]
         untaken = [message for queue in old for message in queue]
+        for message in untaken:
+            self.held[message.sender] -= _weight(message)
         self.late += len(untaken)
         return untaken
+
+
+def _weight(message: Message) -> int:
+    return message.header + message.payload + OBJECTS
 
 
 # ---- one peer, the whole run ---------------------------------------------------------------------------------
@@ -414,7 +428,7 @@ class Endpoint:
         self.heard = dict.fromkeys(self.neighbors, 0)
         """Number of the first message of each neighbour that no round before the present one may have used."""
         self._arrived: dict[PeerId, deque[tuple[int, int]]] = {neighbor: deque() for neighbor in self.neighbors}
-        """(number, round) of messages of this round and later ones."""
+        """(number, round) of the last message of this round and of each later one."""
         self.t = 0
         self.durable = 0
         """Rounds before this one will not be computed again: the checkpoint before the last one holds them."""
@@ -555,7 +569,11 @@ class Endpoint:
         return message
 
     def accept(self, message: Message) -> None:
-        self._arrived[message.sender].append((message.seq, message.t))
+        arrived = self._arrived[message.sender]
+        if arrived and arrived[-1][1] >= message.t:
+            arrived[-1] = (message.seq, arrived[-1][1])
+        else:
+            arrived.append((message.seq, message.t))
         if not self.mailbox.put(message):
             self._note_stop(message)
 
@@ -565,7 +583,7 @@ class Endpoint:
             self._left.add(message.sender)
 
     def refuse(self, via: PeerId) -> None:
-        """Count a message that was no good."""
+        """Count a message that was no good. On the thread that decodes, and no other."""
         self.refused[via] = self.refused.get(via, 0) + 1
 
     def fail(self, error: BaseException) -> None:
