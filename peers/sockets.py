@@ -333,7 +333,12 @@ class ZmqRouter(_Socket):
             size, count = size + len(part), count + 1
             if count <= FRAMES:
                 frames.append(part)
-        self.bouncer.heard(identity, size, count)
+        try:
+            self.bouncer.heard(identity, size, count)
+        except zmq.ZMQError:
+            text = f"dropped a message of a stranger: {identity.bytes[:32]!r} speaks an old ZMTP"
+            self.world.refusals.say("messages in an old ZMTP", text)
+            return b"", []
         sender = self._checked(identity) if self.world.keys else identity.bytes
         return sender, [frame.buffer for frame in frames]
 

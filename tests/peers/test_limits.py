@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -227,3 +228,22 @@ async def test_a_refusal_is_one_line_of_the_log(sockets: Any, caplog: Any, event
         assert max(len(record.getMessage()) for record in caplog.records) < 500
     finally:
         context.destroy(linger=0)
+
+
+# ---- what fuzzing has found
+
+
+async def test_a_message_in_an_old_zmtp_is_refused_and_the_peer_lives_on(
+    sockets: Any, caplog: Any, eventually: Any
+) -> None:
+    """libzmq speaks versions 1 and 2 too, and knows less of such connections: that used to end the I/O thread."""
+    zero = await up(sockets, PAIR, 0)
+    host, port = zero.link.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as old:
+        old.sendall(b"\x04\x001>0" + b"\x02\x00x")  # ZMTP 1.0: its identity, then a message
+        await eventually(lambda: "dropped a message of a stranger: b'1>0' speaks an old ZMTP" in caplog.text)
+    one = await up(sockets, PAIR, 1)
+    one.begin(0)
+    await one.send([0], block(0), 0)
+    zero.begin(0)
+    assert torch.equal((await zero.take("Block", [1], 0))[1].body.x, block(0).x)
