@@ -226,7 +226,7 @@ def decoder(frames: int, seconds: int, seed: int) -> None:
         raise click.ClickException(f"a finding:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     first, last = re.findall(r"#(\d+)\s+(?:INITED|DONE)\s+cov: (\d+) ft: (\d+).*?rss: (\d+)Mb", done.stderr)
     (count,) = re.findall(r"Done (\d+) runs in (\d+) second", done.stderr)
-    (decoded,) = re.findall(r"^messages (\d+) frames (\d+) taken (\d+)", done.stdout, re.MULTILINE)
+    decoded = re.findall(r"^messages (\d+) frames (\d+) taken (\d+)", done.stdout, re.MULTILINE)[-1]
     click.echo(f"messages {decoded[0]}, frames {decoded[1]}, of which {decoded[2]} messages were taken; no finding")
     click.echo(f"{int(decoded[1]) / max(1, int(count[1])):.0f} frames/s, {count[1]} s")
     click.echo(f"edges of p2pfl.wire and what it calls reached: {last[1]}, by the valid messages alone {first[1]}")
@@ -241,8 +241,6 @@ def encoded(body: Body, sender: int = 1, t: int = 0, seq: int = 0) -> list[bytes
 @click.argument("arguments", nargs=-1)
 def guided(arguments: Sequence[str]) -> None:
     """One process of libFuzzer, which does not return."""
-    import atexit
-
     import atheris
 
     for name in (
@@ -265,6 +263,8 @@ def guided(arguments: Sequence[str]) -> None:
         count["messages"] += 1
         count["frames"] += len(frames)
         count["taken"] += tried(frames)
+        if count["messages"] % 1000 == 0:  # libFuzzer does not return
+            print(*(f"{name} {number}" for name, number in count.items()), flush=True)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
         chance = random.Random(seed)
@@ -273,7 +273,6 @@ def guided(arguments: Sequence[str]) -> None:
             return raw
         return packed(mutated(unpacked(data), chance))[:most]
 
-    atexit.register(lambda: print(*(f"{name} {count[name]}" for name in ("messages", "frames", "taken")), flush=True))
     atheris.Setup([sys.argv[0], *arguments], one, custom_mutator=mutate)
     atheris.Fuzz()
 
