@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install mesh20 test lint types check claims clean
+.PHONY: install mesh20 test lint types check claims fuzz clean
 
 install: $(VENV)/installed
 
@@ -32,6 +32,12 @@ check: lint types test
 # What the papers say will come out, on real data (P2PFL_DATA). About an hour on two cores.
 claims: install
 	$(BIN)/python -m benchmarks.claims
+
+# Bytes that nobody should send, at the decoder (guided by coverage) and at peers in the middle of a run. Six minutes.
+fuzz: install
+	$(BIN)/pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python -m benchmarks.fuzz decoder --frames 1200000
+	$(BIN)/python -m benchmarks.fuzz live --seconds 240
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
