@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: install mesh20 test lint types check claims torture clean
+.PHONY: install mesh20 test lint types check claims torture fuzz clean
 
 install: $(VENV)/installed
 
@@ -36,6 +36,12 @@ claims: install
 # Thousands of runs over faulty wires in virtual time. About two minutes on one core.
 torture: install
 	$(BIN)/python -m benchmarks.torture --schedules 2000 --minutes 10
+
+# Bytes that nobody should send, at the decoder (guided by coverage) and at peers in the middle of a run. Six minutes.
+fuzz: install
+	$(BIN)/pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python -m benchmarks.fuzz decoder --frames 1200000
+	$(BIN)/python -m benchmarks.fuzz live --seconds 240
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

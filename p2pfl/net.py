@@ -237,6 +237,10 @@ class _Wait:
         return await deadline.allows(asyncio.shield(self._woken))
 
 
+OBJECTS = 2048
+"""Bytes that a message takes up in memory besides its content, about."""
+
+
 class Mailbox:
     """Messages that have arrived and were not yet taken. All methods run in the event loop's thread."""
 
@@ -248,6 +252,8 @@ class Mailbox:
         self._silent_before: dict[PeerId, int] = {}
         self._spoken: dict[tuple[PeerId, bool], int] = {}
         """The last round in which a peer has said to us (False) something, or (True) that it says nothing."""
+        self.held: defaultdict[PeerId, int] = defaultdict(int)
+        """Bytes that each sender's messages take up here, about. The link's thread may read it."""
         self.late = 0
         """Messages that came after their round was over."""
         self.blocked: Callable[[], None] = lambda: None
@@ -261,6 +267,7 @@ class Mailbox:
             return False
         key = (message.t, message.kind, message.sender)
         self._queues[key].append(message)
+        self.held[message.sender] += _weight(message)
         for wait in self._waits:
             wait.settle(key, here=True)
         if message.kind != Begun.kind() and not message.flags & ANYWAY:
@@ -277,6 +284,7 @@ class Mailbox:
         if not queue:
             return None
         message = queue.popleft()
+        self.held[message.sender] -= _weight(message)
         if not queue:
             del self._queues[key]
         return message
@@ -361,8 +369,14 @@ class Mailbox:
         self._oldest = t
         old = [self._queues.pop(key) for key in [key for key in self._queues if key[0] < t]]
         untaken = [message for queue in old for message in queue]
+        for message in untaken:
+            self.held[message.sender] -= _weight(message)
         self.late += len(untaken)
         return untaken
+
+
+def _weight(message: Message) -> int:
+    return message.header + message.payload + OBJECTS
 
 
 # ---- one peer, the whole run ---------------------------------------------------------------------------------
@@ -471,7 +485,7 @@ class Endpoint:
         self.heard = dict.fromkeys(self.neighbors, 0)
         """Number of the first message of each neighbour that no round before the present one may have used."""
         self._arrived: dict[PeerId, deque[tuple[int, int]]] = {neighbor: deque() for neighbor in self.neighbors}
-        """(number, round) of messages of this round and later ones."""
+        """(number, round) of the last message of this round and of each later one."""
         self.t = 0
         self.durable = 0
         """Rounds before this one will not be computed again: the checkpoint before the last one holds them."""
@@ -607,7 +621,11 @@ class Endpoint:
         return message
 
     def accept(self, message: Message) -> None:
-        self._arrived[message.sender].append((message.seq, message.t))
+        arrived = self._arrived[message.sender]
+        if arrived and arrived[-1][1] >= message.t:
+            arrived[-1] = (message.seq, arrived[-1][1])
+        else:
+            arrived.append((message.seq, message.t))
         if self._is_mistaken(message):
             # At once: in our next round might be too late, if we wait for somebody who waits for it.
             answer = asyncio.get_running_loop().create_task(
@@ -637,7 +655,7 @@ class Endpoint:
         (self._again.discard if stops or sender in self.listeners else self._again.add)(sender)
 
     def refuse(self, via: PeerId) -> None:
-        """Count a message that was no good."""
+        """Count a message that was no good. On the thread that decodes, and no other."""
         self.refused[via] = self.refused.get(via, 0) + 1
 
     def fail(self, error: BaseException) -> None:

@@ -21,7 +21,7 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -119,10 +119,13 @@ class Bouncer:
         """Whether the last event said why the connection of the next one ends."""
         self._listener: socket.socket | None = None
 
-    def heard(self, identity: zmq.Frame, frames: Sequence[zmq.Frame]) -> None:
-        """A message has come; libzmq knows over which connection."""
+    def heard(self, identity: zmq.Frame, size: int, frames: int) -> None:
+        """A message of so many bytes in so many frames has come; libzmq knows over which connection.
+
+        Raises zmq.ZMQError if it does not: the other side speaks a ZMTP of before version 3, as no peer does.
+        """
         connection = self.connections.setdefault(int(identity.get(zmq.SRCFD)), _Connection(early=True))
-        connection.taken += sum(len(frame) + _FRAMING for frame in frames)
+        connection.taken += size + frames * _FRAMING
 
     def look(self, refusals: Refusals) -> None:
         """Take in what has happened since the last look. To be called when the monitor stirs, and now and then."""

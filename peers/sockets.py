@@ -41,8 +41,11 @@ SLACK = 1 << 26
 """Bytes that may be under way on a connection besides full queues: what the kernel holds, framing, heartbeats."""
 CURVE_OVERHEAD = 64
 """Bytes that encryption may add to a frame (it adds 33): ``max_message`` bytes fit all the same."""
-AT_ONCE = 64
-"""Messages that are refused in one turn of the I/O loop."""
+ANSWER = 1 << 16
+"""Bytes of the largest frame that may come as an answer."""
+ANSWERS_WAITING = 64
+FRAMES = 20_000
+"""Frames of a message that are looked at; no header that is short enough announces more."""
 
 SETTLED = 2.0
 """Seconds after which a change of the folder of addresses cannot be followed by one with the same time stamp: no file
@@ -71,7 +74,8 @@ class Router(Protocol):
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
         """The next message, if there is one: the identity of who sent it, and its frames. With keys, the sender
-        that the identity names is the owner of the key."""
+        that the identity names is the owner of the key; a message for which that does not hold has been refused, and
+        comes without identity."""
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         """Answer. It gets lost if the other side is no longer connected, or does not read."""
@@ -327,25 +331,34 @@ class ZmqRouter(_Socket):
         self.watch(True)
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
-        for _ in range(AT_ONCE):  # of those that are refused: the rest in the next turn
-            try:
-                identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            self.bouncer.heard(identity, frames)
-            sender = self._checked(identity) if self.world.keys else identity.bytes
-            if sender is not None:
-                return sender, [frame.buffer for frame in frames]
-        return None
+        try:
+            identity = part = self.socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        frames: list[zmq.Frame] = []
+        size = count = 0
+        while part.more:  # libzmq has the whole message
+            part = self.socket.recv(copy=False)
+            size, count = size + len(part), count + 1
+            if count <= FRAMES:
+                frames.append(part)
+        try:
+            self.bouncer.heard(identity, size, count)
+        except zmq.ZMQError:
+            text = f"dropped a message of a stranger: {identity.bytes[:32]!r} speaks an old ZMTP"
+            self.world.refusals.say("messages in an old ZMTP", text)
+            return b"", []
+        sender = self._checked(identity) if self.world.keys else identity.bytes
+        return sender, [frame.buffer for frame in frames]
 
-    def _checked(self, identity: zmq.Frame) -> bytes | None:
-        """``sender>receiver``, of a connection whose key is the sender's."""
+    def _checked(self, identity: zmq.Frame) -> bytes:
+        """``sender>receiver``, of a connection whose key is the sender's; nothing if it is not."""
         claimed, _, _ = identity.bytes.partition(b".")
         owner = identity.get("User-Id")
         if claimed != f"{owner}>{self.world.me}".encode():
             text = f"refused a message: its sender says that it is {claimed[:32]!r} and has the key of peer {owner}"
             self.world.refusals.say("messages with another's identity", text)
-            return None
+            return b""
         self._routes[claimed] = identity.bytes
         return claimed
 
@@ -367,6 +380,8 @@ class ZmqDealer(_Socket):
         options: dict[zmq.SocketOption, int | bytes] = {
             zmq.IDENTITY: f"{world.me}>{to}".encode(),
             zmq.SNDHWM: world.transport.queue,
+            zmq.RCVHWM: ANSWERS_WAITING,
+            zmq.MAXMSGSIZE: ANSWER,
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 2000,
         }

@@ -30,7 +30,12 @@ Rules:
    has not within ``give_up`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
    one that has not come up within ``deadline`` seconds.
 6. Queues are bounded on both sides. What does not fit waits: the ROUTER is not read while the event loop is behind,
-   and what waits past the deadline on the sender's side is given up and counted.
+   and what waits past the deadline on the sender's side is given up and counted. A neighbour so far ahead that its
+   messages for later rounds take up too much memory is asked to wait (HOLD), and what it sends meanwhile is dropped.
+   When there is room again it is asked to go on (HOLD, false), says HELLO, and sends from there on again.
+7. Messages that bring nothing (strangers', damaged ones, such as we have) are read at a bounded rate. While more of
+   them come, the ROUTER is read more slowly: libzmq reads connections in turn, so that others come through, and TCP
+   holds back who sends too much.
 
 The I/O loop, which runs on a thread of its own, owns the sockets. A peer in the middle of an epoch, which blocks its
 event loop, still hears, answers and sends. Whatever the link uses of the world is in peers/sockets.py.
@@ -43,7 +48,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +77,16 @@ FOREVER = 1 << 40
 EXPLAINING = 1.0
 """Seconds for which a peer whose handshake has failed refuses the others' in turn, before it closes."""
 
+USELESS = 1000.0
+"""Messages that bring nothing which are read within a second, over all connections; as many more at once."""
+BREATHER = 0.05
+"""Seconds for which the ROUTER is not read, at least, once there were too many."""
+AT_ONCE = 64
+"""Answers of one neighbour that are read in one turn of the I/O loop."""
+HELD = 16
+"""Largest messages of a neighbour that may wait to be taken, or ``transport.queue`` of them if that is more: those of
+a round must have room, in whatever order the method takes them."""
+
 Leaving = Literal["finished", "failed", "stopped"]
 
 
@@ -94,6 +109,13 @@ class Welcome(Body):
 @dataclass(frozen=True)
 class Durable(Body):
     rounds_done: int
+
+
+@dataclass(frozen=True)
+class Hold(Body):
+    """``on``: send nothing more for now; otherwise: say HELLO, and go on."""
+
+    on: bool
 
 
 @dataclass(frozen=True)
@@ -131,6 +153,8 @@ class _Edge:
     connected_at: float = 0.0
     attempt: int = 0
     """Number of this connection: the HELLO on it and its WELCOME bear it."""
+    held: bool = False
+    """The neighbour has asked us to wait."""
     must_greet: bool = False
     """HELLO is due on this connection."""
     known: bool = False
@@ -190,10 +214,13 @@ class ZmqLink:
         self.digest = digest
         self.log = log
         self.address = ""
-        controls = (Hello("", 0, 0, 0), Durable(0), Close())
+        controls = (Hello("", 0, 0, 0), Durable(0), Hold(True), Close())
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         largest = self._vocabulary.largest(transport.max_message)
         self.world = world or Sockets(self.me, addresses, transport, endpoint.neighbors, largest, log, keys)
+        self.most_held = max(HELD, transport.queue) * largest
+        """Bytes of one neighbour that may wait to be taken."""
+        self.now = self.world.now
         self.refusals = Refusals(log, self.now)
         # Shared between the threads; appends and pops of a deque are atomic.
         self._commands: deque[Callable[[], None]] = deque()
@@ -210,6 +237,13 @@ class ZmqLink:
         self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         self._expected: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         """Number of the next message of each neighbour."""
+        self._holding: dict[PeerId, int | None] = {}
+        """Neighbours that were asked to wait, and on which connection of ours to go on."""
+        self._useless = USELESS
+        """Useless messages that may still be read now."""
+        self._counted = self.now()
+        self._resting = False
+        """There were too many of them; the ROUTER is not read."""
         self._durable = 0
         self._seen_addresses = 0
         self._next_look = 0.0
@@ -354,6 +388,9 @@ class ZmqLink:
                     self._stood_still += turned - before
                 while self._commands:
                     self._commands.popleft()()
+                if self._resting and self._rest() <= 0:
+                    self._resting = False
+                    self._watch_router()
                 if self._router in ready:
                     self._hear()
                 for edge in self._edges.values():
@@ -385,8 +422,10 @@ class ZmqLink:
         """Seconds until something is due even if no socket stirs."""
         due = self._next_look
         for edge in self._edges.values():
-            if edge.outbox and edge.up and not edge.polled & ROOM:
+            if edge.outbox and edge.up and not edge.held and not edge.polled & ROOM:
                 due = min(due, edge.outbox[0][0])
+        if self._resting:
+            due = min(due, self.now() + self._rest())
         return max(0.001, due - self.now())
 
     # -- finding neighbours
@@ -409,7 +448,9 @@ class ZmqLink:
         down = [edge for edge in self._edges.values() if not edge.up]
         if down:
             self._look_for_addresses(down, now)
-        self._next_look = now + (TICK if down or self._closing is not None else SLOW_TICK)
+        self._let_go_on()
+        busy = down or self._holding or self._closing is not None
+        self._next_look = now + (TICK if busy else SLOW_TICK)
 
     def _look_for_addresses(self, down: list[_Edge], now: float) -> None:
         """Connect to neighbours whose address has appeared or changed."""
@@ -483,7 +524,10 @@ class ZmqLink:
 
     def _answered(self, edge: _Edge) -> None:
         """A control message on our own connection to a neighbour."""
-        while (frames := edge.dealer.receive()) is not None:
+        for _ in range(AT_ONCE):
+            frames = edge.dealer.receive()
+            if frames is None:
+                return
             try:
                 answer = wire.decode(frames, None, ANSWERS)
                 body, seq = answer.body, answer.seq
@@ -500,11 +544,11 @@ class ZmqLink:
                     edge.given_up = False
                     self.log.info("peer %d is back", edge.to)
                     self._tell(self._neighbor_back, edge.to)
-                edge.close_sent, edge.closed = None, False
+                edge.close_sent, edge.closed, edge.held = None, False, False
                 self._poll(edge, edge.polled & ~INPUT)
                 self._go_on(edge, body.expected)
             elif isinstance(body, Refused):
-                self._turned_away(edge, body.reason)
+                self._turned_away(edge, _legible(body.reason))
             else:
                 edge.closed = True
 
@@ -525,7 +569,7 @@ class ZmqLink:
     def _hear(self) -> None:
         """Everything that waits in the ROUTER, up to a bound so that the other sockets get their turn."""
         for _ in range(256):
-            if self._crowded:
+            if self._crowded or self._resting:
                 return
             received = self._router.receive()
             if received is None:
@@ -535,33 +579,89 @@ class ZmqLink:
     def _heard(self, identity: bytes, frames: list[Buffer]) -> None:
         via = self._neighbors.get(identity)
         if via is None:
-            self.refusals.say("messages of strangers", f"dropped a message of a stranger: {identity[:32]!r}")
+            if identity:
+                self.refusals.say("messages of strangers", f"dropped a message of a stranger: {identity[:32]!r}")
+            self._brought_nothing(frames)
             return
         try:
             message = self.endpoint.decode(frames, via, self._vocabulary)
         except WireError as error:
             self._drop(via, error)
+            self._brought_nothing(frames)
             if isinstance(error, WrongRun | WrongVersion):
                 self._reply(identity, Refused(str(error)), 0)
             return
         if isinstance(message.body, Hello):
+            self._brought_nothing(frames)  # no method's message
             self._greeted(via, identity, message.body, message.seq)
         elif isinstance(message.body, Durable):
+            self._brought_nothing(frames)
             self.endpoint.sent[via].forget_before(message.body.rounds_done)
             self._edges[via].finished |= message.body.rounds_done == FOREVER
+        elif isinstance(message.body, Hold):
+            self._brought_nothing(frames)
+            self._asked_to_hold(self._edges[via], message.body.on)
         elif isinstance(message.body, Close):
+            self._brought_nothing(frames)
             self._reply(identity, Closed(), message.seq)
             # Everything that this neighbour ever sent stands before its CLOSE, and it hears nothing any more.
             if not self._edges[via].given_up:
                 self._give_up(self._edges[via], "it has closed", closed=True)
-        elif message.seq == self._expected[via]:
-            # Else we have it; or something before it got lost with a connection, and comes again after HELLO.
+        elif message.seq != self._expected[via] or via in self._holding:
+            # We have it, or it comes again: something before it was lost with a connection, or we asked it to hold.
+            self._brought_nothing(frames)
+        elif self.endpoint.mailbox.held[via] >= self.most_held:
+            self._hold(via)
+        else:
             self._expected[via] += 1
             self._delivered[via] += 1
             self._tell(self._arrived, message)
             if self._behind(via):
                 self._crowded = True
-                self._router.watch(False)
+                self._watch_router()
+
+    def _watch_router(self) -> None:
+        self._router.watch(not (self._crowded or self._resting))
+
+    def _brought_nothing(self, frames: Sequence[Buffer]) -> None:
+        """A message was of no use, and cost the more time the longer its header."""
+        now = self.now()
+        self._useless = min(USELESS, self._useless + (now - self._counted) * USELESS)
+        self._counted = now
+        self._useless -= 1 + sum(map(len, frames[:1])) / 1024 + len(frames) / 16
+        if self._useless < 0 and not self._resting:
+            self._resting = True
+            self._watch_router()
+
+    def _rest(self) -> float:
+        """Seconds for which the ROUTER is not read yet."""
+        return BREATHER - self._useless / USELESS - (self.now() - self._counted)
+
+    # -- neighbours that are too far ahead
+
+    def _hold(self, via: PeerId) -> None:
+        self.log.info("peer %d is far ahead: asked to wait", via)
+        edge = self._edges[via]
+        self._holding[via] = None
+        self._next_look = min(self._next_look, self.now() + TICK)
+        if edge.up:
+            self._control(edge, Hold(True), answered=False)  # if there is no room, what it sends is dropped
+
+    def _let_go_on(self) -> None:
+        """Ask neighbours whose messages have room again to go on: once on each connection, until they do."""
+        for via, attempt in self._holding.items():
+            edge = self._edges[via]
+            room = self.endpoint.mailbox.held[via] <= self.most_held // 2
+            if room and edge.up and attempt != edge.attempt and self._control(edge, Hold(False), answered=False):
+                self._holding[via] = edge.attempt
+
+    def _asked_to_hold(self, edge: _Edge, on: bool) -> None:
+        edge.held = on
+        if not on and edge.up:
+            edge.up = False
+            edge.lost_at = self.now()
+            edge.attempt += 1
+            self._greet(edge)
 
     def _behind(self, neighbor: PeerId) -> bool:
         return self._delivered[neighbor] - self._accepted[neighbor] >= self.transport.queue
@@ -570,21 +670,20 @@ class ZmqLink:
         """The event loop has accepted some messages: read the ROUTER again, if these were enough."""
         if self._crowded and not any(map(self._behind, self._edges)):
             self._crowded = False
-            self._router.watch(True)
+            self._watch_router()
 
     def _greeted(self, via: PeerId, identity: bytes, hello: Hello, seq: int) -> None:
         if hello.digest != self.digest:
             reason = f"run file differs: digest {hello.digest[:12]}…, here {self.digest[:12]}…"
-            self.log.error("refused peer %d: %s", via, reason)
+            self.refusals.say(f"HELLOs of peer {via} that were refused", f"refused peer {via}: {reason}")
             self._reply(identity, Refused(reason), seq)
             return
+        self._holding.pop(via, None)
         self.endpoint.sent[via].forget_before(hello.durable)
         self._edges[via].finished |= hello.durable == FOREVER
         if hello.first > self._expected[via]:
-            self.log.warning(
-                "peer %d no longer has messages %d to %d, of rounds before %d",
-                *(via, self._expected[via], hello.first - 1, hello.oldest),
-            )
+            lacking = f"messages {self._expected[via]} to {hello.first - 1}, of rounds before {hello.oldest}"
+            self.refusals.say(f"gaps in what peer {via} has", f"peer {via} no longer has {lacking}")
             self._expected[via] = hello.first
             self._tell(self.endpoint.missed, via, hello.oldest)
         self._reply(identity, Welcome(self._expected[via]), seq)
@@ -599,7 +698,7 @@ class ZmqLink:
 
     def _drop(self, via: PeerId, error: WireError) -> None:
         self.refusals.say(f"messages of peer {via} that were dropped", f"dropped a message of peer {via}: {error}")
-        self._tell(self.endpoint.refuse, via)
+        self.endpoint.refuse(via)  # not by the event loop: it may not turn for minutes, and have millions to count
 
     # -- speaking
 
@@ -647,7 +746,7 @@ class ZmqLink:
         edge.queued = edge.handed = max(edge.queued, until)
 
     def _flush(self, edge: _Edge) -> None:
-        while edge.up and edge.outbox and edge.outbox[0][0] <= self.now():
+        while edge.up and not edge.held and edge.outbox and edge.outbox[0][0] <= self.now():
             seq = edge.outbox[0][1]
             if self._faults.loss and self._chance.random() < self._faults.loss:
                 self.log.info("chaos: message %d to peer %d is lost, and the connection", seq, edge.to)
@@ -754,3 +853,8 @@ class ZmqLink:
             self.log.warning("peer %d did not confirm our last messages", edge.to)
             edge.closed = True
         return not edge.closed
+
+
+def _legible(text: str) -> str:
+    """What another has written, for the log: on one line, and not a megabyte of it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:300])
