@@ -220,7 +220,6 @@ class ZmqLink:
         self.world = world or Sockets(self.me, addresses, transport, endpoint.neighbors, largest, log, keys)
         self.most_held = max(HELD, transport.queue) * largest
         """Bytes of one neighbour that may wait to be taken."""
-        self.now = self.world.now
         self.refusals = Refusals(log, self.now)
         # Shared between the threads; appends and pops of a deque are atomic.
         self._commands: deque[Callable[[], None]] = deque()
