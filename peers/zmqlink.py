@@ -220,6 +220,7 @@ class ZmqLink:
         self.world = world or Sockets(self.me, addresses, transport, endpoint.neighbors, largest, log, keys)
         self.most_held = max(HELD, transport.queue) * largest
         """Bytes of one neighbour that may wait to be taken."""
+        self._stood_still = 0.0
         self.refusals = Refusals(log, self.now)
         # Shared between the threads; appends and pops of a deque are atomic.
         self._commands: deque[Callable[[], None]] = deque()
@@ -246,7 +247,6 @@ class ZmqLink:
         self._durable = 0
         self._seen_addresses = 0
         self._next_look = 0.0
-        self._stood_still = 0.0
         self._closing: float | None = None
         self._leaving: Leaving = "finished"
         self._refused = False
