@@ -272,6 +272,8 @@ REASONS = {
     ("p2pfl/data/sources/base.py", "loadmat"): "",  # MATLAB's format; Python objects do not exist in it
     ("benchmarks/claims/runner.py", "multiprocessing"): "",  # talks to a process that it has made
     ("benchmarks/dfml_memory.py", "multiprocessing"): "",
+    ("benchmarks/capture.py", "multiprocessing"): "",  # forks: nothing is moved
+    ("benchmarks/fuzz.py", "multiprocessing"): "",
     # CIFAR's files are pickles: read by an Unpickler that finds three stand-ins of our own, and nothing else.
     ("p2pfl/data/sources/classic.py", "pickle"): "",
 }
