@@ -183,9 +183,11 @@ async def test_an_address_that_appears_within_one_tick_of_the_file_systems_clock
 
 @pytest.mark.parametrize("years", [-30, 0, 30])
 async def test_what_the_file_systems_clock_says_does_not_matter(
-    years: int, sockets: Any, alone: Any, tmp_path: Path, monkeypatch: Any
+    years: int, sockets: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    world, now = alone.link.world, 1000.0
+    link = sockets.link(sockets.endpoint(0, PAIR, LAYOUTS))  # not started: its thread would look too
+    sockets.links.remove(link)
+    world, now = link.world, 1000.0
     monkeypatch.setattr(world, "now", lambda: now)
     stamp = time.time() + years * 365 * 86400
 
