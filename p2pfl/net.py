@@ -574,7 +574,8 @@ class Endpoint:
 
     def missed(self, sender: PeerId, t: int) -> None:
         """What ``sender`` said before round ``t`` will not come: it keeps it no more, or has left out rounds."""
-        self._ahead[sender] = t
+        if sender in self._met:
+            self._ahead[sender] = t
         self.mailbox.skipped(sender, t)
 
     # -- saying

@@ -36,7 +36,7 @@ PATIENT_FOR = 3000.0
 """Virtual seconds after the last fault in which a patient mesh has to end. Slow wires may take a few hundred."""
 SHORT = 1.0
 """Virtual seconds of a wait that no deadline has ended."""
-TOLERATED = 2
+TOLERATED = 1
 """Rounds in which a peer may misjudge a neighbour: news take a moment, and so does what is sent again."""
 
 

@@ -147,7 +147,7 @@ PLANTS: Mapping[str, Plant] = {
     "expects-all": Plant("who restarts expects number 0", ZmqLink, "start", _expects_from_the_start),
     "heard-ahead": Plant("messages of later rounds count as used", Endpoint, "_mark", _remembers_too_much),
     "room-lost": Plant("a full queue never empties", ZmqLink, "_handed_over", _drops_at_full_queue),
-    "stop-missed": Plant("STOP is overlooked at times", Endpoint, "_note_stop", _forgets_the_stop),
+    "stop-missed": Plant("STOP is overlooked at times", Endpoint, "_note", _forgets_the_stop),
     "stays-gone": Plant("who comes back stays gone", Mailbox, "regained", _stays_gone),
     "never-catches-up": Plant("who comes back goes through all rounds", Endpoint, "next_round", _never_catches_up),
 }
