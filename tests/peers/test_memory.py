@@ -19,7 +19,7 @@ from p2pfl.simulate import simulate
 from peers import warm
 
 PRELUDE = """
-import mmap
+import asyncio, mmap, resource
 import numpy, torch
 from p2pfl.algorithms.dpsgd import DPSGD
 
@@ -32,13 +32,15 @@ take = [
 
 async def round(self, t, net):
     if self.me == 1:
+        while t == 3 and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            await asyncio.sleep(0.005)
         take[self.seed]()
     await learn(self, t, net)
 
 DPSGD.round = round
 """
 """Peer 1 takes a gigabyte for a moment in each of its rounds (of address space: nobody touches it); how depends on
-the run's seed."""
+the run's seed. In round 3 it waits until somebody has set it a limit."""
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,7 @@ def test_a_peer_that_finds_no_memory_says_so_and_can_be_started_again(
     assert place.result().error == said
     assert "Traceback" not in place.log.read_text()
     pids.update(altered_warm.start(folder, [1]))
+    resource.prlimit(pids[1], resource.RLIMIT_AS, (1 << 46, resource.RLIM_INFINITY))
     assert altered_warm.wait(pids) == dict.fromkeys(range(4), 0)
     for one, calm in zip(folder.peers(), simulate(run), strict=True):
         result = one.result()
