@@ -142,6 +142,9 @@ class Faults(Protocol):
     def ends(self, t: int) -> None:
         """Round ``t`` is over and written down."""
 
+    def goes_on(self) -> None:
+        """A wait for neighbours, or for a compute slot, is over."""
+
     def batch(self) -> None:
         """A batch has been learned from."""
 
@@ -151,6 +154,9 @@ class NoFaults:
         return
 
     def ends(self, t: int) -> None:
+        return
+
+    def goes_on(self) -> None:
         return
 
     def batch(self) -> None:

@@ -349,6 +349,7 @@ class Session:
         yield
         self._say("queued", self.status.t)
         await self._acquire()
+        self.faults.goes_on()
         self._say("training", self.status.t)
 
     async def _keep_status(self) -> None:

@@ -313,6 +313,9 @@ class Life:
     def ends(self, t: int) -> None:
         self.mesh.note(f"{self}: round {t} done, digest {cast(Digesting, self.session.algorithm).digest[:8]}")
 
+    def goes_on(self) -> None:
+        return
+
     def batch(self) -> None:
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from p2pfl import metrics
 from p2pfl.simulate import simulate
+from peers import faults
+from peers.faults import Injector
 
 DPSGD = {"name": "dpsgd", "batch": 16}
 MAPL = {"name": "mapl", "warmup": 2, "batch": 16, "lr": 0.01, "projector_hidden": 16}
@@ -137,6 +140,24 @@ def test_pauses_and_stragglers_change_nothing_but_the_time(
     assert sum(waited[2:4]) > 0.8  # for peer 1, which stood still
     training = [place.result().seconds["training"] for place in folder.peers()]
     assert training[3] > 3 * max(training[0], training[2])
+
+
+def test_a_straggler_does_not_stretch_its_waits(
+    make_run: Any, prepare: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    run = make_run(chaos={"straggler": {"peer": 1, "factor": 4}})
+    clock, slept = [0.0], list[float]()
+    injector = Injector(run, 1, prepare(tmp_path / "run", run).peer(1), lambda peers: None, logging.getLogger("t"))
+    monkeypatch.setattr(faults.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(faults.time, "sleep", slept.append)
+    injector.begins(0)
+    clock[0] += 2.0  # a batch
+    injector.batch()
+    clock[0] += 100.0  # a wait
+    injector.goes_on()
+    clock[0] += 1.0
+    injector.batch()
+    assert slept == [6.0, 3.0]
 
 
 def test_a_link_that_delays_breaks_and_is_narrow_changes_nothing(
