@@ -104,7 +104,7 @@ def overhear(root: Path, keyed: bool) -> Heard:
         write_new(root / "keys", {peer: new_pair() for peer in range(RUN["peers"])})
         tree["transport"]["keys"] = str(root / "keys")
     run = from_dict(tree)
-    folder = RunFolder.create(root / "run", run.peers)
+    folder = RunFolder.create(root / "run", range(run.peers))
     folder.write_about({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml())
     data = load_data(run)

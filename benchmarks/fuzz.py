@@ -334,7 +334,7 @@ def expected_of(run: Run, root: Path) -> RunFolder:
 
 
 def _prepared(run: Run, root: Path) -> RunFolder:
-    folder = RunFolder.create(root, run.peers)
+    folder = RunFolder.create(root, range(run.peers))
     folder.write_about({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml())
     return folder

@@ -73,7 +73,7 @@ def spawned(file: Path, run: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     from p2pfl.config import load
 
     loaded = load(file)
-    folder = RunFolder.create(run, loaded.peers)
+    folder = RunFolder.create(run, range(loaded.peers))
     folder.run_file.write_text(loaded.to_yaml())
     folder.write_about({"id": "0" * 16})
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
-import shlex
-import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import metadata
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pfl.errors import RunFolderError
+from p2pfl.origin import origin
 from p2pfl.runfolder import RunFolder, write_atomically
 
 if TYPE_CHECKING:
@@ -44,7 +40,7 @@ class Order:
 
         short = {"seed": self.seed, "rounds": self.rounds}
         given = [f"{key}={value}" for key, value in short.items() if value is not None]
-        run = config.load(self.file, [*self.sets, *given])
+        run = config.load(self.file, [*self.sets, *given], os.environ)
         load_data(run)
         return run
 
@@ -52,19 +48,8 @@ class Order:
         """A new run folder with run.yaml and run.json in it. Raises RunFolderError."""
         now = datetime.now().astimezone()
         root = self.run_dir or _free_folder(run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}")
-        folder = RunFolder.create(root, run.peers)
-        folder.write_about(
-            {
-                "id": secrets.token_hex(8),
-                "digest": run.digest(),
-                "started": now.isoformat(timespec="seconds"),
-                "command": shlex.join(["p2pfl", *sys.argv[1:]]),
-                "host": socket.gethostname(),
-                "cores": len(os.sched_getaffinity(0)),
-                "launcher_pid": os.getpid(),
-                "versions": _versions(),
-            }
-        )
+        folder = RunFolder.create(root, range(run.peers))
+        folder.write_about(origin(run, secrets.token_hex(8), now))
         # Last: a folder with a run.yaml in it is a run.
         write_atomically(folder.run_file, run.to_yaml().encode(), durable=True)
         return folder
@@ -82,13 +67,3 @@ def _free_folder(root: Path) -> Path:
         except OSError as error:
             raise RunFolderError(f"{candidate}: cannot be made: {error.strerror}") from error
     raise AssertionError("count() ends")
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("torch", "numpy", "pyzmq", "p2pfl-mesh"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found

@@ -19,6 +19,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -28,7 +29,8 @@ from pydantic import (
     field_validator,
 )
 
-from p2pfl import keys
+from p2pfl import addresses, keys
+from p2pfl.addresses import LAST_PORT, AddressBook
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.chaos import Chaos
@@ -62,6 +64,10 @@ def _named(value: Any) -> Any:
 
 def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
+
+
+def _with_text_keys(value: Any) -> Any:
+    return {str(key): below for key, below in value.items()} if isinstance(value, Mapping) else value
 
 
 def _run_name(value: str) -> str:
@@ -100,7 +106,13 @@ class Transport(Section):
     """How peers reach each other, and how long they wait."""
 
     host: str = "127.0.0.1"
-    """Address that peers bind; the port is chosen by the system."""
+    """Address that peers bind; 0.0.0.0 or "::" are all of the host's."""
+    port: Annotated[int, Field(ge=1, le=LAST_PORT)] | None = None
+    """Peer i binds port ``port`` + i; default: one that the system chooses."""
+    address: str | None = None
+    """Where peers are reached, if not where they bind, e.g. tcp://peer-{id}:{port}; see p2pfl/addresses.py."""
+    hosts: Annotated[dict[str, str], BeforeValidator(_with_text_keys)] = Field(default={})
+    """{peer or range of peers: host, or template of an address}, for these peers instead of ``address``."""
     keys: Annotated[Path, AfterValidator(_absolute)] | None = None
     """Folder with the keys that ``p2pfl keys new`` makes. With it, what peers say is encrypted, and they hear only
     neighbours, each known by its key. Needed as soon as ``host`` is heard beyond this host."""
@@ -125,6 +137,10 @@ class Transport(Section):
     @property
     def patience(self) -> Patience:
         return Patience(self.deadline, self.adaptive, self.quorum, self.give_up)
+
+    def book(self, peers: int) -> AddressBook:
+        """Where the ``peers`` of the run are reached."""
+        return addresses.book(peers, self.port, self.address, self.hosts)
 
 
 class Gpu(Section):
@@ -260,8 +276,18 @@ class Run:
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def load(path: Path, sets: Sequence[str] = ()) -> Run:
-    """Read, override, validate. ``sets`` are ``dotted.key=YAML value``. Raises RunFileError with all problems."""
+HERE = {"P2PFL_HOST": "host", "P2PFL_PORT": "port", "P2PFL_ADDRESS": "address", "P2PFL_KEYS": "keys"}
+"""Variables of the environment that say how it is on this host, and the keys of ``transport`` for which they stand.
+Besides, P2PFL_ADDRESS_7 is where peer 7 is reached."""
+
+
+def load(path: Path, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Run:
+    """Read, override, validate. Raises RunFileError with all problems.
+
+    Args:
+        sets: ``dotted.key=YAML value``.
+        environment: variables, of which those in ``HERE`` go before the file, and ``sets`` before them.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -269,6 +295,7 @@ def load(path: Path, sets: Sequence[str] = ()) -> Run:
         raise RunFileError([Problem(str(path), "", f"cannot be read: {reason}")]) from None
     source = _Source(str(path))
     tree = source.read(text)
+    source.adapt(tree, environment or {})
     for assignment in sets:
         source.override(tree, assignment)
     return _check(tree, source, path.parent)
@@ -345,6 +372,14 @@ class _Source:
                 self.places[(*path, str(index))] = f"{self.name}:{item.start_mark.line + 1}"
                 self._walk(item, (*path, str(index)))
 
+    def adapt(self, tree: dict[str, Any], environment: Mapping[str, str]) -> None:
+        for name, text in sorted(environment.items()):
+            peer = name.removeprefix("P2PFL_ADDRESS_")
+            if name in HERE:
+                self._put(tree, ("transport", HERE[name]), text, name)
+            elif peer != name:
+                self._put(tree, ("transport", "hosts", peer), text, name)
+
     def override(self, tree: dict[str, Any], assignment: str) -> None:
         where = f"--set {assignment}"
         dotted, equals, text = assignment.partition("=")
@@ -355,6 +390,9 @@ class _Source:
             value = yaml.load(text, Loader=_Loader)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise RunFileError([Problem(where, dotted, f"the value is not YAML: {text!r}")]) from None
+        self._put(tree, path, value, where)
+
+    def _put(self, tree: dict[str, Any], path: tuple[str, ...], value: Any, where: str) -> None:
         here: dict[str, Any] = tree
         for depth, part in enumerate(path[:-1], start=1):
             below = here.get(part)
@@ -366,7 +404,7 @@ class _Source:
                 if place := self.places.pop(path[:depth], None):
                     self.places[*path[:depth], "name"] = place
             if not isinstance(below, dict):
-                raise RunFileError([Problem(where, dotted, f"{part} is no section")])
+                raise RunFileError([Problem(where, ".".join(path), f"{part} is no section")])
             here = below
         here[path[-1]] = value
         for known in [known for known in self.places if known[: len(path)] == path]:
@@ -431,6 +469,9 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
         unfit = _unfit_models(file, ALGORITHMS[file.algorithm.name])
         problems.extend(source.problem(loc, text) for loc, text in unfit)
     problems.extend(source.problem(("transport", key), text) for key, text in _unsafe(file))
+    where = file.transport
+    wrong = addresses.problems(file.peers, where.port, where.address, where.hosts)
+    problems.extend(source.problem(("transport", *keys), text) for keys, text in wrong)
     topology = None
     if graph is not None:
         try:

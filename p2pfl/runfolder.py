@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -156,17 +156,18 @@ class RunFolder:
     root: Path
 
     @classmethod
-    def create(cls, root: Path, peers: int) -> RunFolder:
-        """Make the folder (new or empty) with a place for each peer. Raises RunFolderError if it is in use."""
+    def create(cls, root: Path, peers: Iterable[PeerId], *, again: bool = False) -> RunFolder:
+        """Make the folder, with a place for each of ``peers``. It must be new or empty, unless it is made ``again``.
+
+        Raises RunFolderError if it cannot be made or is in use.
+        """
         try:
             root.mkdir(parents=True, exist_ok=True)
-            if any(root.iterdir()):
+            if any(root.iterdir()) and not again:
                 raise RunFolderError(f"{root}: not empty; give a new or an empty folder")
             folder = cls(root.resolve())
-            for place in (folder.addresses, folder.slots, folder.root / "peers"):
-                place.mkdir()
-            for peer in range(peers):
-                folder.peer(peer).root.mkdir()
+            for place in (folder.addresses, folder.slots, *(folder.peer(peer).root for peer in peers)):
+                place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunFolderError(f"{root}: cannot be made: {error.strerror}") from error
         return folder

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -87,25 +88,38 @@ def deterministic(*, strictly: bool = True) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def peer_logger(me: PeerId, path: Path | None) -> logging.Logger:
+def peer_logger(me: PeerId, path: Path | None, echo: TextIO | None = None) -> logging.Logger:
     """A logger of its own for one peer: one line per event, with the time to the millisecond.
 
-    Raises Unwritable if the file cannot be opened. A line that cannot be written later is lost, and nothing else.
+    ``echo`` gets the same lines as the file. Raises Unwritable if the file cannot be opened. A line that cannot be
+    written later is lost, and nothing else.
     """
     logger = logging.Logger(f"peer {me}", logging.INFO)
+    form = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    handlers: list[logging.Handler] = []
     if path is not None:
         with writing(path):
-            handler = _LogFile(path, encoding="utf-8")
-        form = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
+            handlers.append(_LogFile(path, encoding="utf-8"))
+    if echo is not None:
+        handlers.append(_Echo(echo))
+    for handler in handlers:
         handler.setFormatter(form)
         logger.addHandler(handler)
     return logger
 
 
-class _LogFile(logging.FileHandler):
+class _Lossy(logging.Handler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exception(), OSError):
             super().handleError(record)
+
+
+class _LogFile(_Lossy, logging.FileHandler):
+    pass
+
+
+class _Echo(_Lossy, logging.StreamHandler):  # type: ignore[type-arg]
+    pass
 
 
 def close_logger(logger: logging.Logger) -> None:

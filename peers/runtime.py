@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import TextIO
 
 from setproctitle import setproctitle
 
@@ -37,17 +38,19 @@ def run_peer(
     run: Run | None = None,
     data: Data | None = None,
     last_words: Callable[[str], None] = lambda text: None,
+    echo: TextIO | None = None,
 ) -> int:
     """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped, 1 failed, or
     Unwritable's.
 
     ``run`` and ``data`` may be handed over by a process that has loaded them already. ``last_words`` is told what
-    went wrong, which is in the log and the status file too, if these can be written.
+    went wrong, which is in the log and the status file too, if these can be written. ``echo`` gets what the log gets;
+    then last words are only what could not be said there.
     """
     setproctitle(f"p2pfl peer {me} {folder.root}")
     place = folder.peer(me)
     try:
-        log = peer_logger(me, place.log)
+        log = peer_logger(me, place.log, echo)
     except Unwritable as error:
         last_words(str(error))
         return error.exit_code
@@ -65,7 +68,7 @@ def run_peer(
             place.clear_result()  # of an earlier process of this peer
             place.sweep()
             write_status(Status(me, os.getpid()))
-            run = run or load(folder.run_file)
+            run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))
     except Stopped:
@@ -78,7 +81,8 @@ def run_peer(
             log.error("%s", error)
         else:
             log.exception("peer %d failed", me)
-        last_words(in_words(error))
+        if echo is None:
+            last_words(in_words(error))
         if place.result() is None:  # it failed before its session began, or could not write it
             write_status(Status(me, os.getpid(), "failed", error=in_words(error)))
         return error.exit_code if isinstance(error, Unwritable) else 1
@@ -119,12 +123,13 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         leaving: Leaving = "stopped"  # whatever happens: it is started again, and nobody should notice
         try:
             log.info(
-                "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s | process %d",
+                "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s%s | process %d",
                 *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
-                *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.address, os.getpid()),
+                *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.bound),
+                *(f", for others {link.address}" if link.address != link.bound else "", os.getpid()),
             )
             if keys is None and not is_loopback(transport.host):
-                log.warning("insecure: whoever reaches %s can hear, change and forge what peers say", link.address)
+                log.warning("insecure: whoever reaches %s can hear, change and forge what peers say", link.bound)
             result = await session.run()
             leaving = "finished"
             log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])

@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from p2pfl.addresses import AddressBook, is_ipv6, join, split
 from p2pfl.config import Transport
 from p2pfl.errors import RunFolderError
 from p2pfl.keys import Keys
@@ -29,6 +30,7 @@ from p2pfl.runfolder import PeerId, write_atomically
 from p2pfl.wire import Buffer
 from peers.door import DOMAIN, HANDSHAKE, Allowed, Bouncer
 from peers.refusals import Refusals
+from peers.resolver import Resolver
 
 HEARTBEAT = 5.0
 SILENCE = 30.0
@@ -69,6 +71,8 @@ not speak as we do, or did not prove to have the neighbour's key; the Dealer tri
 class Router(Protocol):
     """Hears all neighbours. What each of them says comes in order."""
 
+    bound: str
+    """Where it listens."""
     address: str
     """Where neighbours may connect."""
 
@@ -126,10 +130,11 @@ class World(Protocol):
         """This peer no longer listens there."""
 
     def address_of(self, peer: PeerId) -> str | None:
-        """Where a peer has published that it listens."""
+        """Where a peer listens, by the run file or by what it has published; None if neither says it now. It may
+        change; asked for as long as there is no connection."""
 
     def published(self) -> int:
-        """A number that changes whenever somebody publishes; 0 while it cannot be told whether somebody has."""
+        """A number that changes whenever an address may have; 0 while it cannot be told."""
 
     def start(self, io: Turns) -> None:
         """Drive the I/O loop from now on."""
@@ -154,6 +159,7 @@ class Sockets:
     Args:
         me: this peer.
         addresses: folder in which each peer writes where it listens.
+        book: where peers listen of which that is known beforehand.
         transport: the run file's section.
         neighbors: who may come in.
         largest: bytes of the largest message that a neighbour may have to send.
@@ -165,6 +171,7 @@ class Sockets:
         self,
         me: PeerId,
         addresses: Path,
+        book: AddressBook,
         transport: Transport,
         neighbors: tuple[PeerId, ...],
         largest: int,
@@ -173,11 +180,15 @@ class Sockets:
     ) -> None:
         self.me = me
         self.addresses = addresses
+        self.book = book
         self.transport = transport
         self.neighbors = neighbors
         self.keys = keys
         self.largest = largest
         self.refusals = Refusals(log, self.now)
+        self._resolver = Resolver(self.now, log)
+        self._moving = any(book.address_of(one) is not None for one in neighbors)
+        """Neighbours may change their address without publishing anything."""
         self._changed = 0
         self._changed_at = 0.0
 
@@ -200,7 +211,7 @@ class Sockets:
             self._router = ZmqRouter(self)
         except zmq.ZMQError as error:
             self.context.destroy(linger=0)
-            raise RunFolderError(f"transport.host {self.transport.host!r} cannot be bound: {error}") from None
+            raise RunFolderError(f"{_wanted(self)} cannot be bound: {error}") from None
         return self._router
 
     def dealer(self, to: PeerId) -> Dealer:
@@ -212,17 +223,26 @@ class Sockets:
         write_atomically(self._file(self.me), address.encode())
 
     def withdraw(self, address: str) -> None:
-        if self.address_of(self.me) == address:  # else another process of this peer has taken over already
+        if self._read(self.me) == address:  # else another process of this peer has taken over already
             with suppress(OSError):
                 self._file(self.me).unlink()
 
     def address_of(self, peer: PeerId) -> str | None:
+        address = self.book.address_of(peer) or self._read(peer)
+        try:
+            return None if address is None else self._resolver.numeric(address)
+        except ValueError:
+            return None  # a damaged file: its peer will write it again
+
+    def _read(self, peer: PeerId) -> str | None:
         try:
             return self._file(peer).read_text()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return None  # not up yet, just closed, or the whole folder is gone
 
     def published(self) -> int:
+        if self._moving:
+            return 0
         try:
             changed = self.addresses.stat().st_mtime_ns
         except OSError:
@@ -326,8 +346,10 @@ class ZmqRouter(_Socket):
         self.bouncer = Bouncer(self.socket, most, under_way, bool(world.keys), world.now)
         self._routes: dict[bytes, bytes] = {}
         """By the sender's identity, that of its last connection."""
-        self.socket.bind(f"tcp://{world.transport.host}:*")
-        self.address = self.socket.get_string(zmq.LAST_ENDPOINT)
+        self.socket.set(zmq.IPV6, is_ipv6(world.transport.host))
+        self.socket.bind(_wanted(world))
+        self.bound = self.socket.get_string(zmq.LAST_ENDPOINT)
+        self.address = world.book.advertised(world.me, self.bound)
         self.watch(True)
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
@@ -409,6 +431,7 @@ class ZmqDealer(_Socket):
 
     def connect(self, address: str) -> None:
         self._address = address
+        self.socket.set(zmq.IPV6, is_ipv6(split(address)[0]))
         self.socket.connect(address)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
@@ -461,6 +484,12 @@ class ZmqDealer(_Socket):
         self.socket.disable_monitor()
         self.monitor.close(0)
         super().close()
+
+
+def _wanted(world: Sockets) -> str:
+    """What to bind."""
+    port = world.book.bound_port(world.me)
+    return join(world.transport.host, "*" if port is None else port)
 
 
 assert (INPUT, ROOM) == (zmq.POLLIN, zmq.POLLOUT)

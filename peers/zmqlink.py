@@ -157,8 +157,10 @@ class _Edge:
     """The neighbour has asked us to wait."""
     must_greet: bool = False
     """HELLO is due on this connection."""
-    known: bool = False
-    """WELCOME has come from this address, at some time."""
+    known_at: str = ""
+    """The address from which WELCOME has come last."""
+    turned_away: bool = False
+    """Somebody else was met there since."""
     suspected: str = ""
     """An address whose listener has not proved to have the neighbour's key; the log says so once."""
     close_sent: float | None = None
@@ -213,11 +215,12 @@ class ZmqLink:
         self.transport = transport
         self.digest = digest
         self.log = log
-        self.address = ""
+        self.bound = self.address = ""
         controls = (Hello("", 0, 0, 0), Durable(0), Hold(True), Close())
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         largest = self._vocabulary.largest(transport.max_message)
-        self.world = world or Sockets(self.me, addresses, transport, endpoint.neighbors, largest, log, keys)
+        book = transport.book(endpoint.topology.peers)
+        self.world = world or Sockets(self.me, addresses, book, transport, endpoint.neighbors, largest, log, keys)
         self.most_held = max(HELD, transport.queue) * largest
         """Bytes of one neighbour that may wait to be taken."""
         self._stood_still = 0.0
@@ -266,7 +269,7 @@ class ZmqLink:
         self._expected = dict(self.endpoint.heard)
         self._durable = self.endpoint.durable
         self._router = self.world.listen()
-        self.address = self._router.address
+        self.bound, self.address = self._router.bound, self._router.address
         self.world.publish(self.address)
         self._started = self.now()
         self.world.start(self._io())
@@ -414,7 +417,7 @@ class ZmqLink:
         """New sockets for a neighbour that listens elsewhere now; nothing that comes late can be mistaken."""
         edge.dealer.close()
         edge.dealer, edge.polled = self.world.dealer(edge.to), 0
-        edge.address, edge.known, edge.must_greet = address, False, False
+        edge.address, edge.must_greet = address, False
         edge.attempt += 1
 
     def _patience(self) -> float:
@@ -461,7 +464,8 @@ class ZmqLink:
             address = self.world.address_of(edge.to)
             if address is None or edge.to in self._cut_off:
                 continue
-            if edge.address and edge.lost_at is None and now - edge.connected_at < STALE:
+            unanswered = edge.turned_away or (edge.address and edge.lost_at is None)
+            if unanswered and now - edge.connected_at < STALE:
                 self._seen_addresses = 0  # it has not had the time to answer: look again later
                 continue
             if address != edge.address:
@@ -538,7 +542,8 @@ class ZmqLink:
             if isinstance(body, Welcome):
                 if seq != edge.attempt:
                     continue  # to a connection that is no more
-                edge.up, edge.known, edge.lost_at = True, True, None
+                edge.up, edge.lost_at = True, None
+                edge.known_at, edge.turned_away = edge.address, False
                 if edge.given_up:
                     edge.given_up = False
                     self.log.info("peer %d is back", edge.to)
@@ -552,10 +557,13 @@ class ZmqLink:
                 edge.closed = True
 
     def _turned_away(self, edge: _Edge, why: str) -> None:
-        if edge.known:
-            # The neighbour that we knew is gone, and somebody else has got its port.
-            self.log.warning("peer %d is no longer at %s: %s", edge.to, edge.address, why)
-            self._renew(edge, edge.address)
+        if edge.known_at == edge.address:
+            # The neighbour that we knew is gone, and somebody else has got its port, until it comes back.
+            if not edge.turned_away:
+                self.log.warning("peer %d is no longer at %s: %s", edge.to, edge.address, why)
+            edge.turned_away = True
+            self._renew(edge, "")
+            self._seen_addresses = 0
         else:
             refusal = f"peer {edge.to} at {edge.address} refuses peer {self.me}: {why}"
             self.log.error("%s", refusal)

@@ -78,7 +78,7 @@ def prepare() -> Callable[..., RunFolder]:
     """``prepare(path, run)``: a run folder as `p2pfl launch` would make it."""
 
     def make(root: Path, run: Run, run_id: str = RUN_ID) -> RunFolder:
-        folder = RunFolder.create(root, run.peers)
+        folder = RunFolder.create(root, range(run.peers))
         folder.write_about({"id": run_id})
         folder.run_file.write_text(run.to_yaml())
         return folder
@@ -185,11 +185,18 @@ class Warm:
         self.process.kill()
         self.process.wait()
 
-    def close(self) -> None:
-        """Kill peers that a failed test has left, and let the warm process end by itself."""
-        for pid in self.running.values():
+    def clear(self) -> None:
+        """Kill peers that a failed test has left, so that no other test meets them."""
+        left = dict(self.running)
+        for pid in left.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            self.wait(left)
+
+    def close(self) -> None:
+        """Let the warm process end by itself."""
+        self.clear()
         self._stdin.close()
         code = self.process.wait(PATIENCE)
         self._stdout.close()
@@ -204,11 +211,17 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def warm() -> Iterator[Warm]:
-    """One warm process for all tests."""
+def _warm() -> Iterator[Warm]:
     warm = Warm()
     yield warm
     warm.close()
+
+
+@pytest.fixture
+def warm(_warm: Warm) -> Iterator[Warm]:
+    """One warm process for all tests."""
+    yield _warm
+    _warm.clear()
 
 
 @pytest.fixture(scope="module")

@@ -116,7 +116,7 @@ def forget() -> None:
 def _play(tree: dict[str, Any]) -> Played:
     run = from_dict(tree)
     place = tempfile.TemporaryDirectory(prefix="p2pfl-claim-")
-    folder = RunFolder.create(Path(place.name) / "run", run.peers)
+    folder = RunFolder.create(Path(place.name) / "run", range(run.peers))
     folder.write_about({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
     results = simulate(run, folder)

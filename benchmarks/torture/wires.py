@@ -228,7 +228,7 @@ class SimulatedRouter:
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self.network, self.life = world.network, world.life
-        self.address = self.network.port()
+        self.bound = self.address = self.network.port()
         self.open = True
         self.watched = True
         self.inbox: deque[tuple[Connection, list[bytes]]] = deque()

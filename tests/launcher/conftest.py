@@ -45,7 +45,7 @@ def make_folder(tmp_path: Path) -> MakeFolder:
     def make(
         name: str = "toy", peers: int = 2, *, results: dict[int, dict[str, object] | None] | None = None
     ) -> RunFolder:
-        folder = RunFolder.create(tmp_path / name, peers)
+        folder = RunFolder.create(tmp_path / name, range(peers))
         folder.run_file.write_text(yaml.safe_dump({**RUN_FILE, "peers": peers}))
         about = {"id": "0" * 16, "started": "2026-11-21T09:30:00+00:00", "launcher_pid": 2**22 + 1}
         folder.write_about({**about, "command": "p2pfl launch toy.yaml"})

@@ -195,6 +195,7 @@ def test_the_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
 
 WALL_CLOCK = {
     ("launcher/prepare.py", "datetime.now"): "when the run was started, for people: in its name and in run.json",
+    ("p2pfl/origin.py", "datetime.now"): "when the run was started, for people: in run.json",
     ("p2pfl/data/datasets.py", "st_mtime_ns"): "whether a file is the one that was decoded: equal or not",
     ("peers/sockets.py", "st_mtime_ns"): "whether an address has changed: equal or not",
 }

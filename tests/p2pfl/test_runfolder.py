@@ -32,7 +32,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    folder = RunFolder.create(tmp_path / "run", 2)
+    folder = RunFolder.create(tmp_path / "run", range(2))
     folder.run_file.write_text("name: toy\n")
     return folder
 

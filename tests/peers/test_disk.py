@@ -35,16 +35,19 @@ def same_as_calm(folder: Any, run: Any) -> None:
         assert [record["t"] for record in metrics.read(place.metrics)] == list(range(run.rounds))
 
 
-@pytest.mark.parametrize(("room", "file"), [(0, ""), (3000, "metrics.jsonl"), (30_000, "checkpoint.pt")])
+@pytest.mark.parametrize(
+    ("room", "file", "every"), [(0, "", 3), (3000, "metrics.jsonl", 20), (30_000, "checkpoint.pt", 3)]
+)
 def test_a_peer_that_cannot_write_ends_and_goes_on_later_as_if_nothing_had_happened(
-    room: int, file: str, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+    room: int, file: str, every: int, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    """From its third round on the kernel lets it write nothing beyond so many bytes into any file."""
-    run = make_run(rounds=20, checkpoint_every=3, graph="ring", chaos=SLOW, transport=FIRM)
+    """From its first wait on the kernel lets it write nothing beyond so many bytes into any file."""
+    run = make_run(rounds=20, checkpoint_every=every, graph="ring", transport=FIRM)
     folder = prepare(tmp_path / "run", run)
-    pids = warm.start(folder)
-    until(lambda: rounds_done(folder, 2) >= 3)
+    pids = warm.start(folder, [0, 2, 3])
+    until(lambda: (status := folder.peer(2).status()) and status.waiting_for == [1])
     resource.prlimit(pids[2], resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+    pids.update(warm.start(folder, [1]))
     assert warm.wait({2: pids[2]}) == {2: Unwritable.exit_code}
     place = folder.peer(2)
     if room:  # otherwise there is none for last words either

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
@@ -87,20 +88,27 @@ async def test_a_neighbor_that_is_far_ahead_waits_and_nothing_is_lost(
     mesh = encrypted if keyed else sockets
     zero, one = await up(mesh, PAIR, 0, 50_000, queue=4), await up(mesh, PAIR, 1, queue=4)
 
-    async def run_ahead() -> None:
-        for t in range(200):
+    has_stopped = False
+
+    async def run_ahead() -> int:
+        """Goes on until it has been stopped, and 200 rounds at least. Returns how many."""
+        for t in count():
+            if t >= 200 and has_stopped:
+                return t
             one.begin(t)
             await one.send([0], block(t), t)
+        raise AssertionError("count() ends")
 
     ahead = asyncio.create_task(run_ahead())
     await eventually(lambda: "peer 1 is far ahead: asked to wait" in caplog.text)
     await eventually(lambda: one.link.full(0))  # it has come to a stop
-    most = 0
-    for t in range(200):
+    has_stopped = True
+    most = t = 0
+    while not ahead.done() or t < ahead.result():
         zero.begin(t)
         most = max(most, zero.mailbox.held[1])
         assert torch.equal((await zero.take("Block", [1], t))[1].body.x, block(t).x)
-    await ahead
+        t += 1
     assert most <= 50_000 + 2 * 4 * 5_000  # besides what was being handed over
     assert zero.missing == {}
     assert zero.refused == one.refused == {}

@@ -392,6 +392,21 @@ def test_the_command_line(make_run: Any, prepare: Any, tmp_path: Path, arguments
     assert "Traceback" not in result.output
 
 
+def test_a_peer_started_by_hand_says_on_the_terminal_what_it_says_in_its_log(
+    make_run: Any, prepare: Any, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from peers.__main__ import main
+
+    folder = prepare(tmp_path / "run", make_run(peers=1, algorithm=LOCAL, data={"partition": "iid"}))
+    outcome = CliRunner().invoke(main, ["--run", str(folder.root), "--me", "0"])
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.stdout == log_of(folder, 0)
+    assert "finished | accuracy" in outcome.stdout
+    assert outcome.stderr == ""
+
+
 def test_a_peer_started_by_hand_says_on_the_terminal_why_it_failed(
     make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -402,7 +417,7 @@ def test_a_peer_started_by_hand_says_on_the_terminal_why_it_failed(
 
     folder = prepare(tmp_path / "run", make_run(peers=2))
 
-    def run_peer(folder: Any, me: int, *, last_words: Any) -> int:
+    def run_peer(folder: Any, me: int, run: Any, *, last_words: Any, echo: Any) -> int:
         last_words(f"{folder.peer(me).metrics}: no room")
         return 73
 

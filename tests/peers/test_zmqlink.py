@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +27,7 @@ from p2pfl.errors import HandshakeError, NetError, RunFolderError
 from p2pfl.net import SEQUENCES
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout, Vocabulary
-from peers import zmqlink
+from peers import resolver, zmqlink
 from peers.runtime import allow_many_sockets
 from peers.zmqlink import Close, Closed, Durable, Hello, Refused, Welcome, ZmqLink, _Edge
 
@@ -80,9 +81,9 @@ class RawPeer:
         self.context = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
         self.dealer = self.context.socket(zmq.DEALER)
-        for socket in (self.router, self.dealer):
-            socket.set(zmq.RCVTIMEO, 20_000)
-            socket.set(zmq.LINGER, 0)
+        for end in (self.router, self.dealer):
+            end.set(zmq.RCVTIMEO, 20_000)
+            end.set(zmq.LINGER, 0)
         self.router.bind("tcp://127.0.0.1:*")
         self.address = self.router.get_string(zmq.LAST_ENDPOINT)
         (addresses / f"{me:02d}").write_text(self.address)
@@ -243,9 +244,30 @@ async def test_the_address_is_removed_at_the_end(sockets: Any, alone: Any, tmp_p
 
 async def test_an_address_that_cannot_be_bound(sockets: Any) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    with pytest.raises(RunFolderError, match=r"transport\.host '203\.0\.113\.1' cannot be bound"):
+    with pytest.raises(RunFolderError, match=r"tcp://203\.0\.113\.1:\* cannot be bound"):
         await sockets.link(endpoint, host="203.0.113.1").start()
     sockets.links.clear()
+
+
+async def test_addresses_may_be_names_and_names_may_have_several_numbers(
+    sockets: Any, monkeypatch: Any, eventually: Any
+) -> None:
+    monkeypatch.setattr(resolver, "EACH", 0.3)
+    monkeypatch.setattr(zmqlink, "STALE", 0.1)
+    monkeypatch.setattr(resolver, "look_up_host", lambda host, port: {"alpha": ["192.0.2.1", "127.0.0.1"]}[host])
+    here, there = await sockets.open(PAIR, LAYOUTS, address="tcp://alpha:{port}")
+    assert here.link.address == here.link.bound.replace("127.0.0.1", "alpha")
+    heard = await asyncio.gather(*(endpoint.begin(0).exchange(Word("by name")) for endpoint in (here, there)))
+    assert heard == [{1: Word("by name")}, {0: Word("by name")}]
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_addresses_may_be_those_of_ipv6(encrypted: Any, host: str) -> None:
+    here, there = await encrypted.open(PAIR, LAYOUTS, host=host)
+    assert here.link.address.startswith("tcp://[::1]:")
+    heard = await asyncio.gather(*(endpoint.begin(0).exchange(Word("six")) for endpoint in (here, there)))
+    assert heard == [{1: Word("six")}, {0: Word("six")}]
 
 
 # ---- greeting
@@ -514,6 +536,40 @@ async def test_who_gets_the_port_of_a_neighbor_that_died_does_no_harm(
     finally:
         other.destroy(linger=0)
     assert "peer 1 is no longer at" in caplog.text
+    assert endpoint.failure is None
+
+
+async def test_a_neighbor_is_found_again_where_somebody_else_was_meanwhile(
+    sockets: Any, raw: Any, caplog: Any
+) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint).start()
+    neighbor = raw(1)
+    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    await neighbor.welcome()
+    context, address = zmq.Context(), neighbor.address
+    neighbor.close()
+    try:
+        for attempt in range(3):  # two strangers, and the neighbour
+            router = context.socket(zmq.ROUTER)
+            router.set(zmq.RCVTIMEO, 60_000)
+            router.set(zmq.LINGER, 1000)
+            while True:
+                with contextlib.suppress(zmq.ZMQError):
+                    router.bind(address)
+                    break
+            identity, *frames = await asyncio.to_thread(router.recv_multipart)
+            seq = wire.decode(frames, RUN_ID, endpoint.link._vocabulary).seq
+            answer = wire.encode(Refused("wrong run")) if attempt < 2 else wire.encode(Welcome(0))
+            router.send_multipart([identity, *answer.to(RUN_ID, 0, 1, seq)])
+            if attempt < 2:
+                router.close()  # lingers until the answer has gone
+        while not endpoint.link._edges[1].up:
+            await asyncio.sleep(0.01)
+    finally:
+        waiting.cancel()
+        context.destroy(linger=0)
+    assert caplog.text.count("peer 1 is no longer at") == 1
     assert endpoint.failure is None
 
 

@@ -1,0 +1,128 @@
+"""Peers without a launcher: folders of their own, nothing in common but the run file."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from p2pfl.errors import RunFolderError
+from p2pfl.runfolder import RunFolder
+from p2pfl.simulate import simulate
+from peers import runtime
+from peers.__main__ import main
+from peers.own import own_folder
+
+
+@pytest.fixture
+def write(make_run: Any, tmp_path: Path) -> Any:
+    def write(**changes: Any) -> Path:
+        file = tmp_path / "mesh.yaml"
+        file.write_text(make_run(**changes).to_yaml())
+        return file
+
+    return write
+
+
+def free_network() -> tuple[str, int]:
+    """Loopback addresses that nobody else uses, as if each peer had a host of its own, and a port."""
+    network = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
+    with socket.create_server((f"{network}.1", 0)) as server:
+        return network, min(server.getsockname()[1], 60_000)
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "mapl"])
+def test_peers_that_share_nothing_but_the_run_file_end_with_the_bits_of_simulate(
+    name: str, write: Any, make_run: Any, warm: Any, tmp_path: Path, monkeypatch: Any, until: Any
+) -> None:
+    network, port = free_network()
+    there = {"port": port, "address": f"tcp://{network}.{{id}}:{{port}}"}
+    run = make_run(rounds=4, algorithm={"name": name, "batch": 16}, transport=there)
+    file = write(rounds=4, algorithm={"name": name, "batch": 16}, transport=there)
+    folders: dict[int, RunFolder] = {}
+    pids: dict[int, int] = {}
+    for me in (2, 0, 3, 1):  # each waits for those that are not there yet
+        monkeypatch.setenv("P2PFL_HOST", f"{network}.{me}")
+        folders[me], _ = own_folder(file, tmp_path / f"host{me}" / "run", me)
+        pids |= warm.start(folders[me], [me])
+        until(lambda me=me: (status := folders[me].peer(me).status()) and status.phase != "starting")
+    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
+    for me, calm in enumerate(simulate(run)):
+        result = folders[me].peer(me).result()
+        assert (result.digest, result.out, result.inn) == (calm.digest, calm.out, calm.inn)
+        assert [place.peer for place in folders[me].peers()] == [me]
+        assert not list(folders[me].addresses.iterdir())
+        listening = f"listens at tcp://{network}.{me}:{port + me} |"
+        assert listening in folders[me].peer(me).log.read_text()
+
+
+def test_a_folder_is_made_once_and_gone_on_with(write: Any, tmp_path: Path) -> None:
+    file, root = write(rounds=4), tmp_path / "run"
+    folder, run = own_folder(file, root, 2)
+    about = folder.about
+    folder.peer(2).log.write_text("what it has done\n")
+    assert about["id"] == own_folder(file, tmp_path / "other", 0)[0].about["id"]
+    assert (about["digest"], folder.run_file.read_text()) == (run.digest(), run.to_yaml())
+
+    file = write(rounds=4, transport={"give_up": 7}, slots=1)  # how it gets there may change
+    again, _ = own_folder(file, root, 2)
+    assert again.about == about
+    assert "give_up: 7" in again.run_file.read_text()
+    assert again.peer(2).log.read_text() == "what it has done\n"
+
+
+def test_a_folder_that_was_only_begun_is_finished(write: Any, tmp_path: Path) -> None:
+    file, root = write(), tmp_path / "run"
+    RunFolder.create(root, [1])
+    folder, _ = own_folder(file, root, 1)
+    assert RunFolder.open(root).about == folder.about
+
+
+def test_the_folder_of_another_run_is_left_alone(write: Any, tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    own_folder(write(rounds=4), root, 0)
+    before = (root / "run.yaml").read_text()
+    file = write(rounds=5, seed=99)
+    with pytest.raises(RunFolderError, match=r"run: holds another run than .*mesh.yaml: seed, rounds differ; give"):
+        own_folder(file, root, 0)
+    with pytest.raises(RunFolderError, match=r"run: holds run [0-9a-f]{16}, not 0123456789abcdef; give another"):
+        own_folder(write(rounds=4), root, 0, "0123456789abcdef")
+    assert (root / "run.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--me", "4"], "no peer 4; the 4 peers are 0 to 3"),
+        (["--run-id", "mine"], "run id 'mine' should be 16 hex digits"),
+        (["--file", "{tmp}/nothing.yaml"], "nothing.yaml: cannot be read: No such file"),
+        (["--run", "{tmp}/mesh.yaml/run"], "run: cannot be made: Not a directory"),
+    ],
+)
+def test_what_is_wrong_is_named(write: Any, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    given = ["--file", str(write()), "--run", str(tmp_path / "run"), "--me", "1", *arguments]
+    outcome = CliRunner().invoke(main, [argument.format(tmp=tmp_path) for argument in given])
+    assert outcome.exit_code == 1
+    assert expected in outcome.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_of_it_may_come_from_the_environment(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    ran: list[tuple[Path, int, str, int | None]] = []
+
+    def run_peer(folder: RunFolder, me: int, run: Any, **_: Any) -> int:
+        ran.append((folder.root, me, folder.about["id"], run.file.transport.port))
+        return 0
+
+    monkeypatch.setattr(runtime, "run_peer", run_peer)
+    given = {"RUN": tmp_path / "run", "ME": 3, "FILE": write(), "RUN_ID": "0123456789abcdef", "PORT": 5700}
+    environment = {f"P2PFL_{name}": str(value) for name, value in given.items()}
+    monkeypatch.setattr(os, "environ", {**os.environ, **environment})
+    outcome = CliRunner().invoke(main, [])
+    assert outcome.exit_code == 0, outcome.output
+    assert ran == [(tmp_path / "run", 3, "0123456789abcdef", 5700)]
