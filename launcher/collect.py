@@ -66,7 +66,7 @@ class Candidate:
         return last.rounds_done if last else 0
 
     def __str__(self) -> str:
-        return f"{self.origin.source} ({self.rounds_done} rounds)"
+        return f"{self.origin.source} (rounds done: {self.rounds_done})"
 
 
 def collect(into: Path, sources: Sequence[str], say: Callable[[str], None], checkpoints: bool = False) -> Collected:
@@ -104,7 +104,6 @@ def _fetch(
     root: Path, sources: Sequence[Source], checkpoints: bool, unread: dict[str, str], say: Callable[[str], None]
 ) -> Iterator[Fetched]:
     """Everything that can be had, each place's in a folder of its own; what cannot goes to ``unread``."""
-
     places: dict[str, Place] = {}
     for source in sources:
         try:
@@ -126,7 +125,8 @@ def _fetch(
             continue
         for one in found:
             peers = [place.peer for place in one.folder.peers()]
-            say(f"{one.place}: " + (f"peers {text.ids(peers, most=len(peers))}" if peers else "no peer's folder yet"))
+            noun = "peer" if len(peers) == 1 else "peers"
+            say(f"{one.place}: {noun} {text.ids(peers, most=len(peers)) or 'none yet'}")
             yield one
 
 
@@ -218,7 +218,8 @@ def _folder(root: Path, found: Sequence[Fetched], sources: list[str]) -> RunFold
     """The collection with a place for every peer, and run.json and run.yaml as they are in all of ``found``."""
     folder = RunFolder(root)
     about = {key: value for key, value in found[0].about.items() if key not in OF_A_HOST}
-    about["started"] = min((one.about["started"] for one in found), key=datetime.fromisoformat)
+    started = (one.about["started"] for one in found)
+    about["started"] = min(started, key=lambda time: datetime.fromisoformat(time).timestamp())
     now = _now()
     folder.write_about({**about, "collected": {"at": now, "sources": sources}})
     for peer in range(settings(found[-1].folder)["peers"]):

@@ -135,7 +135,7 @@ def test_a_folder_of_run_folders_is_as_good_as_all_of_them(tmp_path, host, into)
     (tmp_path / "volumes" / "something else").mkdir()
     folder, said = gather(into, tmp_path / "volumes")
     assert of(folder) == {peer: f"peer-{peer}" for peer in range(4)}
-    assert said[3] == f"{tmp_path}/volumes/run-3/_data: peers 3"
+    assert said[3] == f"{tmp_path}/volumes/run-3/_data: peer 3"
     # The collection may lie among them.
     again, said = gather(tmp_path / "volumes" / "all", tmp_path / "volumes")
     again, said = gather(tmp_path / "volumes" / "all", tmp_path / "volumes")
@@ -234,12 +234,12 @@ def test_a_result_that_a_restarted_peer_has_taken_back_goes(host, into):
     one.peer(0).write_status(Status(0, 1, "training", 2, 2))
     folder, said = gather(into, one.root)
     assert folder.peer(0).result() is None
-    assert said == [f"{one.root}: peers 0"]
+    assert said == [f"{one.root}: peer 0"]
 
 
 def test_of_two_folders_of_a_peer_the_one_that_got_further_is_taken(host, into):
     slow, fast = host("slow", 0, 1, rounds=1), host("fast", 1, 2)
-    line = f"peer 1: from {fast.root} (3 rounds), not from {slow.root} (1 rounds)"
+    line = f"peer 1: from {fast.root} (rounds done: 3), not from {slow.root} (rounds done: 1)"
     for order in ((slow, fast), (fast, slow)):
         folder, said = gather(into, *(one.root for one in order))
         assert of(folder) == {0: "slow", 1: "fast", 2: "fast"}
@@ -251,7 +251,7 @@ def test_what_was_collected_before_counts_too(host, into):
     gather(into, fast.root)
     folder, said = gather(into, slow.root)
     assert of(folder) == {0: "fast"}
-    assert said[-1] == f"peer 0: from {fast.root} (3 rounds), not from {slow.root} (1 rounds)"
+    assert said[-1] == f"peer 0: from {fast.root} (rounds done: 3), not from {slow.root} (rounds done: 1)"
     # Of equals the one that is given.
     assert of(gather(into, level.root)[0]) == {0: "level"}
     # From the same place the newer one, whatever it says: it may be computing rounds again after a crash.
@@ -460,7 +460,7 @@ def test_a_host_may_have_several_run_folders(host, into, programs):
     host("one", 0), host("two", 1, 2)
     programs("ssh", SSH)
     folder, lines = gather(into, "alpha:hosts")
-    assert lines == ["alpha:hosts/one: peers 0", "alpha:hosts/two: peers 1-2"]
+    assert lines == ["alpha:hosts/one: peer 0", "alpha:hosts/two: peers 1-2"]
     assert folder.peer(2).origin().source == "alpha:hosts/two"
     assert of(gather(into)[0]) == of(folder)
 
@@ -612,7 +612,7 @@ def test_a_container_is_a_source(engine, into):
     engine("mesh-1", 1, at="/elsewhere")
     folder, lines = gather(into, "container:mesh-0", "container:mesh-1:/elsewhere")
     assert of(folder) == {0: "mesh-0", 1: "mesh-1"}
-    assert lines[:2] == ["container:mesh-0: peers 0", "container:mesh-1:/elsewhere: peers 1"]
+    assert lines[:2] == ["container:mesh-0: peer 0", "container:mesh-1:/elsewhere: peer 1"]
     assert not folder.peer(0).checkpoint.exists()
 
 
