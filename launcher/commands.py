@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from launcher.local import Restart
     from launcher.logs import Entry
+    from launcher.runs import RunLine
     from launcher.summary import Summary
     from p2pfl.runfolder import RunFolder
 
@@ -184,7 +185,7 @@ def list_runs(where: Path, as_json: bool) -> None:
     rows = [
         [
             line.run,
-            f"running ({line.alive} of {line.peers} peers)" if line.alive else line.state,
+            _state(line),
             f"{line.rounds_done}/{line.rounds}",
             percent(line.accuracy),
             line.started,
@@ -192,6 +193,12 @@ def list_runs(where: Path, as_json: bool) -> None:
         for line in lines
     ]
     _table(["run", "state", "rounds", "acc %", "started"], rows)
+
+
+def _state(line: RunLine) -> str:
+    if line.alive:
+        return f"running ({line.alive} of {line.peers} peers)"
+    return f"{line.state} (collected {line.collected[:16]})" if line.collected else line.state
 
 
 @commands.command()
@@ -215,7 +222,9 @@ def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, lines: i
     several = len(files) > 1
     for entry in last(read_all(files, matches), lines):
         _show_entry(entry, several)
-    if follow:
+    if follow and "collected" in folder.about:
+        click.echo(f"that is all that was collected; for what has been said since: p2pfl collect {run}", err=True)
+    elif follow:
         for entry in follow_logs(folder, files, matches):
             _show_entry(entry, several)
 
@@ -306,6 +315,43 @@ def stop(run: Path, kill: bool) -> None:
     for one in stops:
         click.echo(f"peer {one.peer}: {one.ended or 'still running; p2pfl stop --kill ends it at once'}")
     sys.exit(1 if any(one.ended is None for one in stops) else 0)
+
+
+@commands.command()
+@click.argument("into", type=click.Path(path_type=Path))
+@click.argument("sources", metavar="[SOURCE]...", nargs=-1)
+@click.option(
+    "--compose",
+    is_flag=False,
+    flag_value=".",
+    metavar="[FILE]",
+    help="All peers' containers of a compose project: of FILE, or of the one in this folder.",
+)
+@click.option("--checkpoints", is_flag=True, help="Take these too; they are large.")
+@JSON
+def collect(into: Path, sources: tuple[str, ...], compose: str | None, checkpoints: bool, as_json: bool) -> None:
+    """Gather what peers elsewhere have written into one run folder, INTO, and sum up.
+
+    A SOURCE is a run folder or a folder of such, HOST:FOLDER (over ssh), or container:NAME. INTO is new, or has been
+    collected before and is brought up to date; without a SOURCE from those of the last time. The run may go on
+    meanwhile. Exits with 1 if something could not be read.
+    """
+    from launcher.collect import collect as gather
+    from launcher.summary import failures, show
+
+    console = _console(err=as_json)
+    given = [*sources, *([] if compose is None else [f"compose:{compose}"])]
+    collected = gather(into, given, console.print, checkpoints)
+    if as_json:
+        click.echo(json.dumps(collected.summary.to_dict()))
+    else:
+        show(collected.summary, console)
+    for line in failures(collected.summary):
+        click.echo(line, err=True)
+    for what, why in collected.unread.items():
+        click.echo(f"{what}: cannot be read: {why}", err=True)
+    click.echo(f"run: {collected.folder.root}", err=as_json)
+    sys.exit(1 if collected.unread else 0)
 
 
 # ---- looking things up --------------------------------------------------------------------------------------

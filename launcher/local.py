@@ -57,9 +57,11 @@ def resume(
 ) -> tuple[RunFolder, Summary]:
     """Go on with a run: start those of ``peers`` (none named: of all) that do not live.
 
-    Raises LaunchError if all of them have finished or live.
+    Raises LaunchError if all of them have finished or live, RunFolderError if they live elsewhere.
     """
     from p2pfl import config
+
+    folder.own()
 
     with WarmProcess(threads(1)) as warm:
         run = config.load(folder.run_file)

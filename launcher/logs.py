@@ -97,7 +97,10 @@ def last(entries: Iterator[Entry], count: int | None) -> list[Entry]:
 
 
 def has_ended(folder: RunFolder, place: PeerFolder) -> bool:
-    """The peer wrote a final status, or its process is gone, or it never came and nobody is left to start it."""
+    """The peer wrote a final status, or its process is gone, or it never came and nobody is left to start it; or it
+    writes elsewhere."""
+    if place.origin() is not None:
+        return True
     status = place.status()
     if status is None:
         return not psutil.pid_exists(folder.about["launcher_pid"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pfl.errors import RunFolderError
-from p2pfl.origin import origin
+from p2pfl.about import about_run
 from p2pfl.runfolder import RunFolder, write_atomically
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Order:
         now = datetime.now().astimezone()
         root = self.run_dir or _free_folder(run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}")
         folder = RunFolder.create(root, range(run.peers))
-        folder.write_about(origin(run, secrets.token_hex(8), now))
+        folder.write_about(about_run(run, secrets.token_hex(8), now))
         # Last: a folder with a run.yaml in it is a run.
         write_atomically(folder.run_file, run.to_yaml().encode(), durable=True)
         return folder

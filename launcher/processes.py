@@ -8,6 +8,9 @@ import psutil
 
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, RunFolder
 
+UNDER_WAY = "under way: had not ended when collected"
+NOT_COLLECTED = "not collected: nothing was found of it"
+
 
 def living(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     """The process of ``peer``, if it lives.
@@ -15,8 +18,9 @@ def living(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     The process id in the status file alone proves nothing, since it may be another process's by now: the title
     must be the peer's too.
     """
-    status = folder.peer(peer).status()
-    if status is None:
+    place = folder.peer(peer)
+    status = place.status()
+    if status is None or place.origin() is not None:  # the number is one of another host's
         return None
     try:
         process = psutil.Process(status.pid)
@@ -40,9 +44,10 @@ def how_it_ended(place: PeerFolder, code: int | None = None, words: str = "") ->
     """``finished``, or in a few words what happened instead. ``code`` is the exit code, where it is known, and
     ``words`` what the peer has said of why it failed, in case that it could not write it down.
 
-    A peer that goes on counts as ``died``: the caller knows that it has ended.
+    A peer that goes on counts as ``died``: the caller knows that it has ended. Not so in a collection, where nobody
+    knows: there it is UNDER_WAY.
     """
-    result, status = place.result(), place.status()
+    result, status, origin = place.result(), place.status(), place.origin()
     last = result or status
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
@@ -55,4 +60,6 @@ def how_it_ended(place: PeerFolder, code: int | None = None, words: str = "") ->
         return f"exit code {code}"
     if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
         return last.phase  # whoever has finished has a result, unless the power failed then
+    if origin is not None:
+        return NOT_COLLECTED if origin.source is None else UNDER_WAY
     return "never started" if status is None else "died"

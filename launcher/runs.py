@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from launcher.processes import how_it_ended, living
+from launcher.processes import NOT_COLLECTED, UNDER_WAY, how_it_ended, living
 from launcher.snapshot import Snapshot
 from launcher.summary import settings
 from p2pfl.errors import P2pflError, RunFolderError
@@ -19,12 +19,14 @@ from p2pfl.runfolder import PeerId, RunFolder
 PATIENCE = 120.0
 """Seconds that peers may take to end their batch and write a checkpoint."""
 
-State = Literal["running", "finished", "stopped", "failed", "died", "unreadable"]
+State = Literal["running", "finished", "stopped", "failed", "died", "under way", "incomplete", "unreadable"]
+"""``under way`` and ``incomplete`` are collections: some peers had not ended then, or nothing was found of them."""
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in the list. ``alive`` counts peers whose process lives; rounds are those of the slowest peer."""
+    """One run in the list. ``alive`` counts peers whose process lives; rounds are those of the slowest peer;
+    ``collected`` says when, if it is a collection (ISO 8601)."""
 
     run: str
     state: State
@@ -34,6 +36,7 @@ class RunLine:
     rounds: int
     accuracy: float | None
     started: str
+    collected: str | None = None
 
 
 def find_runs(where: Path) -> Iterator[RunLine]:
@@ -58,6 +61,7 @@ def _readable_line(folder: RunFolder, shown: str) -> RunLine:
     plain = settings(folder)
     snapshot = Snapshot.take(folder, plain["peers"], plain["rounds"])
     alive = sum(living(folder, status.peer) is not None for status in snapshot.statuses)
+    about = folder.about
     return RunLine(
         run=shown,
         state="running" if alive else _ended(folder),
@@ -66,7 +70,8 @@ def _readable_line(folder: RunFolder, shown: str) -> RunLine:
         rounds_done=min(snapshot.done),
         rounds=plain["rounds"],
         accuracy=snapshot.accuracy,
-        started=folder.about["started"],
+        started=about["started"],
+        collected=about["collected"]["at"] if "collected" in about else None,
     )
 
 
@@ -77,6 +82,10 @@ def _ended(folder: RunFolder) -> State:
         return "failed"
     if endings & {"died", "never started"}:
         return "died"
+    if UNDER_WAY in endings:
+        return "under way"
+    if NOT_COLLECTED in endings:
+        return "incomplete"
     return "stopped" if "stopped" in endings else "finished"
 
 
@@ -90,8 +99,11 @@ class Stop:
 
 
 def stop(folder: RunFolder, *, kill: bool, patience: float = PATIENCE) -> list[Stop]:
-    """Tell all living peers to stop, and wait until they have. Returns what each did; empty if none lived."""
-    found = [(place.peer, living(folder, place.peer)) for place in folder.peers()]
+    """Tell all living peers to stop, and wait until they have. Returns what each did; empty if none lived.
+
+    Raises RunFolderError if they live elsewhere.
+    """
+    found = [(place.peer, living(folder, place.peer)) for place in folder.own().peers()]
     processes = [(peer, process) for peer, process in found if process is not None]
     for process in {process for _, process in processes}:  # the peers of a simulation share one
         try:

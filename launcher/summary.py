@@ -38,7 +38,7 @@ from rich.table import Table
 
 from launcher import text
 from launcher.picture import MOST_PEERS, draw
-from launcher.processes import how_it_ended
+from launcher.processes import NOT_COLLECTED, how_it_ended
 from p2pfl.errors import RunFolderError, Unwritable
 from p2pfl.runfolder import PeerFolder, PeerId, Result, RunFolder, write_json
 
@@ -308,7 +308,7 @@ def failures(summary: Summary) -> list[str]:
     lines = []
     for ended, peers in alike.items():
         noun = "peer" if len(peers) == 1 else "peers"
-        log = "" if ended in ("stopped", "never started") else f"; see {peers[0].log}"
+        log = "" if ended in ("stopped", "never started", NOT_COLLECTED) else f"; see {peers[0].log}"
         lines.append(f"{noun} {text.ids(peer.peer for peer in peers)}: {ended}{log}")
     if summary.parts is not None:
         parts = "; ".join(text.ids(part) for part in summary.parts)

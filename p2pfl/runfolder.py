@@ -14,6 +14,10 @@
             checkpoint.pt   everything needed to go on after the last checkpointed round
             checkpoint-previous.pt  the one before, should that one be damaged   (p2pfl.checkpoint)
             output.log      anything that wrote to stdout or stderr
+            origin.json     in a collection only: whence and when              (Origin)
+
+A *collection* is a run folder that `p2pfl collect` has put together from those of peers that run elsewhere: nobody
+else writes into it, and no process on this host is a peer of it.
 
 Files that others read while they change (addresses, status, result, summary) are replaced atomically. What cannot be
 written raises Unwritable. A peer goes on without its status file and its log; without anything else it ends.
@@ -36,7 +40,7 @@ Buffer = bytes | memoryview
 Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
 """``queued`` waits for a compute slot, ``waiting`` for neighbours; the last three are final."""
 
-Written = TypeVar("Written", "Status", "Result")
+Written = TypeVar("Written", "Status", "Result", "Origin")
 
 FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
 
@@ -93,6 +97,19 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a peer's folder in a collection comes from.
+
+    ``source`` is what was given to `p2pfl collect`, None as long as nothing was found of this peer; ``at`` the time
+    of collecting (ISO 8601); ``about`` the run.json beside the peer's own folder, which names its host and versions.
+    """
+
+    source: str | None
+    at: str
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class PeerFolder:
     """One peer's files."""
 
@@ -137,6 +154,13 @@ class PeerFolder:
         """How the peer ended; None while it has not, or if that is damaged."""
         return _whole(Result, self.root / "result.json")
 
+    def write_origin(self, origin: Origin) -> None:
+        write_json(self.root / "origin.json", asdict(origin))
+
+    def origin(self) -> Origin | None:
+        """None where the peer itself writes: everywhere but in a collection."""
+        return _whole(Origin, self.root / "origin.json")
+
     def clear_result(self) -> None:
         """Forget how an earlier process of this peer ended; called when a new one takes over."""
         with writing(self.root / "result.json") as path:
@@ -179,6 +203,14 @@ class RunFolder:
             raise RunFolderError(f"{root}: no run folder (no run.yaml in it); `p2pfl list` shows the runs")
         return cls(root.resolve())
 
+    def own(self) -> RunFolder:
+        """This folder, if peers on this host may write into it. Raises RunFolderError for a collection."""
+        if "collected" in self.about:
+            raise RunFolderError(
+                f"{self.root}: a collection: its peers live, or lived, elsewhere, and are started and stopped there"
+            )
+        return self
+
     @property
     def run_file(self) -> Path:
         return self.root / "run.yaml"
@@ -193,7 +225,8 @@ class RunFolder:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host."""
+        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host; and in a
+        collection ``collected``: its ``sources``, and the time of the last one (``at``)."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

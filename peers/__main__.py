@@ -47,7 +47,7 @@ def main(root: Path | None, me: int | None, file: Path | None, run_id: str | Non
 
             folder, run = own_folder(file, root, me, run_id)
         else:
-            folder = RunFolder.open(root.parent if root.name == "run.yaml" else root)
+            folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).own()
             if not folder.peer(me).root.is_dir():
                 raise click.UsageError(f"{folder.root} has no peer {me}")
     except P2pflError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from p2pfl.config import Run, load
 from p2pfl.errors import RunFolderError
-from p2pfl.origin import id_of, origin
+from p2pfl.about import about_run, id_of
 from p2pfl.runfolder import PeerId, RunFolder, write_atomically
 
 
@@ -34,7 +34,7 @@ def own_folder(file: Path, root: Path, me: PeerId, run_id: str | None = None) ->
     if folder.run_file.exists():
         _check_same(folder, run, file, wanted)
     else:
-        folder.write_about(origin(run, wanted))
+        folder.write_about(about_run(run, wanted))
     text = run.to_yaml().encode()
     if not folder.run_file.exists() or folder.run_file.read_bytes() != text:
         write_atomically(folder.run_file, text, durable=True)  # last: a folder with a run.yaml in it is a run

@@ -194,8 +194,10 @@ def test_the_reader_of_imports_sees_all_forms(tmp_path: Path) -> None:
 # ---- the time of day ---------------------------------------------------------------------------------------
 
 WALL_CLOCK = {
+    ("launcher/collect.py", "datetime.now"): "when something was collected, for people: in run.json",
     ("launcher/prepare.py", "datetime.now"): "when the run was started, for people: in its name and in run.json",
-    ("p2pfl/origin.py", "datetime.now"): "when the run was started, for people: in run.json",
+    ("p2pfl/about.py", "datetime.now"): "when the run was started, for people: in run.json",
+    ("launcher/sources.py", "st_mtime_ns"): "copied with the file, for people",
     ("p2pfl/data/datasets.py", "st_mtime_ns"): "whether a file is the one that was decoded: equal or not",
     ("peers/sockets.py", "st_mtime_ns"): "whether an address has changed: equal or not",
 }

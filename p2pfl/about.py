@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from p2pfl.config import Run
 
 
-def origin(run: Run, run_id: str, started: datetime | None = None) -> dict[str, Any]:
+def about_run(run: Run, run_id: str, started: datetime | None = None) -> dict[str, Any]:
     """The contents of run.json. ``run_id``: 16 hex digits; peers of other runs are refused."""
     return {
         "id": run_id,
