@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2pfl.errors import RunFolderError
 from p2pfl.about import about_run
+from p2pfl.errors import RunFolderError
 from p2pfl.runfolder import RunFolder, write_atomically
 
 if TYPE_CHECKING:

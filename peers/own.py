@@ -12,9 +12,9 @@ import os
 import re
 from pathlib import Path
 
+from p2pfl.about import about_run, id_of
 from p2pfl.config import Run, load
 from p2pfl.errors import RunFolderError
-from p2pfl.about import about_run, id_of
 from p2pfl.runfolder import PeerId, RunFolder, write_atomically
 
 
@@ -32,7 +32,7 @@ def own_folder(file: Path, root: Path, me: PeerId, run_id: str | None = None) ->
     wanted = run_id or id_of(run)
     folder = RunFolder.create(root, [me], again=True)
     if folder.run_file.exists():
-        _check_same(folder, run, file, wanted)
+        _check_same(folder.own(), run, file, wanted)
     else:
         folder.write_about(about_run(run, wanted))
     text = run.to_yaml().encode()
