@@ -5,8 +5,8 @@
             ◀── WELCOME | REFUSED, CLOSED ─────────
     ROUTER  ◀───────────── the same ──────────────  DEALER
 
-Each peer binds one ROUTER to hear and connects one DEALER per neighbour to speak. It writes the address of its
-ROUTER into the run folder and reads its neighbours' there, so that peers may start in any order.
+Each peer binds one ROUTER to hear and connects one DEALER per neighbour to speak. Where its neighbours listen says the
+run file (p2pfl/addresses.py) or, of those whose port the system chooses, the run folder. Peers may start in any order.
 
 Rules:
 
@@ -190,7 +190,7 @@ class ZmqLink:
 
     Args:
         endpoint: decodes and takes what arrives.
-        addresses: folder in which each peer writes where it listens.
+        addresses: folder in which each peer writes where it listens, as long as it does.
         transport: the run file's section.
         digest: of the run file.
         log: the peer's log.
