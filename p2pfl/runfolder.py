@@ -14,6 +14,7 @@
             checkpoint.pt   everything needed to go on after the last checkpointed round
             checkpoint-previous.pt  the one before, should that one be damaged   (p2pfl.checkpoint)
             output.log      anything that wrote to stdout or stderr
+            health          a socket at which the peer can be asked how it does     (peers.health)
             origin.json     in a collection only: whence and when              (Origin)
 
 A *collection* is a run folder that `p2pfl collect` has put together from those of peers that run elsewhere: nobody

@@ -24,8 +24,9 @@ from p2pfl.runfolder import RunFolder
 @click.option(
     "--run-id", envvar="P2PFL_RUN_ID", help="With --file: 16 hex digits, the same for all peers; default: from FILE."
 )
+@click.option("--health", is_flag=True, help="Ask this peer how it does, from the same host; exit code 1: no answer.")
 @click.option("--warm", is_flag=True, hidden=True, help="Fork peers on request (for the launcher; see peers.warm).")
-def main(root: Path | None, me: int | None, file: Path | None, run_id: str | None, warm: bool) -> None:
+def main(root: Path | None, me: int | None, file: Path | None, run_id: str | None, health: bool, warm: bool) -> None:
     """Run one peer: of a run that `p2pfl launch` has made, or of --file.
 
     It goes on after its last checkpoint. Options may also be given as P2PFL_RUN, P2PFL_ME, P2PFL_FILE, P2PFL_RUN_ID.
@@ -40,6 +41,12 @@ def main(root: Path | None, me: int | None, file: Path | None, run_id: str | Non
         os._exit(serve())
     if root is None or me is None:
         raise click.UsageError("give --run FOLDER and --me N")
+    if health:
+        from peers.health import examine
+
+        well, words = examine(RunFolder(root).peer(me))
+        click.echo(words)
+        sys.exit(0 if well else 1)
     run = None
     try:
         if file is not None:

@@ -10,8 +10,9 @@ import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from setproctitle import setproctitle
 
@@ -25,6 +26,7 @@ from p2pfl.session import Session, Stopped, load_data
 from p2pfl.simulate import close_logger, deterministic, peer_logger
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
+from peers.health import Health
 from peers.keys import read_keys
 from peers.slots import HostSlot
 from peers.zmqlink import Leaving, ZmqLink
@@ -113,8 +115,19 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     keys = None
     if transport.keys is not None:
         keys = read_keys(transport.keys, me, run.peers, transport.public_keys)
+
+    def how_it_does() -> dict[str, Any]:
+        return {**asdict(session.status), "links_up": link.connected(), "links": len(session.endpoint.neighbors)}
+
     link = ZmqLink(
-        session.endpoint, folder.addresses, transport, run.digest(), log, faults=run.file.chaos.link, keys=keys
+        session.endpoint,
+        folder.addresses,
+        transport,
+        run.digest(),
+        log,
+        keys=keys,
+        faults=run.file.chaos.link,
+        health=Health(folder.peer(me).root, how_it_does, log),
     )
     session.endpoint.link = link
     session.faults = Injector(run, me, folder.peer(me), link.cut, log)

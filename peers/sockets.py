@@ -29,6 +29,7 @@ from p2pfl.keys import Keys
 from p2pfl.runfolder import PeerId, write_atomically
 from p2pfl.wire import Buffer
 from peers.door import DOMAIN, HANDSHAKE, Allowed, Bouncer
+from peers.health import Health
 from peers.refusals import Refusals
 from peers.resolver import Resolver
 
@@ -165,6 +166,7 @@ class Sockets:
         largest: bytes of the largest message that a neighbour may have to send.
         log: learns who is refused.
         keys: without them nothing is encrypted, and nobody is asked for more than an identity.
+        health: answers whoever asks on this host how the peer does; None: nobody can ask.
     """
 
     def __init__(
@@ -177,6 +179,7 @@ class Sockets:
         largest: int,
         log: logging.Logger,
         keys: Keys | None = None,
+        health: Health | None = None,
     ) -> None:
         self.me = me
         self.addresses = addresses
@@ -184,6 +187,7 @@ class Sockets:
         self.transport = transport
         self.neighbors = neighbors
         self.keys = keys
+        self.health = health
         self.largest = largest
         self.refusals = Refusals(log, self.now)
         self._resolver = Resolver(self.now, log)
@@ -270,6 +274,8 @@ class Sockets:
         self.poller.register(bouncer.monitor, zmq.POLLIN)
         if self._allowed:
             self.poller.register(self._allowed.socket, zmq.POLLIN)
+        if self.health:
+            self.health.open(self.poller)
         with suppress(StopIteration):
             patience = next(io)
             while True:
@@ -281,8 +287,12 @@ class Sockets:
                     self._allowed.answer(self.refusals)
                 patience = io.send({self.owners[socket] for socket in stirred if socket in self.owners})
                 bouncer.look(self.refusals)
+                if self.health:
+                    self.health.look(stirred, self.poller)
                 self.refusals.sum_up()
         self.refusals.sum_up(last=True)
+        if self.health:
+            self.health.close(self.poller)
         if self._allowed:
             self._allowed.socket.close()
         woken.close(0)

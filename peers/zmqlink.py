@@ -61,6 +61,7 @@ from p2pfl.keys import Keys
 from p2pfl.net import STALL, Deadline, Endpoint
 from p2pfl.runfolder import PeerId
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
+from peers.health import Health
 from peers.refusals import Refusals
 from peers.sockets import INPUT, ROOM, Dealer, Sockets, Turns, World
 
@@ -197,6 +198,7 @@ class ZmqLink:
         keys: this peer's; None: nothing is encrypted.
         world: what drives the link; by default real sockets on a thread.
         faults: what happens to messages on purpose.
+        health: answers whoever asks how the peer does.
     """
 
     def __init__(
@@ -209,6 +211,7 @@ class ZmqLink:
         keys: Keys | None = None,
         world: World | None = None,
         faults: LinkFaults | None = None,
+        health: Health | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.me = endpoint.me
@@ -220,7 +223,9 @@ class ZmqLink:
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         largest = self._vocabulary.largest(transport.max_message)
         book = transport.book(endpoint.topology.peers)
-        self.world = world or Sockets(self.me, addresses, book, transport, endpoint.neighbors, largest, log, keys)
+        self.world = world or Sockets(
+            self.me, addresses, book, transport, endpoint.neighbors, largest, log, keys, health
+        )
         self.most_held = max(HELD, transport.queue) * largest
         """Bytes of one neighbour that may wait to be taken."""
         self._stood_still = 0.0
@@ -356,6 +361,10 @@ class ZmqLink:
         return self.world.now() - self._stood_still
 
     # ---- the I/O thread's side
+
+    def connected(self) -> int:
+        """To how many neighbours the way is free."""
+        return sum(edge.up for edge in self._edges.values())
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
         """Have the event loop call something, in order, at the end of this turn of the I/O loop."""

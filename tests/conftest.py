@@ -28,6 +28,7 @@ from p2pfl.net import Endpoint, LocalHub, Patience
 from p2pfl.runfolder import RunFolder
 from p2pfl.topology import Topology
 from p2pfl.wire import Layout
+from peers.health import Health
 from peers.keys import new_pair
 from peers.zmqlink import Leaving, ZmqLink
 
@@ -289,13 +290,19 @@ class Mesh:
         return endpoint
 
     def link(
-        self, endpoint: Endpoint, digest: str = "d", jitter: float = 0.0, keys: Keys | None = None, **transport: Any
+        self,
+        endpoint: Endpoint,
+        digest: str = "d",
+        jitter: float = 0.0,
+        keys: Keys | None = None,
+        health: Health | None = None,
+        **transport: Any,
     ) -> ZmqLink:
         """A link that is not started."""
         settings = Transport(**{"deadline": 20.0, "give_up": 0.5, **transport})
         endpoint.link = link = ZmqLink(
             endpoint, self.addresses, settings, digest, logging.getLogger("mesh"),
-            keys=keys or self.keys(endpoint.me), faults=LinkFaults(jitter=jitter),
+            keys=keys or self.keys(endpoint.me), faults=LinkFaults(jitter=jitter), health=health,
         )  # fmt: skip
         self.links.append(link)
         return link
