@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -461,13 +462,23 @@ def keys() -> None:
 @click.argument("whom", metavar="FILE|N")
 @click.option("--into", type=click.Path(path_type=Path), default=Path("keys"), show_default=True, help="New folder.")
 @click.option("--peer", "peers", type=click.IntRange(min=0), multiple=True, help="Only for this peer; repeatable.")
+@click.option(
+    "--apart", is_flag=True, help="A folder for each peer: 03/03.key, 03/public.yaml. Pairs there are kept."
+)
+@click.option("--owner", metavar="USER", help="With --apart: name or number of the user who gets the private keys.")
 @SETS
-def new_keys(whom: str, into: Path, peers: tuple[int, ...], sets: tuple[str, ...]) -> None:
+def new_keys(
+    whom: str, into: Path, peers: tuple[int, ...], apart: bool, owner: str | None, sets: tuple[str, ...]
+) -> None:
     """A key pair for each peer of a run FILE, or of N peers.
 
     A peer needs its own private key, and the public keys of all: public.yaml. With --peer, each host can make those
     of its own peers, so that private keys never travel: put the lines of all hosts' public.yaml together.
     """
+    from p2pfl import keys
+
+    if owner is not None and not apart:
+        raise click.UsageError("--owner goes with --apart")
     if whom.isdecimal():
         count = int(whom)
     else:
@@ -480,10 +491,26 @@ def new_keys(whom: str, into: Path, peers: tuple[int, ...], sets: tuple[str, ...
     chosen = sorted(set(peers)) or range(count)
     # By a process of the package that has sockets; it writes them, and we never see a private one.
     making = [sys.executable, "-P", "-m", "peers.keys", str(into), *map(str, chosen)]
+    kept = [peer for peer in chosen if apart and keys.private_file(keys.apart(into, peer), peer).exists()]
+    if apart:
+        making += ["--apart", *(["--owner", str(_user_id(owner))] if owner is not None else [])]
     if code := subprocess.run(making).returncode:
         sys.exit(code)
+    if apart:
+        made = f"{len(chosen) - len(kept)} private keys, and the public keys of all beside each"
+        click.echo(f"{into}: {made}{f'; {len(kept)} were there' if kept else ''}")
+        return
     click.echo(f"{into}: {len(chosen)} private keys, and {into / 'public.yaml'} with their public keys")
     click.echo(f"in the run file: transport: {{keys: {into}}}")
+
+
+def _user_id(user: str) -> int:
+    if user.isdecimal():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise click.BadParameter(f"no user {user!r} here", param_hint="--owner") from None
 
 
 @commands.group()

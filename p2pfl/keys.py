@@ -4,6 +4,10 @@
         public.yaml     `3: 9f2c…`, a line per peer: everybody's public key, on every host
         03.key          the private key of peer 3: on the host where peer 3 runs, mode 0600, and nowhere else
 
+or, where no peer may see another's (a volume for each, say), a folder for each:
+
+    keys/03/            03.key, and public.yaml with everybody's public key
+
 A key is 32 bytes, written as 64 hex digits. Lines of ``public.yaml`` may be gathered from several hosts with ``cat``,
 or stand in the run file, as ``transport.public_keys``. A private key is in no log, no run folder and no message; it
 is read by its peer when that starts, and by nobody else.
@@ -14,13 +18,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
-from p2pfl.errors import KeysError
-from p2pfl.runfolder import PeerId
+from p2pfl.errors import KeysError, Unwritable
+from p2pfl.runfolder import PeerId, write_atomically
 
 PUBLIC = "public.yaml"
 SIZE = 32
@@ -148,9 +152,58 @@ def write_new(folder: Path, pairs: Mapping[PeerId, tuple[bytes, bytes]]) -> None
             raise KeysError(f"{folder}: not empty; keys are not overwritten: give a new folder")
         for peer, (_, private) in pairs.items():
             _write(private_file(folder, peer), private.hex() + "\n", 0o600)
-        _write(folder / PUBLIC, "".join(f"{peer}: {public.hex()}\n" for peer, (public, _) in pairs.items()), 0o644)
+        _write(folder / PUBLIC, _lines({peer: public for peer, (public, _) in pairs.items()}), 0o644)
     except OSError as error:
         raise KeysError(f"{folder}: keys cannot be written there: {error.strerror}") from None
+
+
+def write_apart(
+    folder: Path, peers: Iterable[PeerId], new_pair: Callable[[], tuple[bytes, bytes]], owner: int | None = None
+) -> None:
+    """A folder in ``folder`` for each peer, with its own private key and the public ones of all. Raises KeysError.
+
+    Pairs that are there are kept.
+
+    Args:
+        new_pair: makes (public, private).
+        owner: user id that the private keys are given to; None: who runs this.
+    """
+    public: dict[PeerId, bytes] = {}
+    try:
+        for peer in peers:
+            place = apart(folder, peer)
+            place.mkdir(mode=0o755, parents=True, exist_ok=True)
+            mine = private_file(place, peer)
+            if mine.exists():
+                known = _read_public(place / PUBLIC)
+                if peer not in known:
+                    raise KeysError(f"{mine}: its public key is not in {place / PUBLIC}; remove it for a new pair")
+                public[peer] = bytes.fromhex(known[peer])
+                continue
+            public[peer], private = new_pair()
+            # First: a private key that is there has its public one beside it, wherever a crash falls.
+            write_atomically(place / PUBLIC, _lines({peer: public[peer]}).encode(), durable=True)
+            hidden = place / f".{mine.name}.tmp"
+            hidden.unlink(missing_ok=True)
+            _write(hidden, private.hex() + "\n", 0o600)
+            if owner is not None:
+                os.chown(hidden, owner, -1)
+            hidden.rename(mine)
+        for peer in public:
+            write_atomically(apart(folder, peer) / PUBLIC, _lines(public).encode(), durable=True)
+    except Unwritable as error:
+        raise KeysError(str(error)) from None
+    except OSError as error:
+        raise KeysError(f"{folder}: keys cannot be written there: {error.strerror}") from None
+
+
+def apart(folder: Path, peer: PeerId) -> Path:
+    """Where ``write_apart`` keeps what one peer needs."""
+    return folder / f"{peer:02d}"
+
+
+def _lines(public: Mapping[PeerId, bytes]) -> str:
+    return "".join(f"{peer}: {key.hex()}\n" for peer, key in public.items())
 
 
 def _write(path: Path, text: str, mode: int) -> None:
@@ -162,5 +215,5 @@ def _write(path: Path, text: str, mode: int) -> None:
         os.fsync(descriptor)
 
 
-__all__ = ["PUBLIC", "SIZE", "Keys", "check", "is_loopback", "private_file", "problem_with", "public_keys", "short",
-           "write_new"]  # fmt: skip
+__all__ = ["PUBLIC", "SIZE", "Keys", "apart", "check", "is_loopback", "private_file", "problem_with", "public_keys",
+           "short", "write_apart", "write_new"]  # fmt: skip

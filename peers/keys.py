@@ -6,13 +6,14 @@ ZeroMQ's own functions make them, so that they are what its CURVE sockets take.
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import zmq
 from zmq.utils import z85
 
 from p2pfl.errors import KeysError
-from p2pfl.keys import Keys, private_file, short, write_new
+from p2pfl.keys import Keys, private_file, short, write_apart, write_new
 from p2pfl.runfolder import PeerId
 
 
@@ -34,9 +35,17 @@ def read_keys(folder: Path, me: PeerId, peers: int, public: dict[PeerId, str] | 
 
 
 def main(arguments: list[str]) -> int:
-    folder, *peers = arguments
+    parser = ArgumentParser(prog="python -m peers.keys")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("peers", type=int, nargs="+")
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--owner", type=int)
+    given = parser.parse_args(arguments)
     try:
-        write_new(Path(folder), {int(peer): new_pair() for peer in peers})
+        if given.apart:
+            write_apart(given.folder, given.peers, new_pair, given.owner)
+        else:
+            write_new(given.folder, {peer: new_pair() for peer in given.peers})
     except KeysError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,30 @@ def test_keys_are_not_overwritten(tmp_path, invoke, capfd):
     assert outcome.exit_code == 1
     assert "keys: not empty; keys are not overwritten: give a new folder" in capfd.readouterr().err
     assert (tmp_path / "keys" / "00.key").read_text() == before
+
+
+def test_a_folder_for_each_peer(tmp_path, invoke):
+    folder = tmp_path / "keys"
+    outcome = invoke("keys", "new", 3, "--into", folder, "--apart")
+    assert outcome.stdout == f"{folder}: 3 private keys, and the public keys of all beside each\n"
+    assert sorted(str(path.relative_to(folder)) for path in folder.glob("*/*")) == [
+        name for peer in ("00", "01", "02") for name in (f"{peer}/{peer}.key", f"{peer}/public.yaml")
+    ]
+    before = {path: path.read_bytes() for path in folder.glob("*/*")}
+    outcome = invoke("keys", "new", 3, "--into", folder, "--apart", "--owner", os.geteuid())
+    assert outcome.stdout == f"{folder}: 0 private keys, and the public keys of all beside each; 3 were there\n"
+    assert {path: path.read_bytes() for path in folder.glob("*/*")} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [(["--owner", "root"], "--owner goes with --apart"), (["--apart", "--owner", "no-such-user"], "no user")],
+)
+def test_owners_that_will_not_do(tmp_path, invoke, arguments, problem):
+    outcome = invoke("keys", "new", 3, "--into", tmp_path / "keys", *arguments)
+    assert outcome.exit_code == 2
+    assert problem in outcome.stderr
+    assert not (tmp_path / "keys").exists()
 
 
 @pytest.mark.parametrize("arguments", [[0], [2, "--peer", 2], ["nothing.yaml"]])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2pfl.errors import KeysError
-from p2pfl.keys import Keys, check, is_loopback, private_file, public_keys, write_new
+from p2pfl.keys import Keys, apart, check, is_loopback, private_file, public_keys, write_apart, write_new
 
 PAIRS = {peer: (bytes([peer + 1]) * 32, bytes([peer + 101]) * 32) for peer in range(3)}
 
@@ -161,3 +165,94 @@ def test_hosts_that_are_heard_here_only(host: str) -> None:
 )
 def test_hosts_that_may_be_heard_elsewhere(host: str) -> None:
     assert not is_loopback(host)
+
+
+# ---- a folder for each peer
+
+
+def pairs() -> Iterator[tuple[bytes, bytes]]:
+    return ((bytes([number]) * 32, bytes([number + 100]) * 32) for number in range(1, 100))
+
+
+def test_each_in_a_folder_of_its_own_knows_all(tmp_path: Path) -> None:
+    write_apart(tmp_path, range(3), pairs().__next__)
+    for peer in range(3):
+        place = apart(tmp_path, peer)
+        assert {path.name: path.stat().st_mode & 0o777 for path in place.iterdir()} == {
+            "public.yaml": 0o666 & ~_umask(),
+            f"0{peer}.key": 0o600,
+        }
+        found = Keys.read(place, peer, 3)
+        assert found.public == tuple(bytes([number]) * 32 for number in (1, 2, 3))
+        assert found.private == bytes([peer + 101]) * 32
+
+
+def test_made_again_only_what_is_missing_is_made_and_told_to_all(tmp_path: Path) -> None:
+    source = pairs()
+    write_apart(tmp_path, range(3), source.__next__)
+    shutil.rmtree(apart(tmp_path, 1))
+    write_apart(tmp_path, range(3), source.__next__)
+    found = [Keys.read(apart(tmp_path, peer), peer, 3) for peer in range(3)]
+    assert {one.public for one in found} == {tuple(bytes([number]) * 32 for number in (1, 4, 3))}
+    assert [one.private[0] for one in found] == [101, 104, 103]
+
+
+def test_a_crash_at_any_point_leaves_what_the_next_run_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stops, a private key that is there keeps its public one."""
+
+    class Crash(BaseException):
+        pass
+
+    for steps in itertools.count():
+        folder, source, left = tmp_path / str(steps), pairs(), iter(range(steps))
+        with monkeypatch.context() as patch:
+            for module, name in ((os, "fsync"), (os, "rename"), (os, "replace")):
+                patch.setattr(module, name, crashing(getattr(module, name), left, Crash))
+            try:
+                write_apart(folder, range(2), source.__next__)
+                finished = True
+            except Crash:
+                finished = False
+        before = {path: path.read_bytes() for path in folder.glob("*/*.key")}
+        write_apart(folder, range(2), source.__next__)
+        found = [Keys.read(apart(folder, peer), peer, 2) for peer in range(2)]
+        assert len({one.public for one in found}) == 1
+        for one, public in zip(found, found[0].public, strict=True):
+            assert one.private[0] == public[0] + 100
+        assert {path: path.read_bytes() for path in before} == before
+        if finished:
+            break
+    assert steps > 8
+
+
+def crashing(function: Any, left: Iterator[int], crash: type[BaseException]) -> Any:
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(left, None) is None:
+            raise crash
+        return function(*arguments, **named)
+
+    return call
+
+
+def test_a_private_key_that_lost_its_public_one_is_not_replaced(tmp_path: Path) -> None:
+    write_apart(tmp_path, range(2), pairs().__next__)
+    (apart(tmp_path, 1) / "public.yaml").write_text("")
+    with pytest.raises(
+        KeysError, match=r"01/01\.key: its public key is not in .*/01/public\.yaml; remove it for a new"
+    ):
+        write_apart(tmp_path, range(2), pairs().__next__)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_private_keys_go_to_who_shall_own_them(tmp_path: Path) -> None:
+    write_apart(tmp_path, range(2), pairs().__next__, owner=1234)
+    assert {path.stat().st_uid for path in tmp_path.glob("*/*.key")} == {1234}
+    assert {path.stat().st_uid for path in tmp_path.glob("*/public.yaml")} == {0}
+
+
+def test_a_place_where_no_folder_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(KeysError, match=r"file: keys cannot be written there: Not a directory"):
+        write_apart(tmp_path / "file", range(2), pairs().__next__)

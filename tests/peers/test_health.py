@@ -162,9 +162,9 @@ def test_a_peer_is_asked_from_its_start_to_its_end(
     assert code == 0
     assert words.startswith("peer 0 is ")
 
-    os.kill(pids[0], signal.SIGSTOP)  # the kernel takes the question, and nobody answers it
-    well, words = examine(folder.peer(0), patience=0.2)
-    assert not well
+    os.kill(pids[0], signal.SIGSTOP)  # then the kernel takes the question, and nobody answers it
+    until(lambda: not examine(folder.peer(0), patience=0.2)[0])
+    words = examine(folder.peer(0), patience=0.2)[1]
     assert words.startswith("peer 0 has not answered within 0.2 s: last seen ")
     os.kill(pids[0], signal.SIGCONT)
 
