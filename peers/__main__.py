@@ -24,9 +24,18 @@ from p2pfl.runfolder import RunFolder
 @click.option(
     "--run-id", envvar="P2PFL_RUN_ID", help="With --file: 16 hex digits, the same for all peers; default: from FILE."
 )
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --file: change a key of it.")
 @click.option("--health", is_flag=True, help="Ask this peer how it does, from the same host; exit code 1: no answer.")
 @click.option("--warm", is_flag=True, hidden=True, help="Fork peers on request (for the launcher; see peers.warm).")
-def main(root: Path | None, me: int | None, file: Path | None, run_id: str | None, health: bool, warm: bool) -> None:
+def main(
+    root: Path | None,
+    me: int | None,
+    file: Path | None,
+    run_id: str | None,
+    sets: tuple[str, ...],
+    health: bool,
+    warm: bool,
+) -> None:
     """Run one peer: of a run that `p2pfl launch` has made, or of --file.
 
     It goes on after its last checkpoint. Options may also be given as P2PFL_RUN, P2PFL_ME, P2PFL_FILE, P2PFL_RUN_ID.
@@ -52,7 +61,7 @@ def main(root: Path | None, me: int | None, file: Path | None, run_id: str | Non
         if file is not None:
             from peers.own import own_folder
 
-            folder, run = own_folder(file, root, me, run_id)
+            folder, run = own_folder(file, root, me, run_id, sets)
         else:
             folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).own()
             if not folder.peer(me).root.is_dir():

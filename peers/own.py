@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from p2pfl.about import about_run, id_of
@@ -18,13 +19,15 @@ from p2pfl.errors import RunFolderError
 from p2pfl.runfolder import PeerId, RunFolder, write_atomically
 
 
-def own_folder(file: Path, root: Path, me: PeerId, run_id: str | None = None) -> tuple[RunFolder, Run]:
+def own_folder(
+    file: Path, root: Path, me: PeerId, run_id: str | None = None, sets: Sequence[str] = ()
+) -> tuple[RunFolder, Run]:
     """The run folder of peer ``me`` alone, new or with what an earlier process of it has left.
 
     Where, with whom and on what the run goes on may have changed in ``file`` since then; what its result follows from
     may not. Raises RunFileError, RunFolderError, Unwritable.
     """
-    run = load(file, environment=os.environ)
+    run = load(file, sets, os.environ)
     if me >= run.peers:
         raise RunFolderError(f"{file}: no peer {me}; the {run.peers} peers are 0 to {run.peers - 1}")
     if run_id is not None and not re.fullmatch(r"[0-9a-f]{16}", run_id):

@@ -126,3 +126,9 @@ def test_all_of_it_may_come_from_the_environment(write: Any, tmp_path: Path, mon
     outcome = CliRunner().invoke(main, [])
     assert outcome.exit_code == 0, outcome.output
     assert ran == [(tmp_path / "run", 3, "0123456789abcdef", 5700)]
+
+
+def test_a_key_of_the_file_can_be_changed(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(runtime, "run_peer", lambda folder, me, run, **_: run.rounds)
+    given = ["--file", str(write(rounds=4)), "--run", str(tmp_path / "run"), "--me", "1", "--set", "rounds=9"]
+    assert CliRunner().invoke(main, given).exit_code == 9
