@@ -132,7 +132,7 @@ def _ask(folder: Path, patience: float) -> dict[str, Any]:
 
 def _last_known(place: PeerFolder) -> str:
     status = place.status()
-    return "it was never started" if status is None else f"last seen {_doing(status)}"
+    return "it has not started yet" if status is None else f"last seen {_doing(status)}"
 
 
 def _doing(status: Status) -> str:

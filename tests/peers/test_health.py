@@ -128,7 +128,7 @@ def test_no_more_open_files_end_it_with_a_warning(place: PeerFolder, caplog: pyt
 
 
 def test_nobody_there(place: PeerFolder) -> None:
-    assert examine(place) == (False, "peer 3 does not answer: it was never started")
+    assert examine(place) == (False, "peer 3 does not answer: it has not started yet")
     place.write_status(Status(3, 1, "failed", error="no disk"))
     assert examine(place) == (False, "peer 3 does not answer: last seen failed: no disk")
 
@@ -155,7 +155,7 @@ def test_a_peer_is_asked_from_its_start_to_its_end(
 ) -> None:
     run = make_run(peers=2, rounds=ENDLESS, transport={"give_up": 60})
     folder = prepare(tmp_path / "run", run)
-    assert ask(folder, 0) == (1, "peer 0 does not answer: it was never started\n")
+    assert ask(folder, 0) == (1, "peer 0 does not answer: it has not started yet\n")
     pids = warm.start(folder)
     until(lambda: "| 1 of 1 neighbours connected" in examine(folder.peer(0))[1])
     code, words = ask(folder, 0)
