@@ -453,6 +453,21 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) ->
     click.echo(f"spectral gap  {found['spectral_gap']:.4f}")
 
 
+@commands.command()
+@FILE
+@SETS
+@click.option("--keys", type=click.Path(path_type=Path), help="Folder with the peers' keys; else new ones are made.")
+@click.option("--image", metavar="NAME", help="Image to use; else one is built from the folder of the compose file.")
+def compose(file: Path, **options: Any) -> None:
+    """A compose file for a run FILE: a container for each peer.
+
+    Prints it; `docker compose up` expects it in a docker-compose.yml.
+    """
+    from launcher.compose import Mesh
+
+    click.echo(Mesh(file, **options).compose(), nl=False)
+
+
 @commands.group()
 def keys() -> None:
     """Who may speak."""
