@@ -5,8 +5,9 @@
             ◀── WELCOME | REFUSED, CLOSED ─────────
     ROUTER  ◀───────────── the same ──────────────  DEALER
 
-Each peer binds one ROUTER to hear and connects one DEALER per neighbour to speak. Where its neighbours listen says the
-run file (p2pfl/addresses.py) or, of those whose port the system chooses, the run folder. Peers may start in any order.
+Each peer binds one ROUTER to hear and connects one DEALER per neighbour to speak. Where its neighbours listen says
+the run file (p2pfl/addresses.py) or, of those whose port the system chooses, the run folder. Peers may start in any
+order.
 
 Rules:
 
