@@ -20,20 +20,27 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import HealthCheck, settings
 
 from p2pfl.chaos import LinkFaults
 from p2pfl.config import Run, Transport, from_dict
 from p2pfl.keys import Keys
 from p2pfl.net import Endpoint, LocalHub, Patience
-from p2pfl.runfolder import RunFolder
+from p2pfl.runfolder import RunFolder, write_atomically
 from p2pfl.topology import Topology
 from p2pfl.wire import Layout
 from peers.health import Health
 from peers.keys import new_pair
 from peers.zmqlink import Leaving, ZmqLink
 
-PATIENCE = 60.0
+PATIENCE = 200.0
 """Seconds after which a condition counts as never met. Nothing waits that long on a machine that is not stuck."""
+ROOM = 100.0
+"""Seconds of a deadline that nobody should miss, however slow the machine: it matters only when something hangs."""
+
+# How fast examples are drawn and tried says something about the machine, and nothing about the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 RUN_ID = "0123456789abcdef"
 
@@ -49,10 +56,10 @@ TINY: dict[str, Any] = {
     },
     "models": "tiny-mixer",
     "algorithm": {"name": "dpsgd", "batch": 16},
-    "transport": {"deadline": 60, "give_up": 1},
+    "transport": {"deadline": ROOM, "give_up": 60},
     "device": "cpu",
 }
-"""A run of about a tenth of a second per peer and round."""
+"""A run of about a tenth of a second per peer and round. Whoever is slow is waited for."""
 
 
 def tree(**changes: Any) -> dict[str, Any]:
@@ -113,6 +120,36 @@ def until_fixture() -> Callable[..., Any]:
 @pytest.fixture(scope="session", name="eventually")
 def eventually_fixture() -> Callable[..., Any]:
     return eventually
+
+
+GATE = """
+import asyncio
+from p2pfl.session import Session
+
+unhindered = Session._round
+
+async def round(self, t):
+    gate = self.folder.root.parents[1] / "gate"
+    while gate.exists() and t >= int(gate.read_text()):
+        self._release()
+        self._say("queued", t)
+        await asyncio.sleep(0.005)
+    await unhindered(self, t)
+
+Session._round = round
+"""
+"""What a warm process runs before it forks, so that ``hold`` stops its peers before a round."""
+
+
+@pytest.fixture(scope="session")
+def hold() -> Callable[[RunFolder, int | None], None]:
+    """``hold(folder, 5)``: peers that a warm process with GATE has forked do not begin round 5, nor a later one,
+    until it is called again; with None they go on to the end. What a test does in the middle is never too late."""
+
+    def hold(folder: RunFolder, t: int | None) -> None:
+        write_atomically(folder.root / "gate", f"{sys.maxsize if t is None else t}".encode())
+
+    return hold
 
 
 class Warm:
@@ -225,18 +262,32 @@ def warm(_warm: Warm) -> Iterator[Warm]:
     _warm.clear()
 
 
+@pytest.fixture(scope="session")
+def _gated_warm() -> Iterator[Warm]:
+    warm = Warm(GATE)
+    yield warm
+    warm.close()
+
+
+@pytest.fixture
+def gated_warm(_gated_warm: Warm) -> Iterator[Warm]:
+    """One for all tests that ``hold`` peers in the middle of a run."""
+    yield _gated_warm
+    _gated_warm.clear()
+
+
 @pytest.fixture(scope="module")
 def altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
-    """One for a module, which runs the module's PRELUDE before it forks."""
-    warm = Warm(request.module.PRELUDE)
+    """One for a module, which runs the module's PRELUDE before it forks, besides GATE."""
+    warm = Warm(GATE + request.module.PRELUDE)
     yield warm
     warm.close()
 
 
 @pytest.fixture
 def another_warm() -> Iterator[Warm]:
-    """A warm process of one's own, to be killed."""
-    warm = Warm()
+    """A warm process of one's own, to be killed, with GATE."""
+    warm = Warm(GATE)
     yield warm
     warm.close()
 
@@ -255,7 +306,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
                     ours.add(process)
         return [process for process in ours if _alive(process.pid)]
 
-    end = time.monotonic() + 10.0
+    end = time.monotonic() + PATIENCE
     while survivors() and time.monotonic() < end:
         time.sleep(0.05)
     left = survivors()
@@ -279,7 +330,7 @@ class Mesh:
     def keys(self, me: int) -> Keys | None:
         return Keys(tuple(public for public, _ in self.pairs), self.pairs[me][1]) if self.pairs else None
 
-    def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0) -> Endpoint:
+    def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = ROOM) -> Endpoint:
         return Endpoint(me, topology, RUN_ID, 5, layouts, Patience(deadline))
 
     def revived(self, dead: Endpoint) -> Endpoint:
@@ -299,16 +350,16 @@ class Mesh:
         **transport: Any,
     ) -> ZmqLink:
         """A link that is not started."""
-        settings = Transport(**{"deadline": 20.0, "give_up": 0.5, **transport})
+        transport = {"deadline": ROOM, "give_up": ROOM, **transport}
         endpoint.link = link = ZmqLink(
-            endpoint, self.addresses, settings, digest, logging.getLogger("mesh"),
+            endpoint, self.addresses, Transport(**transport), digest, logging.getLogger("mesh"),
             keys=keys or self.keys(endpoint.me), faults=LinkFaults(jitter=jitter), health=health,
         )  # fmt: skip
         self.links.append(link)
         return link
 
     async def open(
-        self, topology: Topology, layouts: Sequence[Layout], deadline: float = 20.0, **transport: Any
+        self, topology: Topology, layouts: Sequence[Layout], deadline: float = ROOM, **transport: Any
     ) -> list[Endpoint]:
         """One endpoint per peer. Over sockets, messages are held back at random."""
         self.endpoints = [self.endpoint(me, topology, layouts, deadline) for me in range(topology.peers)]
@@ -325,6 +376,8 @@ class Mesh:
         await link.close(leaving)
 
     async def close(self) -> None:
+        for link in self.links:  # nobody comes back any more
+            link.transport = link.transport.model_copy(update={"give_up": 0.5})
         await asyncio.gather(*(self.shut(link) for link in list(self.links)))
 
 

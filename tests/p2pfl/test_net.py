@@ -207,32 +207,31 @@ def says(endpoint: Endpoint, sender: int, t: int = 0) -> None:
 @pytest.mark.parametrize(("gone", "enough"), [((), 3), ((4, 5), 2)])
 async def test_below_the_quorum_the_deadline_does_not_end_a_wait(gone: tuple[int, ...], enough: int) -> None:
     """Of five neighbours three are 60 %, and of those that are not gone two of three."""
-    endpoint, clock = hurried(quorum=0.6), asyncio.get_running_loop().time
+    endpoint, clock = hurried(quorum=0.6, give_up=1000), asyncio.get_running_loop().time
     for sender in gone:
         endpoint.mailbox.lost(sender)
-    began = clock()
     waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
     for sender in range(1, enough):
         says(endpoint, sender)
     await asyncio.sleep(0.2)
     assert not waiting.done()
+    before = clock()
     says(endpoint, enough)
     assert sorted(await waiting) == list(range(1, enough + 1))
-    assert clock() - began < 10
     assert endpoint.missing == {"Word": list(range(enough + 1, 6))}
-    assert 0.0 <= endpoint.waited_in_vain < 0.2
+    assert 0.0 <= endpoint.waited_in_vain <= clock() - before
     assert endpoint.waited >= 0.2
 
 
 async def test_with_the_quorum_there_the_deadline_ends_a_wait_and_without_it_some_time_later() -> None:
     clock = asyncio.get_running_loop().time
-    for quorum, spoken, least in ((0.4, 2, 0.05), (0.6, 2, 0.05 + 0.3), (1.0, 0, 0.05 + 0.3)):
-        endpoint = hurried(quorum, give_up=0.3)
+    for quorum, spoken, give_up, least in ((0.4, 2, 1000, 0.05), (0.6, 2, 0.3, 0.35), (1.0, 0, 0.3, 0.35)):
+        endpoint = hurried(quorum, give_up=give_up)
         for sender in range(1, spoken + 1):
             says(endpoint, sender)
         began = clock()
         assert len(await endpoint.begin(0).gather(Word)) == spoken
-        assert least <= clock() - began < least + 0.25
+        assert clock() - began >= least
 
 
 def test_an_adaptive_deadline_follows_the_recent_rounds() -> None:
@@ -293,7 +292,7 @@ async def test_two_that_differ_on_who_hears_whom_come_to_agree_and_do_not_wait_i
 
     one, other = endpoints
     meanwhile = asyncio.create_task(live(one, itertools.count()))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         await live(other, range(3, 30))
     meanwhile.cancel()
     await asyncio.gather(meanwhile, return_exceptions=True)
@@ -397,7 +396,7 @@ async def test_allreduce_leaves_the_senders_tensors_alone(mesh: Any) -> None:
 
 
 async def test_allreduce_without_a_peer_that_stays_silent(mesh: Any) -> None:
-    endpoints = await mesh.open(line(4), LAYOUTS, deadline=0.1)
+    endpoints = await mesh.open(line(4), LAYOUTS, deadline=2.0)
     silent = endpoints.pop(3)
     outcomes = await together(endpoints, lambda endpoint: endpoint.begin(0).allreduce(vector(endpoint.me, 0, 0)))
     assert [outcome.x.tolist() for outcome in outcomes] == [[1, 0, 0]] * 3
@@ -414,11 +413,12 @@ async def test_allreduce_of_a_body_that_is_not_all_tensors(mesh: Any) -> None:
 # ---- those who are missing
 
 
-async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any) -> None:
+async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any, eventually: Any) -> None:
     endpoints = await mesh.open(complete(4), LAYOUTS, deadline=0.25)
     net, one, _, three = (endpoint.begin(0) for endpoint in endpoints)
     await one.send(0, Word("in time"))
     await three.send(0, Word("in time"))
+    await eventually(lambda: all((0, "Word", sender) in endpoints[0].mailbox for sender in (1, 3)))
     assert words(await net.gather(Word)) == {1: "in time", 3: "in time"}
     assert await net.gather(Vector) == {}
     assert endpoints[0].missing == {"Word": [2], "Vector": [1, 2, 3]}
@@ -426,7 +426,7 @@ async def test_whoever_misses_the_deadline_is_left_out_by_name(mesh: Any) -> Non
 
 
 async def test_time_in_which_the_process_stood_still_does_not_count(mesh: Any, monkeypatch: Any) -> None:
-    here, there = await mesh.open(PAIR, LAYOUTS, deadline=15)
+    here, there = await mesh.open(PAIR, LAYOUTS, deadline=20)
     clock, stood_still = asyncio.get_running_loop().time, 0.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock() + stood_still)
     waiting = asyncio.create_task(here.begin(0).gather(Word))
@@ -442,14 +442,14 @@ async def test_time_in_which_the_process_stood_still_does_not_count(mesh: Any, m
 async def test_a_deadline_that_has_moved_on_still_comes(monkeypatch: Any) -> None:
     clock, stood_still = asyncio.get_running_loop().time, 0.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock() + stood_still)
-    deadline = Deadline(clock() + 0.3)
+    deadline = Deadline(clock() + 3.0)
     happens = asyncio.get_running_loop().create_future()
     waiting = asyncio.create_task(deadline.allows(happens))
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0)
     stood_still = 40
     began = clock()
     assert await waiting is False
-    assert 0.5 < clock() - began < 10
+    assert clock() - began > 0.5
     assert happens.cancelled()
 
 
@@ -504,11 +504,19 @@ async def test_those_waited_for_are_those_that_have_not_come(mesh: Any, eventual
     assert list(await waiting) == [1, 2, 3]
 
 
-async def test_one_deadline_holds_for_all_senders_together(mesh: Any) -> None:
+async def test_one_deadline_holds_for_all_senders_together(mesh: Any, monkeypatch: Any) -> None:
     endpoints = await mesh.open(complete(6), LAYOUTS, deadline=0.3)
-    began = asyncio.get_running_loop().time()
+    missed: list[Deadline] = []
+
+    class Noted(Deadline):
+        async def allows(self, awaitable: Awaitable[Any]) -> bool:
+            in_time = await super().allows(awaitable)
+            missed.extend([self] * (not in_time))
+            return in_time
+
+    monkeypatch.setattr("p2pfl.net.Deadline", Noted)
     assert await endpoints[0].begin(0).gather(Word) == {}
-    assert asyncio.get_running_loop().time() - began < 5 * 0.3
+    assert len(missed) == 1
 
 
 async def test_a_peer_that_was_late_is_heard_again_in_the_next_round(mesh: Any) -> None:
@@ -519,7 +527,7 @@ async def test_a_peer_that_was_late_is_heard_again_in_the_next_round(mesh: Any) 
     net = here.begin(1)
     await there.begin(0).send(0, Word("late"))
     await there.begin(1).send(0, Word("in time"))
-    here.deadline = 30
+    here.patience.deadline = 100
     assert words(await net.gather(Word)) == {1: "in time"}
     assert here.missing == {}
     assert here.mailbox.late == 1

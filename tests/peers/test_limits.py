@@ -208,7 +208,7 @@ async def test_whatever_a_neighbor_answers_the_others_are_heard(
     router.bind("tcp://127.0.0.1:*")
     try:
         (sockets.addresses / "01").write_text(router.get_string(zmq.LAST_ENDPOINT))
-        zero, two = await up(sockets, FORK, 0, give_up=10), await up(sockets, FORK, 2, give_up=10)
+        zero, two = await up(sockets, FORK, 0), await up(sockets, FORK, 2)
         identity, *_ = await asyncio.to_thread(router.recv_multipart)
         for _ in range(10_000 // len(answer)):
             router.send_multipart([identity, *answer])

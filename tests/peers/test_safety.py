@@ -22,6 +22,7 @@ from p2pfl.keys import Keys, write_new
 from p2pfl.simulate import simulate
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout
+from peers import refusals
 from peers.keys import new_pair
 from peers.zmqlink import Hello
 
@@ -150,12 +151,13 @@ async def test_a_neighbor_that_says_it_is_another(
     dealer = stranger.knock(endpoint.link.address, "2>0", encrypted.pairs[2], encrypted.pairs[0][0])
     dealer.send_multipart(frames(Word("I am peer 1"), 1))  # in the header alone
     await eventually(lambda: "dropped a message of peer 2: a message of peer 1 over the link from" in caplog.text)
-    assert endpoint.refused == {2: 1}
+    await eventually(lambda: endpoint.refused == {2: 1})
 
 
 async def test_a_neighbor_cannot_take_anothers_connection_away(
     encrypted: Any, stranger: Any, caplog: Any, eventually: Any
 ) -> None:
+    caplog.set_level(logging.INFO)
     topology = Topology.from_edges(3, [(0, 1), (0, 2)])
     endpoint, neighbor = await up(encrypted, topology, 0), await up(encrypted, topology, 1)
     await eventually(lambda: neighbor.link._edges and neighbor.link._edges[0].up)
@@ -184,7 +186,7 @@ async def test_a_replay_from_another_run(encrypted: Any, stranger: Any, caplog: 
     dealer.send_multipart(frames(Word("of yesterday"), 1, run="another run"))
     text = f"dropped a message of peer 1: a message of run 'another run'; this is run {RUN_ID!r}"
     await eventually(lambda: text in caplog.text)
-    assert endpoint.refused == {1: 1}
+    await eventually(lambda: endpoint.refused == {1: 1})
 
 
 async def test_a_recorded_connection_played_again_gets_nowhere(encrypted: Any, caplog: Any, eventually: Any) -> None:
@@ -243,7 +245,7 @@ async def test_a_neighbor_that_does_not_know_our_key_is_a_named_error(encrypted:
 
 @pytest.mark.parametrize("keyed", [0, 1])
 async def test_a_neighbor_that_has_keys_where_we_have_none_is_named_in_the_log(
-    encrypted: Any, caplog: Any, keyed: int
+    encrypted: Any, caplog: Any, keyed: int, eventually: Any
 ) -> None:
     pairs = encrypted.pairs
     endpoints = []
@@ -252,9 +254,9 @@ async def test_a_neighbor_that_has_keys_where_we_have_none_is_named_in_the_log(
         endpoints.append(await up(encrypted, PAIR, me, give_up=3))
     waits = [endpoint.begin(0).gather(Word) for endpoint in endpoints]
     assert await asyncio.gather(*waits) == [{}, {}]  # after give_up
-    for peer in range(2):
-        assert caplog.text.count(f"peer {peer}: who listens at tcp://127.0.0.1:") == 1
-    assert "refused a connection: it" in caplog.text
+    named = [f"peer {peer}: who listens at tcp://127.0.0.1:" for peer in range(2)]
+    await eventually(lambda: all(text in caplog.text for text in (*named, "refused a connection: it")))
+    assert [caplog.text.count(text) for text in named] == [1, 1]
 
 
 async def test_a_neighbor_whose_key_we_have_wrong_is_named_in_the_log(
@@ -263,23 +265,27 @@ async def test_a_neighbor_whose_key_we_have_wrong_is_named_in_the_log(
     """Whether it is the wrong key or the wrong listener cannot be told; it may come back at another address."""
     await up(encrypted, PAIR, 1)
     keys = encrypted.keys(0)
-    endpoint = await up(encrypted, PAIR, 0, keys=Keys((keys.public[0], new_pair()[0]), keys.private))
+    wrong = Keys((keys.public[0], new_pair()[0]), keys.private)
+    endpoint = await up(encrypted, PAIR, 0, keys=wrong, give_up=0.5)
     await eventually(lambda: "peer 1: who listens at tcp://127.0.0.1:" in caplog.text)
     assert await endpoint.begin(0).gather(Word) == {}  # after give_up
     assert caplog.text.count("does not prove to have its key") == 1
 
 
-async def test_an_address_that_belongs_to_another_peer_by_now_is_not_mistaken(encrypted: Any, caplog: Any) -> None:
+async def test_an_address_that_belongs_to_another_peer_by_now_is_not_mistaken(
+    encrypted: Any, caplog: Any, eventually: Any
+) -> None:
     topology = Topology.from_edges(3, [(0, 1), (0, 2), (1, 2)])
     two = await up(encrypted, topology, 2)
     (encrypted.addresses / "01").write_text(two.link.address)
-    zero = await up(encrypted, topology, 0, give_up=20)
+    zero = await up(encrypted, topology, 0)
     zero.begin(0)
     await zero.send([1, 2], Word("from 0"), 0)
     assert (await two.take("Word", [0], 0))[0].body == Word("from 0")
+    text = f"peer 1: who listens at {two.link.address} does not prove to have its key"
+    await eventually(lambda: text in caplog.text)
     one = await up(encrypted, topology, 1)
     assert (await one.take("Word", [0], 0))[0].body == Word("from 0")
-    assert f"peer 1: who listens at {two.link.address} does not prove to have its key" in caplog.text
 
 
 # ---- what keys do not change
@@ -299,7 +305,7 @@ async def test_a_damaged_byte_costs_a_connection_and_nothing_else(
 ) -> None:
     """libzmq takes it for the other side's fault, and of itself would not connect again."""
     caplog.set_level(logging.INFO)
-    zero = await up(encrypted, PAIR, 0, give_up=20)
+    zero = await up(encrypted, PAIR, 0)
     host, port = zero.link.address.removeprefix("tcp://").split(":")
     damage = asyncio.Event()
 
@@ -324,7 +330,7 @@ async def test_a_damaged_byte_costs_a_connection_and_nothing_else(
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     try:
         (encrypted.addresses / "00").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        one = await up(encrypted, PAIR, 1, give_up=20)
+        one = await up(encrypted, PAIR, 1)
         one.begin(0)
         await one.send([0], Word("before"), 0)
         assert (await zero.take("Word", [1], 0))[1].body == Word("before")
@@ -339,8 +345,9 @@ async def test_a_damaged_byte_costs_a_connection_and_nothing_else(
 
 
 async def test_a_flood_of_strangers_is_counted_and_not_written_down(
-    sockets: Any, stranger: Any, caplog: Any, eventually: Any
+    sockets: Any, stranger: Any, caplog: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(refusals, "PERIOD", 1000.0)
     endpoint = await up(sockets, PAIR, 0)
     dealer = stranger.knock(endpoint.link.address, "7>0")
     for number in range(500):
@@ -349,6 +356,7 @@ async def test_a_flood_of_strangers_is_counted_and_not_written_down(
     for _ in range(300):
         other.send_multipart([b"garbage"])
     await eventually(lambda: endpoint.refused == {1: 300})
+    await eventually(lambda: endpoint.link.refusals._sorts["messages of strangers"].count == 500)
     await sockets.shut(endpoint.link)
     said = [record.getMessage() for record in caplog.records]
     assert said.count("dropped a message of a stranger: b'7>0'") == 10
@@ -372,7 +380,9 @@ def test_a_run_with_keys_ends_with_the_bits_of_one_without(
     for place, expected in zip(folder.peers(), simulate(make_run()), strict=True):
         result = place.result()
         assert (result.digest, result.out, result.inn) == (expected.digest, expected.out, expected.inn)
-        assert "refused" not in place.log.read_text()
+        # A peer that gets no turn for long enough cuts off connections in their handshake; they are made again.
+        said = [line for line in place.log.read_text().splitlines() if "cut off, in its handshake" not in line]
+        assert not any("refused" in line for line in said)
         assert "insecure" not in place.log.read_text()
     secrets = [(tmp_path / "keys" / f"0{peer}.key").read_text().strip() for peer in range(4)]
     for path in (path for path in folder.root.rglob("*") if path.is_file()):

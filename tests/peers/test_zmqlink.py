@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import socket
@@ -82,7 +83,7 @@ class RawPeer:
         self.router = self.context.socket(zmq.ROUTER)
         self.dealer = self.context.socket(zmq.DEALER)
         for end in (self.router, self.dealer):
-            end.set(zmq.RCVTIMEO, 20_000)
+            end.set(zmq.RCVTIMEO, 100_000)
             end.set(zmq.LINGER, 0)
         self.router.bind("tcp://127.0.0.1:*")
         self.address = self.router.get_string(zmq.LAST_ENDPOINT)
@@ -133,6 +134,12 @@ def raw(tmp_path: Path) -> Iterator[Any]:
         one.close()
 
 
+@pytest.fixture(autouse=True)
+def _closing_takes_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits that long though it need not is stopped by pytest."""
+    monkeypatch.setattr(zmqlink, "CLOSING", 1000.0)
+
+
 @pytest.fixture
 async def alone(sockets: Any) -> AsyncIterator[Any]:
     """Peer 0 of two, whose neighbour is not up."""
@@ -176,7 +183,6 @@ async def test_an_address_that_appears_within_one_tick_of_the_file_systems_clock
     await sockets.link(late).start()
     os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
     await late.begin(0).broadcast(Word("here I am"))
-    late.deadline = alone.deadline = 15
     assert await alone.begin(0).gather(Word) == {1: Word("here I am")}
     await alone.begin(0).broadcast(Word("so I see"))
     assert await late.begin(0).gather(Word) == {0: Word("so I see")}
@@ -274,10 +280,15 @@ async def test_addresses_may_be_those_of_ipv6(encrypted: Any, host: str) -> None
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_peers_of_different_run_files_name_each_other(sockets: Any, together: bool, eventually: Any) -> None:
+async def test_peers_of_different_run_files_name_each_other(
+    sockets: Any, together: bool, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zmqlink, "EXPLAINING", 1000.0)  # until both have failed, be it late
+    endpoints = [sockets.endpoint(me, PAIR, LAYOUTS, deadline=1000) for me in range(2)]
+
     async def one(me: int) -> None:
-        endpoint = sockets.endpoint(me, PAIR, LAYOUTS)
-        link = sockets.link(endpoint, digest=f"{me}" * 64)
+        endpoint = endpoints[me]
+        link = sockets.link(endpoint, digest=f"{me}" * 64, deadline=1000)
         await link.start()
         try:
             await endpoint.begin(0).gather(Word)
@@ -288,13 +299,13 @@ async def test_peers_of_different_run_files_name_each_other(sockets: Any, togeth
     if not together:
         await eventually(lambda: sockets.links and sockets.links[0]._next_look > 0)
     tasks.append(asyncio.create_task(one(1)))
-    began = time.monotonic()
+    await eventually(lambda: all(endpoint.failure for endpoint in endpoints))
+    monkeypatch.setattr(zmqlink, "EXPLAINING", 0.0)
     first, second = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(first, HandshakeError)
     assert isinstance(second, HandshakeError)
     assert "refuses peer 0: run file differs: digest 000000000000…, here 111111111111…" in str(first)
     assert "peer 0 at tcp://127.0.0.1:" in str(second)
-    assert time.monotonic() - began < 10
 
 
 async def test_another_run_is_refused(alone: Any, raw: Any) -> None:
@@ -420,7 +431,7 @@ async def test_a_peer_in_the_middle_of_an_epoch_answers(alone: Any, raw: Any) ->
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(other.dealer.recv_multipart()))
     thread.start()
-    thread.join(20)  # our event loop does not turn meanwhile
+    thread.join(100)  # our event loop does not turn meanwhile
     assert isinstance(wire.decode(answers[0], None, CONTROL).body, Welcome)
 
 
@@ -445,8 +456,9 @@ async def test_nothing_is_lost_when_more_comes_during_an_epoch_than_may_wait(soc
 # ---- losing one another
 
 
-async def test_waits_for_a_neighbor_that_was_killed_end_and_the_others_go_on(sockets: Any) -> None:
-    endpoints = await sockets.open(complete(4), LAYOUTS)
+async def test_waits_for_a_neighbor_that_was_killed_end_and_the_others_go_on(sockets: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    endpoints = await sockets.open(complete(4), LAYOUTS, give_up=0.5)
 
     async def play(endpoint: Any, first: int, last: int) -> list[int]:
         heard = []
@@ -457,9 +469,8 @@ async def test_waits_for_a_neighbor_that_was_killed_end_and_the_others_go_on(soc
 
     assert await asyncio.gather(*(play(endpoint, 0, 2) for endpoint in endpoints)) == [[3, 3]] * 4
     await die(endpoints[3].link)
-    began = time.monotonic()
     assert await asyncio.gather(*(play(endpoint, 2, 12) for endpoint in endpoints[:3])) == [[2] * 10] * 3
-    assert time.monotonic() - began < 10  # given up once, not in every round
+    assert caplog.text.count("peer 3 is gone: lost for 0.5 s") == 3  # each gives it up once, not in every round
     assert endpoints[0].missing == {"Word": [3]}
 
 
@@ -483,7 +494,7 @@ async def test_a_neighbor_that_restarts_elsewhere_is_found_and_heard(sockets: An
 
 
 async def test_a_neighbor_that_restarts_before_it_was_missed_takes_its_place(sockets: Any, eventually: Any) -> None:
-    here, there = await sockets.open(PAIR, LAYOUTS, give_up=30)
+    here, there = await sockets.open(PAIR, LAYOUTS)
     await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
     await die(there.link)
     waiting = asyncio.create_task(here.begin(1).gather(Word))
@@ -499,13 +510,13 @@ async def test_a_neighbor_that_restarts_before_it_was_missed_takes_its_place(soc
 async def test_a_peer_that_stood_still_itself_gives_up_nobody_for_it(
     sockets: Any, eventually: Any, monkeypatch: Any
 ) -> None:
-    here, there = await sockets.open(PAIR, LAYOUTS, give_up=30)
+    here, there = await sockets.open(PAIR, LAYOUTS)
     await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
     await die(there.link)
     waiting = asyncio.create_task(here.begin(1).gather(Word))
     await eventually(lambda: not here.link._edges[1].up)
-    monkeypatch.setattr(here.link.world, "now", lambda: time.monotonic() + 100)
-    await eventually(lambda: here.link._stood_still > 99)
+    monkeypatch.setattr(here.link.world, "now", lambda: time.monotonic() + 1000)
+    await eventually(lambda: here.link._stood_still > 999)
     assert not here.link._edges[1].given_up
     again = sockets.revived(there)
     await sockets.link(again).start()
@@ -524,7 +535,7 @@ async def test_who_gets_the_port_of_a_neighbor_that_died_does_no_harm(
     neighbor.close()
     other = zmq.Context()
     router = other.socket(zmq.ROUTER)
-    router.set(zmq.RCVTIMEO, 20_000)
+    router.set(zmq.RCVTIMEO, 100_000)
     try:
         while True:
             with contextlib.suppress(zmq.ZMQError):
@@ -533,9 +544,9 @@ async def test_who_gets_the_port_of_a_neighbor_that_died_does_no_harm(
         identity, *_ = await asyncio.to_thread(router.recv_multipart)
         router.send_multipart([identity, *wire.encode(Refused("wrong run")).to("another", 0, 1, 0)])
         assert await waiting == {}
+        await eventually(lambda: "peer 1 is no longer at" in caplog.text)
     finally:
         other.destroy(linger=0)
-    assert "peer 1 is no longer at" in caplog.text
     assert endpoint.failure is None
 
 
@@ -574,7 +585,7 @@ async def test_a_neighbor_is_found_again_where_somebody_else_was_meanwhile(
 
 
 async def test_a_neighbor_that_never_comes_up_costs_one_deadline_and_not_one_a_round(sockets: Any) -> None:
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS, deadline=30)
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS, deadline=1000)
     await sockets.link(endpoint, deadline=0.3).start()
     for t in range(5):
         assert await endpoint.begin(t).exchange(Word("anyone?")) == {}
@@ -601,7 +612,8 @@ async def test_send_blocks_while_the_queue_is_full_and_gives_up_at_the_deadline(
         await net.broadcast(Word("…"))
     began = time.monotonic()
     await net.broadcast(Word("one too many"))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began > 0.9
+    assert "gave up a message to peer 1: 3 are waiting" in caplog.text
     assert endpoint.undelivered == 1
 
 
@@ -680,17 +692,22 @@ async def test_numbers_that_do_not_follow_on_are_explained_before(alone: Any, ra
     assert (await other.heard())[1].body == Word("round 5")
 
 
-async def test_what_did_not_fit_into_the_queue_is_sent_when_there_is_room_again(sockets: Any, raw: Any) -> None:
+async def test_what_did_not_fit_into_the_queue_is_sent_when_there_is_room_again(
+    sockets: Any, raw: Any, eventually: Any
+) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint, queue=1, deadline=0.3).start()
+    link = sockets.link(endpoint, queue=1)
+    await link.start()
     other = raw(1)
     await other.welcome()
+    await eventually(lambda: link._edges[1].up)
+    link.transport = link.transport.model_copy(update={"deadline": 0.3})
     net = endpoint.begin(0)
     while endpoint.undelivered < 2:  # libzmq and the system hold some, too
         await net.broadcast(Word("x" * 50_000))
 
     async def once_there_is_room() -> None:
-        while endpoint.link.full(1):
+        while link.full(1):
             await asyncio.sleep(0.005)
         await net.broadcast(Word("last"))
 
@@ -824,15 +841,11 @@ async def test_peers_that_close_together_do_not_wait_for_each_other(sockets: Any
         await sockets.shut(endpoint.link)
         return len(heard)
 
-    began = time.monotonic()
     assert await asyncio.gather(*(life(endpoint) for endpoint in endpoints)) == [5] * 6
-    assert time.monotonic() - began < zmqlink.CLOSING / 2
 
 
 async def test_closing_does_not_wait_for_a_neighbor_that_never_was(sockets: Any, alone: Any) -> None:
-    began = time.monotonic()
-    await sockets.close()
-    assert time.monotonic() - began < zmqlink.CLOSING / 2
+    await sockets.shut(alone.link)
 
 
 async def test_closing_waits_only_so_long_for_a_neighbor_that_says_nothing(
@@ -850,7 +863,7 @@ async def test_closing_waits_only_so_long_for_a_neighbor_that_says_nothing(
 async def test_the_last_one_does_not_wait_for_those_who_have_finished_and_are_gone(sockets: Any, raw: Any) -> None:
     """They may go before their CLOSED has left."""
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    link = sockets.link(endpoint, give_up=60.0)
+    link = sockets.link(endpoint, give_up=1000)
     await link.start()
     other = raw(1)
     other.connect(link)
@@ -862,8 +875,7 @@ async def test_the_last_one_does_not_wait_for_those_who_have_finished_and_are_go
     other.say(Durable(zmqlink.FOREVER))
     assert (await other.heard())[1].body == Close()
     other.close()
-    async with asyncio.timeout(zmqlink.CLOSING / 2):
-        await closing
+    await closing
 
 
 async def test_who_restarts_after_its_last_round_still_hands_out_what_it_has(sockets: Any, raw: Any) -> None:
@@ -872,7 +884,7 @@ async def test_who_restarts_after_its_last_round_still_hands_out_what_it_has(soc
     await endpoint.begin(0).broadcast(Word("last words"))
     await die(endpoint.link)
     again = sockets.revived(endpoint)
-    link = sockets.link(again, give_up=20.0)
+    link = sockets.link(again)
     await link.start()
     closing = asyncio.create_task(sockets.shut(link, "finished"))
     other = raw(1)
@@ -892,10 +904,9 @@ async def test_who_restarts_after_its_last_round_does_not_wait_for_ever(sockets:
     await sockets.link(endpoint).start()
     await endpoint.begin(0).broadcast(Word("last words"))
     await die(endpoint.link)
-    link = sockets.link(sockets.revived(endpoint), deadline=600.0, give_up=0.5)
+    link = sockets.link(sockets.revived(endpoint), deadline=1000, give_up=0.5)
     await link.start()
-    async with asyncio.timeout(10.0):
-        await sockets.shut(link, "finished")
+    await sockets.shut(link, "finished")
 
 
 async def test_a_neighbor_that_has_closed_may_come_back(sockets: Any, eventually: Any) -> None:
