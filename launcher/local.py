@@ -14,6 +14,7 @@ from rich.console import Console
 
 from launcher import text
 from launcher.errors import LaunchError
+from launcher.here import elsewhere
 from launcher.mps import multi_process_service
 from launcher.prepare import Order
 from launcher.processes import how_it_ended, living
@@ -47,7 +48,7 @@ def launch(order: Order, console: Console, restart: Restart = "on-failure") -> t
     # Before anything else: it imports torch while we do, and while we check the run file.
     with WarmProcess(threads(1)) as warm:
         run = order.load()
-        _check_keys(run, range(run.peers))
+        _check_here(run, range(run.peers))
         folder = order.prepare(run)
         return folder, _run(run, folder, range(run.peers), warm, console, restart)
 
@@ -65,25 +66,33 @@ def resume(
 
     with WarmProcess(threads(1)) as warm:
         run = config.load(folder.run_file)
-        absent = sorted(set(peers) - set(range(run.peers)))
+        present = [place.peer for place in folder.peers()]  # of one that was started alone: it and no other
+        absent = sorted(set(peers) - set(present))
         if absent:
-            raise LaunchError(f"{folder.root} has no peer {text.ids(absent)}; it has 0 to {run.peers - 1}")
-        places = [folder.peer(peer) for peer in sorted(peers) or range(run.peers)]
+            raise LaunchError(f"{folder.root} has no peer {text.ids(absent)}; it has {text.ids(present)}")
+        places = [folder.peer(peer) for peer in sorted(peers) or present]
         if alive := [place.peer for place in places if living(folder, place.peer)]:
             console.print(f"peers that live already: {text.ids(alive)}")
         dead = [place for place in places if place.peer not in alive]
         if all(how_it_ended(place) == "finished" for place in dead):
             raise LaunchError(f"{folder.root}: nothing to resume: all peers have finished or live")
-        _check_keys(run, [place.peer for place in dead])
+        _check_here(run, [place.peer for place in dead])
         # Those that have finished too: others may need what they said last.
         return folder, _run(run, folder, [place.peer for place in dead], warm, console, restart)
 
 
-def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
-    """Raises RunFileError if these peers would not find the keys that they need."""
+def _check_here(run: Run, peers: Iterable[PeerId]) -> None:
+    """Raises RunFileError if these peers would not find the keys that they need, or the others not find them here."""
     from p2pfl import keys
 
     transport = run.file.transport
+    for peer, address in elsewhere(transport.book(run.peers), peers):
+        problem = (
+            f"peer {peer} is looked for at {address}, which is not this host, and peers would be started here: start "
+            "each with `p2pfl peer` where it belongs, or say where these are: --set transport.hosts={} --set "
+            "transport.address=null"
+        )
+        raise run.blame("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
     if transport.keys is not None:
         try:
             keys.check(transport.keys, run.peers, peers, transport.public_keys)
@@ -139,7 +148,7 @@ def follow(
             for peer in ended:
                 if peer in policy.last_words:
                     progress.say(f"peer {peer}: {policy.last_words[peer]}")
-            progress.update(Snapshot.take(folder, run.peers, run.rounds))
+            progress.update(Snapshot.take(folder, range(run.peers), run.rounds))
     if warm.errors:
         with suppress(OSError):
             (folder.root / "warm.log").write_text(warm.errors)

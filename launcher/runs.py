@@ -59,13 +59,14 @@ def _line(folder: RunFolder, shown: str) -> RunLine:
 
 def _readable_line(folder: RunFolder, shown: str) -> RunLine:
     plain = settings(folder)
-    snapshot = Snapshot.take(folder, plain["peers"], plain["rounds"])
+    peers = [place.peer for place in folder.peers()]  # one, of a peer that was started alone
+    snapshot = Snapshot.take(folder, peers, plain["rounds"])
     alive = sum(living(folder, status.peer) is not None for status in snapshot.statuses)
     about = folder.about
     return RunLine(
         run=shown,
         state="running" if alive else _ended(folder),
-        peers=plain["peers"],
+        peers=len(peers),
         alive=alive,
         rounds_done=min(snapshot.done),
         rounds=plain["rounds"],

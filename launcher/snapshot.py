@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from p2pfl.runfolder import RunFolder, Status
+from p2pfl.runfolder import PeerId, RunFolder, Status
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class Snapshot:
     statuses: list[Status]
 
     @classmethod
-    def take(cls, folder: RunFolder, peers: int, rounds: int) -> Snapshot:
-        found = (folder.peer(peer).status() for peer in range(peers))
-        return cls(peers, rounds, [status for status in found if status is not None])
+    def take(cls, folder: RunFolder, peers: Sequence[PeerId], rounds: int) -> Snapshot:
+        found = (folder.peer(peer).status() for peer in peers)
+        return cls(len(peers), rounds, [status for status in found if status is not None])
 
     @cached_property
     def done(self) -> list[int]:

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
+from launcher.errors import LaunchError
+from launcher.local import resume
+from launcher.runs import find_runs
 from p2pfl.errors import RunFolderError
-from p2pfl.runfolder import RunFolder
+from p2pfl.runfolder import RunFolder, Status
 from p2pfl.simulate import simulate
 from peers import runtime
 from peers.__main__ import main
@@ -132,3 +136,17 @@ def test_a_key_of_the_file_can_be_changed(write: Any, tmp_path: Path, monkeypatc
     monkeypatch.setattr(runtime, "run_peer", lambda folder, me, run, **_: run.rounds)
     given = ["--file", str(write(rounds=4)), "--run", str(tmp_path / "run"), "--me", "1", "--set", "rounds=9"]
     assert CliRunner().invoke(main, given).exit_code == 9
+
+
+def test_it_is_listed_and_gone_on_with_as_what_it_is(write: Any, warm: Any, tmp_path: Path) -> None:
+    partition = {"partition": "iid"}
+    folder, _ = own_folder(write(peers=1, data=partition), tmp_path / "runs" / "alone", 0)
+    assert warm.run(folder) == {0: 0}
+    (line,) = find_runs(tmp_path / "runs")
+    assert (line.state, line.peers, line.rounds_done) == ("finished", 1, line.rounds)
+    of_four, _ = own_folder(write(), tmp_path / "runs" / "third", 3)
+    of_four.peer(3).write_status(Status(3, 1, "stopped", rounds_done=1))
+    line = list(find_runs(tmp_path / "runs"))[-1]
+    assert (line.state, line.peers, line.rounds_done) == ("stopped", 1, 1)
+    with pytest.raises(LaunchError, match=r"third has no peer 0-1; it has 3"):
+        resume(of_four, [0, 1], Console())
