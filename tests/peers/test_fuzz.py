@@ -37,5 +37,5 @@ def test_peers_under_attack_end_with_the_bits_of_the_simulation(tmp_path: Path) 
     outcome = fuzz.attacked(run, tmp_path / "attacked", expected, seed=1)
     assert outcome.codes == [0] * fuzz.PEERS
     assert outcome.differing == []
-    assert min(outcome.frames[name] for name in ("as a neighbour", "as an answer", "as strangers")) > 0
+    assert min(outcome.frames[name] for name in fuzz.ATTACKS) > 0
     assert outcome.refused > 0
