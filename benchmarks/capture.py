@@ -61,11 +61,15 @@ def recorded(record: list[bytes]) -> Iterator[None]:
         over = threading.Event()
 
         def listen() -> None:
-            while not over.is_set():
+            while True:
+                if over.is_set():
+                    tap.setblocking(False)
                 try:
                     packet, address = tap.recvfrom(1 << 17)
                 except TimeoutError:
                     continue
+                except BlockingIOError:  # it is over, and all is read
+                    return
                 if address[2] == socket.PACKET_OUTGOING:  # each comes twice
                     record.append(packet)
 

@@ -14,6 +14,7 @@ on. All peers must end with exit code 0 and the bits of `p2pfl simulate`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -48,7 +49,9 @@ from p2pfl.session import load_data
 from p2pfl.simulate import simulate
 from p2pfl.tensors import digest
 from p2pfl.wire import Body, Layout, TensorSpec, Vocabulary
+from peers.device import slots_on
 from peers.runtime import run_peer
+from peers.slots import HostSlot
 from peers.zmqlink import FOREVER, Close, Closed, Durable, Hello, Hold, Welcome
 
 RUN_ID = "0123456789abcdef"
@@ -282,6 +285,8 @@ def guided(arguments: Sequence[str]) -> None:
 PEERS = 4
 ATTACKER = PEERS
 """The fifth peer of the graph."""
+ATTACKS = ("as a neighbour", "as an answer", "as strangers")
+"""Who sends frames, and how."""
 NEVER = 1 << 40
 LIVE: dict[str, Any] = {
     "name": "fuzzed",
@@ -306,7 +311,7 @@ class Outcome:
     """Of one run under attack."""
 
     frames: Counter[str] = field(default_factory=Counter)
-    """Sent, by who sent them how."""
+    """Sent, by ATTACKS."""
     seconds: float = 0.0
     memory: dict[int, list[int]] = field(default_factory=dict)
     """Bytes (RSS) of each peer when the attack began, every half second, and last."""
@@ -341,8 +346,12 @@ def _prepared(run: Run, root: Path) -> RunFolder:
 
 
 def attacked(run: Run, root: Path, expected: RunFolder, seed: int) -> Outcome:
-    """One run with attackers."""
+    """One run with attackers. No peer computes before all of them are at work."""
     folder, data = _prepared(run, root), load_data(run)
+    count, place = slots_on(run.file, torch.device("cpu"))
+    slots = [HostSlot(folder.slots, count, place) for _ in range(count)]
+    for slot in slots:
+        asyncio.run(slot.acquire())
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=_be_peer, args=(folder, me, run, data)) for me in range(PEERS)]
     outcome = Outcome()
@@ -357,6 +366,10 @@ def attacked(run: Run, root: Path, expected: RunFolder, seed: int) -> Outcome:
         while any(process.is_alive() for process in processes):
             neighbor.attack(outcome.frames)
             strangers.attack(outcome.frames)
+            if slots and all(outcome.frames[name] for name in ATTACKS):
+                for slot in slots:
+                    slot.release()
+                slots.clear()
             if time.monotonic() > next_look:
                 next_look = time.monotonic() + 0.5
                 for me, process in enumerate(processes):
@@ -526,7 +539,7 @@ def live(seconds: int, rounds: int, seed: int) -> None:
             total, took = total + sum(found.frames.values()), took + found.seconds
             good = not found.differing and found.codes == [0] * PEERS
             bad += not good
-            counts = [found.frames[name] for name in ("as a neighbour", "as an answer", "as strangers")]
+            counts = [found.frames[name] for name in ATTACKS]
             memory = [
                 [of(values) for values in found.memory.values()] for of in (lambda v: v[0], max, lambda v: v[-1])
             ]

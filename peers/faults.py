@@ -50,6 +50,7 @@ class Injector:
         }
         self._me = me
         self._timers: dict[str, tuple[threading.Timer, Blow]] = {}
+        self._striking = threading.Lock()
         self._healing: dict[str, float] = {}
         self._began = time.monotonic()
         self._typical = TYPICAL
@@ -72,7 +73,6 @@ class Injector:
         for timer, blow in list(self._timers.values()):  # the round was over sooner than the one before
             timer.cancel()
             self._strike(blow)
-        self._timers.clear()
 
     def goes_on(self) -> None:
         self._batch = time.perf_counter()  # a straggler computes slowly; it does not wait slowly
@@ -83,8 +83,13 @@ class Injector:
             self._batch = time.perf_counter()
 
     def _strike(self, blow: Blow) -> None:
-        if self._timers.pop(blow.name, None) is None:
-            return  # the timer and the end of the round came at the same time
+        """It is over when this returns: no later round is hit, nor a peer that has finished, if the disk is slow."""
+        with self._striking:
+            if blow.name in self._timers:  # else the timer and the end of the round came at the same time
+                self._hit(blow)
+                del self._timers[blow.name]
+
+    def _hit(self, blow: Blow) -> None:
         self.log.warning(
             "chaos: %s in round %d%s", blow.what, blow.t, f" for {blow.seconds:g} s" * bool(blow.seconds)
         )
@@ -96,8 +101,9 @@ class Injector:
         if blow.what == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         else:
+            me = os.getpid()
             # Nobody can wake up itself.
-            subprocess.Popen(["/bin/sh", "-c", f"kill -STOP $PPID; sleep {blow.seconds}; kill -CONT $PPID"])
+            subprocess.run(["/bin/sh", "-c", f"kill -STOP {me}; sleep {blow.seconds}; kill -CONT {me}"], check=False)
 
     # -- partitions
 

@@ -143,8 +143,8 @@ Session._round = round
 
 @pytest.fixture(scope="session")
 def hold() -> Callable[[RunFolder, int | None], None]:
-    """``hold(folder, 5)``: peers that a warm process with GATE has forked do not begin round 5, nor a later one,
-    until it is called again; with None they go on to the end. What a test does in the middle is never too late."""
+    """``hold(folder, 5)``: peers that a warm process with GATE has forked do not begin round 5 or a later one until
+    it is called again; with None they go on to the end. What a test does in the middle of a run is never too late."""
 
     def hold(folder: RunFolder, t: int | None) -> None:
         write_atomically(folder.root / "gate", f"{sys.maxsize if t is None else t}".encode())

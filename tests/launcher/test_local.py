@@ -137,8 +137,16 @@ def test_peers_that_outlive_the_warm_process_are_followed_to_the_end(play):
     assert summarize(folder, crew.codes).finished
 
 
-def test_ctrl_c_stops_and_a_second_one_kills(play, until):
+@pytest.fixture
+def listening(until) -> Callable[[], None]:
+    """Waits until Ctrl-C no longer ends the tests, but is the launcher's to handle."""
+    before = signal.getsignal(signal.SIGINT)
+    return lambda: until(lambda: signal.getsignal(signal.SIGINT) != before)
+
+
+def test_ctrl_c_stops_and_a_second_one_kills(play, until, listening):
     def press_twice(folder: RunFolder) -> None:
+        listening()
         until(lambda: all(place.status() for place in folder.peers()))
         os.kill(os.getpid(), signal.SIGINT)
         until(lambda: folder.peer(0).result())
@@ -153,15 +161,20 @@ def test_ctrl_c_stops_and_a_second_one_kills(play, until):
     assert "killing" in said
 
 
-def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_folder, fake_peers, monkeypatch):
+def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_folder, fake_peers, listening):
     folder = make_folder(peers=1, results={0: None})
+
+    def press() -> None:
+        listening()
+        os.kill(os.getpid(), signal.SIGINT)
+
     with WarmProcess(fake_peers(["waits"])) as warm:
         # The stand-in is stopped before it can fork, as a real one is that still imports.
         os.kill(warm._process.pid, signal.SIGSTOP)
-        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
+        other = threading.Thread(target=press)
+        other.start()
         crew = follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
-        timer.join()
+        other.join()
     assert crew.started == set()
     assert warm._process.returncode == -signal.SIGKILL
     assert failures(summarize(folder, crew.codes)) == ["peer 0: never started"]

@@ -83,7 +83,7 @@ def test_follow_ends_with_the_last_word_of_the_last_peer(folder, make_process):
     with folder.peer(0).log.open("a") as file:
         file.write(stamp(9, "finished"))
     folder.peer(0).write_status(Status(0, process.pid, "finished"))
-    reader.join(30)
+    reader.join(200)
     assert not reader.is_alive()
     assert [entry.text[-8:] for entry in found] == [" round 0", " round 1", "finished"]
 

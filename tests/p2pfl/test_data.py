@@ -203,7 +203,7 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
         assert peer.stdin is not None
         peer.stdin.write("go\n")
         peer.stdin.flush()
-    assert [peer.communicate(timeout=60)[0] for peer in peers] == ["4\n"] * 3
+    assert [peer.communicate(timeout=200)[0] for peer in peers] == ["4\n"] * 3
     assert (tmp_path / "log").read_text() == "read\n"
 
 

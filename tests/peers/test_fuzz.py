@@ -25,7 +25,7 @@ def test_damaged_messages_are_refused_or_come_back_bit_for_bit() -> None:
 def test_the_decoder_guided_by_coverage() -> None:
     pytest.importorskip("atheris", reason="pip install '.[fuzz]'")
     command = [sys.executable, "-m", "benchmarks.fuzz", "decoder", "--frames", "20000"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     (reached, before) = re.findall(r"reached: (\d+), by the valid messages alone (\d+)", done.stdout)[0]
     assert int(reached) > int(before) > 50
@@ -37,5 +37,5 @@ def test_peers_under_attack_end_with_the_bits_of_the_simulation(tmp_path: Path) 
     outcome = fuzz.attacked(run, tmp_path / "attacked", expected, seed=1)
     assert outcome.codes == [0] * fuzz.PEERS
     assert outcome.differing == []
-    assert min(outcome.frames[name] for name in ("as a neighbour", "as an answer", "as strangers")) > 0
+    assert min(outcome.frames[name] for name in fuzz.ATTACKS) > 0
     assert outcome.refused > 0

@@ -88,7 +88,7 @@ def test_peers_that_stopped_in_the_same_round_go_on_as_if_nothing_had_happened(
 def test_sigterm_while_waiting_for_a_neighbor_that_is_not_there(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    folder = prepare(tmp_path / "run", make_run(peers=2))
+    folder = prepare(tmp_path / "run", make_run(peers=2, transport={"deadline": 1000}))
     pids = warm.start(folder, [1])
     until(lambda: (status := folder.peer(1).status()) and status.phase == "waiting" and status.waiting_for == [0])
     os.kill(pids[1], signal.SIGTERM)
@@ -106,7 +106,7 @@ def test_sigterm_before_the_first_round(
     with subprocess.Popen([sys.executable, "-c", START, str(folder.root)]) as process:
         until(folder.peer(0).status)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(200) == 0
     assert folder.peer(0).status().phase == "stopped"
 
 
@@ -123,16 +123,18 @@ sys.exit(run_peer(RunFolder(Path(sys.argv[1])), 0))
 
 
 def test_when_one_peer_is_killed_the_others_finish_and_name_it(
-    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
-    rounds = 40
+    rounds = 20
     folder = prepare(
         tmp_path / "run", make_run(rounds=rounds, chaos={"link": {"jitter": 0.03}}, transport={"give_up": 0.3})
     )
-    pids = warm.start(folder)
+    hold(folder, 10)
+    pids = gated_warm.start(folder)
     until(lambda: rounds_done(folder, 2) > 1)
     os.kill(pids[2], signal.SIGKILL)
-    assert warm.wait(pids) == {0: 0, 1: 0, 2: -signal.SIGKILL, 3: 0}
+    hold(folder, None)
+    assert gated_warm.wait(pids) == {0: 0, 1: 0, 2: -signal.SIGKILL, 3: 0}
     assert folder.peer(2).result() is None
     for peer in (0, 1, 3):
         result = folder.peer(peer).result()
@@ -148,23 +150,26 @@ def test_when_one_peer_is_killed_the_others_finish_and_name_it(
 
 
 def test_a_peer_that_stops_is_waited_for_a_while_and_then_left_out(
-    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     transport = {"give_up": 0.5, "deadline": 1000}
-    folder = prepare(tmp_path / "run", make_run(rounds=30, chaos={"link": {"jitter": 0.02}}, transport=transport))
-    pids = warm.start(folder)
+    folder = prepare(tmp_path / "run", make_run(rounds=20, chaos={"link": {"jitter": 0.02}}, transport=transport))
+    hold(folder, 10)
+    pids = gated_warm.start(folder)
     until(lambda: rounds_done(folder, 3) > 1)
     os.kill(pids[3], signal.SIGTERM)
-    assert set(warm.wait(pids).values()) == {0}
+    assert gated_warm.wait({3: pids.pop(3)}) == {3: 0}
+    hold(folder, None)
+    assert set(gated_warm.wait(pids).values()) == {0}
     assert folder.peer(3).result().phase == "stopped"
     for peer in range(3):
-        assert folder.peer(peer).result().rounds_done == 30
+        assert folder.peer(peer).result().rounds_done == 20
         assert "peer 3 is gone: lost for 0.5 s" in log_of(folder, peer)
 
 
 @pytest.mark.parametrize("method", ["dpsgd", "mapl", "mapl, pruned", "meta-l2c, pruned"])
 def test_peers_that_are_killed_and_come_back_change_nothing(
-    method: str, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+    method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     """The promise: a crash is invisible. Each peer is killed twice, two of them at once."""
     mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16}
@@ -181,18 +186,20 @@ def test_peers_that_are_killed_and_come_back_change_nothing(
         checkpoint_every=3,
         graph="ring",
         chaos={"link": {"jitter": 0.02}},
-        transport={"give_up": 60, "deadline": 60},
     )
     folder, calm = prepare(tmp_path / "run", run), prepare(tmp_path / "calm", run)
     expected = simulate(run, calm)
-    pids = warm.start(folder)
+    hold(folder, 3)
+    pids = gated_warm.start(folder)
     for at, victims in ((1, [0]), (3, [1, 2]), (5, [3]), (7, [2, 3]), (9, [0, 1])):
         until(lambda victims=victims, at=at: all(rounds_done(folder, peer) >= at for peer in victims))
         for peer in victims:
             os.kill(pids[peer], signal.SIGKILL)
-        assert warm.wait({peer: pids[peer] for peer in victims}) == dict.fromkeys(victims, -signal.SIGKILL)
-        pids.update(warm.start(folder, victims))
-    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
+        assert gated_warm.wait({peer: pids[peer] for peer in victims}) == dict.fromkeys(victims, -signal.SIGKILL)
+        hold(folder, at + 4)
+        pids.update(gated_warm.start(folder, victims))
+    hold(folder, None)
+    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
     for place, calm_result in zip(folder.peers(), expected, strict=True):
         result = place.result()
         assert (result.phase, result.rounds_done, result.missing) == ("finished", 18, 0)
@@ -203,7 +210,7 @@ def test_peers_that_are_killed_and_come_back_change_nothing(
 
 @pytest.mark.parametrize("method", ["dpsgd", "mapl, pruned"])
 def test_damaged_checkpoints_of_peers_that_come_back_change_nothing(
-    method: str, make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+    method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     """Two neighbours are killed at once and find their last checkpoints damaged; so does one that has finished."""
     mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 1.5}
@@ -213,7 +220,6 @@ def test_damaged_checkpoints_of_peers_that_come_back_change_nothing(
         checkpoint_every=2,
         graph="ring",
         chaos={"link": {"jitter": 0.02}},
-        transport={"give_up": 60, "deadline": 60},
     )
     folder, longer = prepare(tmp_path / "run", run), make_run(**resolved(run, rounds=14))
 
@@ -223,21 +229,23 @@ def test_damaged_checkpoints_of_peers_that_come_back_change_nothing(
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
 
-    pids = warm.start(folder)
+    hold(folder, 7)
+    pids = gated_warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) >= 5 for peer in (1, 2)))
     for peer in (1, 2):
         os.kill(pids[peer], signal.SIGKILL)
-    assert warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)
+    assert gated_warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)
     for peer in (1, 2):
         damage(peer)
-    pids.update(warm.start(folder, [1, 2]))
-    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
+    hold(folder, None)
+    pids.update(gated_warm.start(folder, [1, 2]))
+    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
     for peer in (1, 2):
         assert "checkpoint.pt: damaged: its checksum is wrong; set aside" in log_of(folder, peer)
 
     folder.run_file.write_text(longer.to_yaml())
     damage(3)
-    assert warm.run(folder) == dict.fromkeys(range(4), 0)
+    assert gated_warm.run(folder) == dict.fromkeys(range(4), 0)
     assert "going on from the one after round 11" in log_of(folder, 3)
     for place, calm in zip(folder.peers(), simulate(longer), strict=True):
         result = place.result()
@@ -247,15 +255,17 @@ def test_damaged_checkpoints_of_peers_that_come_back_change_nothing(
 
 
 def test_when_the_warm_process_is_killed_its_peers_finish(
-    make_run: Any, prepare: Any, another_warm: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, another_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     folder = prepare(tmp_path / "run", make_run(rounds=12, chaos={"link": {"jitter": 0.03}}))
+    hold(folder, 6)
     pids = another_warm.start(folder)
     peers = [psutil.Process(pid) for pid in pids.values()]
     until(lambda: rounds_done(folder, 0) > 0)
     another_warm.kill()
     another_warm.running.clear()
-    _, alive = psutil.wait_procs(peers, 60)
+    hold(folder, None)
+    _, alive = psutil.wait_procs(peers, 200)
     assert not alive
     assert [place.result().rounds_done for place in folder.peers()] == [12] * 4
 

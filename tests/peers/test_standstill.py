@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from typing import Any
 
 import psutil
 
+from launcher.prepare import Order
 from p2pfl.simulate import simulate
+from peers.slots import HostSlot
 
 PRELUDE = """
 import peers.sockets
@@ -34,15 +37,17 @@ def says(folder: Any, peer: int, text: str) -> bool:
 
 
 def test_a_peer_that_stands_still_until_it_is_missed_and_goes_on_changes_nothing(
-    make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, altered_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
-    run = make_run(rounds=12, graph="ring", chaos=SLOW, transport={"give_up": 60, "deadline": 60})
+    run = make_run(rounds=8, graph="ring", chaos=SLOW)
     folder = prepare(tmp_path / "run", run)
+    hold(folder, 4)
     pids = altered_warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) >= 2 for peer in pids))
     os.kill(pids[1], signal.SIGSTOP)
     until(lambda: all(says(folder, neighbor, "peer 1: connection lost") for neighbor in (0, 2)))
     os.kill(pids[1], signal.SIGCONT)
+    hold(folder, None)
     assert altered_warm.wait(pids) == dict.fromkeys(range(4), 0)
     for place, calm in zip(folder.peers(), simulate(run), strict=True):
         result = place.result()
@@ -52,7 +57,7 @@ def test_a_peer_that_stands_still_until_it_is_missed_and_goes_on_changes_nothing
 def test_a_peer_that_stands_still_for_too_long_is_left_out_and_goes_on_in_its_neighbours_round(
     make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Path
 ) -> None:
-    run = make_run(rounds=ENDLESS, graph="ring", chaos=SLOW, transport={"give_up": 1, "deadline": 60})
+    run = make_run(rounds=ENDLESS, graph="ring", chaos=SLOW, transport={"give_up": 1})
     folder = prepare(tmp_path / "run", run)
     pids = altered_warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) >= 2 for peer in pids))
@@ -70,26 +75,29 @@ def test_a_peer_that_stands_still_for_too_long_is_left_out_and_goes_on_in_its_ne
     assert folder.peer(1).result().left_out > 0
     for other in (0, 2, 3):
         result = folder.peer(other).result()
-        assert (result.phase, result.left_out) == ("stopped", 0)
+        assert result.phase == "stopped"
+        # Unless it got no turn for so long itself.
+        missed = any(says(folder, one, f"peer {other} is gone: lost") for one in run.topology.neighbors[other])
+        assert missed or result.left_out == 0
 
 
 def test_a_launcher_that_stands_still_misses_nothing(make_run: Any, tmp_path: Path, until: Any) -> None:
     """Nor does it matter to the peers, nor if the warm process stands still with it."""
-    from p2pfl.runfolder import RunFolder
-
-    run = make_run(rounds=8, chaos=SLOW)
-    (tmp_path / "run.yaml").write_text(run.to_yaml())
-    folder = RunFolder(tmp_path / "run")
-    command = [sys.executable, "-m", "launcher.cli", "launch", "run.yaml", "--run-dir", folder.root, "--json"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as launcher:
-        until(lambda: all(rounds_done(folder, peer) for peer in range(4)))
+    run = make_run(rounds=8, slots=1)
+    folder = Order(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
+    slot = HostSlot(folder.slots, 1)
+    asyncio.run(slot.acquire())  # so that they have not finished before it stands still
+    command = [sys.executable, "-m", "launcher.cli", "resume", folder.root, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
+        until(lambda: all((status := place.status()) and status.phase == "queued" for place in folder.peers()))
         (warm,) = psutil.Process(launcher.pid).children()
         for process in (launcher, warm):
             process.send_signal(signal.SIGSTOP)
+        slot.release()
         until(lambda: all(folder.peer(peer).result() for peer in range(4)))
         for process in (warm, launcher):
             process.send_signal(signal.SIGCONT)
-        said, _ = launcher.communicate(timeout=60)
+        said, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 0
     summary = json.loads(said)
     assert [peer["digest"] for peer in summary["peers"]] == [result.digest for result in simulate(run)]
