@@ -134,6 +134,10 @@ class World(Protocol):
         """Where a peer listens, by the run file or by what it has published; None if neither says it now. It may
         change; asked for as long as there is no connection."""
 
+    def absent(self, peer: PeerId) -> bool:
+        """Whether a peer might have published where it listens, and has not: it has not come up yet, or has left for
+        good. One that was killed or stopped is not absent."""
+
     def published(self) -> int:
         """A number that changes whenever an address may have; 0 while it cannot be told."""
 
@@ -237,6 +241,17 @@ class Sockets:
             return None if address is None else self._resolver.numeric(address)
         except ValueError:
             return None  # a damaged file: its peer will write it again
+
+    def absent(self, peer: PeerId) -> bool:
+        if self.book.address_of(peer) is not None:
+            return False
+        try:
+            self._file(peer).stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            pass  # that says nothing
+        return False
 
     def _read(self, peer: PeerId) -> str | None:
         try:

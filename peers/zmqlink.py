@@ -27,6 +27,7 @@ Rules:
 4. CLOSE is the last message on an edge; it comes when the receiver has said DURABLE for everything before it.
    CLOSED comes back when it has been read, but may get lost with its sender: nobody waits for it who knows that the
    neighbour has finished too. A peer that is stopped before its last round says no CLOSE: it may come back.
+   Only who leaves for good takes its address away: nobody who closes waits for it any more.
 5. A connection that libzmq finds dead (its heartbeats see to that) is *lost*. libzmq reconnects by itself; if it
    has not within ``give_up`` seconds, waits for that neighbour end. So they do for one that has said CLOSE, and for
    one that has not come up within ``deadline`` seconds.
@@ -321,7 +322,8 @@ class ZmqLink:
         """
         self._command(lambda: self._begin_closing(leaving))
         await self.world.ended()
-        self.world.withdraw(self.address)
+        if leaving != "stopped":  # whoever finds our address knows that we may come back
+            self.world.withdraw(self.address)
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
@@ -859,8 +861,11 @@ class ZmqLink:
         if not edge.up:
             if edge.finished or (edge.close_sent is not None and now - edge.close_sent > CLOSING):
                 return False
-            # One that never came up since we started may have finished, and gone, while we were not there.
             came_up = edge.lost_at is not None
+            # It may have left for good while we were not there.
+            was_there = came_up or edge.address or self._expected[edge.to] > 0
+            if was_there and self.world.absent(edge.to):
+                return False
             return came_up or (needs and self._closing is not None and now - self._closing < self.transport.give_up)
         if edge.close_sent is None:
             if not needs and self._control(edge, Close()):

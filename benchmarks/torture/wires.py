@@ -444,6 +444,9 @@ class SimulatedWorld:
     def address_of(self, peer: PeerId) -> str | None:
         return self.network.addresses.get(peer)
 
+    def absent(self, peer: PeerId) -> bool:
+        return self.address_of(peer) is None
+
     def published(self) -> int:
         return self.network.changes if self.now() - self.network.changed_at > 2.0 else 0
 

@@ -909,6 +909,48 @@ async def test_who_restarts_after_its_last_round_does_not_wait_for_ever(sockets:
     await sockets.shut(link, "finished")
 
 
+@pytest.mark.parametrize("said", [True, False])
+async def test_who_restarts_after_its_last_round_does_not_wait_for_those_who_have_left_for_good(
+    sockets: Any, said: bool, eventually: Any
+) -> None:
+    """They have left while it was not there, or while they were getting in touch again."""
+    here, there = await sockets.open(PAIR, LAYOUTS, jitter=0.0, give_up=0.5)
+    net, other = here.begin(0), there.begin(0)
+    await net.broadcast(Word("last words"))
+    if said:
+        await other.broadcast(Word("last words"))
+        await net.gather(Word)
+        await here.finish(0)
+    await die(here.link)
+    link = sockets.link(sockets.revived(here), deadline=1000, give_up=1000)
+    if said:
+        await sockets.shut(there.link)
+        await link.start()
+    else:
+        await link.start()
+        await eventually(lambda: link._edges and link._edges[1].address)
+        await sockets.shut(there.link)
+    await sockets.shut(link, "finished")  # or it would wait beyond all patience
+
+
+async def test_who_restarts_after_its_last_round_waits_for_those_who_were_stopped(sockets: Any) -> None:
+    here, there = await sockets.open(PAIR, LAYOUTS, jitter=0.0)
+    nets = [endpoint.begin(0) for endpoint in (here, there)]
+    await asyncio.gather(*(net.exchange(Word("before")) for net in nets))
+    await asyncio.gather(*(endpoint.finish(0) for endpoint in (here, there)))
+    await here.begin(1).broadcast(Word("last words"))
+    await asyncio.gather(die(here.link), sockets.shut(there.link, "stopped"))
+    link = sockets.link(sockets.revived(here))
+    await link.start()
+    closing = asyncio.create_task(sockets.shut(link, "finished"))
+    again = sockets.revived(there)
+    await sockets.link(again).start()
+    assert await again.begin(1).gather(Word) == {0: Word("last words")}
+    assert not closing.done()
+    await sockets.shut(again.link, "finished")
+    await closing
+
+
 async def test_a_neighbor_that_has_closed_may_come_back(sockets: Any, eventually: Any) -> None:
     here, there = await sockets.open(PAIR, LAYOUTS)
     await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (here, there)))
