@@ -268,6 +268,7 @@ def test_when_the_warm_process_is_killed_its_peers_finish(
     _, alive = psutil.wait_procs(peers, 200)
     assert not alive
     assert [place.result().rounds_done for place in folder.peers()] == [12] * 4
+    assert not list(folder.addresses.iterdir())
 
 
 # ---- what it looks like from outside

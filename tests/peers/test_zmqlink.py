@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import random
 import socket
@@ -606,7 +607,10 @@ async def test_a_failure_of_the_io_thread_ends_the_waits(alone: Any) -> None:
 
 async def test_send_blocks_while_the_queue_is_full_and_gives_up_at_the_deadline(sockets: Any, caplog: Any) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint, queue=3, deadline=1.0).start()
+    link = sockets.link(endpoint, queue=3)
+    await link.start()
+    link._started = math.inf  # or the neighbour would be given up, since it does not come up in time
+    link.transport = link.transport.model_copy(update={"deadline": 1.0})
     net = endpoint.begin(0)
     for _ in range(3):
         await net.broadcast(Word("…"))
