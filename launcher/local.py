@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from rich.console import Console
@@ -55,7 +55,7 @@ def launch(order: Order, console: Console, restart: Restart = "on-failure") -> t
 def resume(
     folder: RunFolder, peers: Sequence[PeerId], console: Console, restart: Restart = "on-failure"
 ) -> tuple[RunFolder, Summary]:
-    """Go on with a run: start those of ``peers`` (none named: of all) that do not live.
+    """Go on with a run: start those of ``peers`` (none named: of all in this folder) that do not live.
 
     Raises LaunchError if all of them have finished or live, RunFolderError if they live elsewhere.
     """
@@ -65,10 +65,10 @@ def resume(
 
     with WarmProcess(threads(1)) as warm:
         run = config.load(folder.run_file)
-        absent = sorted(set(peers) - set(range(run.peers)))
-        if absent:
-            raise LaunchError(f"{folder.root} has no peer {text.ids(absent)}; it has 0 to {run.peers - 1}")
-        places = [folder.peer(peer) for peer in sorted(peers) or range(run.peers)]
+        here = [place.peer for place in folder.peers()]  # if peers live on several hosts, not all of the run's
+        if absent := sorted(set(peers) - set(here)):
+            raise LaunchError(f"{folder.root} has no peer {text.ids(absent)}; it has {text.ids(here)}")
+        places = [folder.peer(peer) for peer in sorted(peers) or here]
         if alive := [place.peer for place in places if living(folder, place.peer)]:
             console.print(f"peers that live already: {text.ids(alive)}")
         dead = [place for place in places if place.peer not in alive]
@@ -100,11 +100,11 @@ def _run(
             mps = multi_process_service(folder.root / "mps", run.file.gpu.peers_per_gpu)
             environment.update(services.enter_context(mps))
         if environment == warm.environment:
-            crew = follow(folder, peers, run, warm, console, restart)
+            crew = follow(folder, peers, run.rounds, warm, console, restart)
         else:
             warm.kill()
             with WarmProcess(environment) as other:
-                crew = follow(folder, peers, run, other, console, restart)
+                crew = follow(folder, peers, run.rounds, other, console, restart)
     return summarize(folder, crew.codes, crew.seconds, run.topology, crew.words)
 
 
@@ -119,7 +119,7 @@ def threads(count: int) -> dict[str, str]:
 
 
 def follow(
-    folder: RunFolder, peers: Sequence[PeerId], run: Size, warm: WarmProcess, console: Console, restart: Restart
+    folder: RunFolder, peers: Sequence[PeerId], rounds: int, warm: WarmProcess, console: Console, restart: Restart
 ) -> Crew:
     """Have ``peers`` forked, and stay until the last one has ended. Raises LaunchError if none could start."""
     crew = Crew(peers)
@@ -139,7 +139,7 @@ def follow(
             for peer in ended:
                 if peer in policy.last_words:
                     progress.say(f"peer {peer}: {policy.last_words[peer]}")
-            progress.update(Snapshot.take(folder, run.peers, run.rounds))
+            progress.update(Snapshot.take(folder, rounds))
     if warm.errors:
         with suppress(OSError):
             (folder.root / "warm.log").write_text(warm.errors)
@@ -156,16 +156,6 @@ def _stop(crew: Crew, warm: WarmProcess, *, kill: bool, progress: Progress) -> N
     crew.stop(kill=kill)
     if not crew.started and not warm.gone:
         warm.kill()  # it is still importing; no peer has begun
-
-
-class Size(Protocol):
-    """What ``follow`` needs to know of a run."""
-
-    @property
-    def peers(self) -> int: ...
-
-    @property
-    def rounds(self) -> int: ...
 
 
 class Policy:

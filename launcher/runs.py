@@ -25,8 +25,8 @@ State = Literal["running", "finished", "stopped", "failed", "died", "under way",
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in the list. ``alive`` counts peers whose process lives; rounds are those of the slowest peer;
-    ``collected`` says when, if it is a collection (ISO 8601)."""
+    """One run in the list. ``peers`` counts those that have a place in the folder, ``alive`` those whose process
+    lives; rounds are those of the slowest peer; ``collected`` says when, if it is a collection (ISO 8601)."""
 
     run: str
     state: State
@@ -59,13 +59,13 @@ def _line(folder: RunFolder, shown: str) -> RunLine:
 
 def _readable_line(folder: RunFolder, shown: str) -> RunLine:
     plain = settings(folder)
-    snapshot = Snapshot.take(folder, plain["peers"], plain["rounds"])
+    snapshot = Snapshot.take(folder, plain["rounds"])
     alive = sum(living(folder, status.peer) is not None for status in snapshot.statuses)
     about = folder.about
     return RunLine(
         run=shown,
         state="running" if alive else _ended(folder),
-        peers=plain["peers"],
+        peers=snapshot.peers,
         alive=alive,
         rounds_done=min(snapshot.done),
         rounds=plain["rounds"],

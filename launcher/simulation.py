@@ -33,12 +33,12 @@ def simulate(order: Order, console: Console) -> tuple[RunFolder, Summary]:
         def on_round(peer: PeerId, t: int) -> None:
             nonlocal shown
             if time.monotonic() - shown >= SHOW_EVERY:
-                progress.update(Snapshot.take(folder, run.peers, run.rounds))
+                progress.update(Snapshot.take(folder, run.rounds))
                 shown = time.monotonic()
 
         try:
             drive(run, folder, on_round)
         except KeyboardInterrupt:
             progress.say("stopped")
-        progress.update(Snapshot.take(folder, run.peers, run.rounds))
+        progress.update(Snapshot.take(folder, run.rounds))
     return folder, summarize(folder, seconds=time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""What all peers of a run are doing at one moment, from their status files."""
+"""What all peers of a run folder are doing at one moment, from their status files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Snapshot:
     statuses: list[Status]
 
     @classmethod
-    def take(cls, folder: RunFolder, peers: int, rounds: int) -> Snapshot:
-        found = (folder.peer(peer).status() for peer in range(peers))
-        return cls(peers, rounds, [status for status in found if status is not None])
+    def take(cls, folder: RunFolder, rounds: int) -> Snapshot:
+        found = [place.status() for place in folder.peers()]
+        return cls(len(found), rounds, [status for status in found if status is not None])
 
     @cached_property
     def done(self) -> list[int]:

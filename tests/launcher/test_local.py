@@ -8,26 +8,22 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
-from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, follow
+from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, follow, resume
 from launcher.mps import CONTROL, multi_process_service
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
 from p2pfl.errors import Unwritable
 from p2pfl.runfolder import RunFolder
 
-
-@dataclass
-class Run:
-    peers: int
-    rounds: int = 3
+ROUNDS = 3
 
 
 @pytest.fixture
@@ -43,7 +39,7 @@ def play(make_folder, fake_peers) -> Callable[..., tuple[RunFolder, Crew, str]]:
         with WarmProcess(fake_peers(roles)) as warm:
             if other:
                 other.start()
-            crew = follow(folder, range(len(roles)), Run(len(roles)), warm, console, restart)
+            crew = follow(folder, range(len(roles)), ROUNDS, warm, console, restart)
         if other:
             other.join()
         # How many lines of progress come in between depends on the machine's load.
@@ -160,7 +156,7 @@ def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_folder, fake_pe
         os.kill(warm._process.pid, signal.SIGSTOP)
         timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         timer.start()
-        crew = follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
+        crew = follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
         timer.join()
     assert crew.started == set()
     assert warm._process.returncode == -signal.SIGKILL
@@ -173,7 +169,7 @@ def test_a_warm_process_that_dies_at_once_is_quoted(make_folder, fake_peers):
         WarmProcess(fake_peers("dies at once")) as warm,
         pytest.raises(LaunchError, match="no torch here"),
     ):
-        follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
+        follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
     assert (folder.root / "warm.log").read_text() == "no torch here\n"
 
 
@@ -305,3 +301,15 @@ def test_events_may_come_in_pieces(fake_peers):
             warm._process.stdout.close()
             warm._process.stdout = real
     assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
+
+
+def test_resume_starts_those_peers_that_have_a_place_here(make_folder, fake_peers, monkeypatch):
+    """As on one host of several, where others have the rest."""
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    folder.run_file.write_text(yaml.safe_dump({**yaml.safe_load(folder.run_file.read_text()), "peers": 5}))
+    for name, value in fake_peers(["finishes", "finishes", *["crashes"] * 3]).items():
+        monkeypatch.setenv(name, value)
+    _, summary = resume(folder, (), Console(file=io.StringIO()))
+    assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
+    with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
+        resume(folder, [4], Console(file=io.StringIO()))

@@ -38,7 +38,7 @@ def console(**options: object) -> Console:
 
 def test_a_snapshot_is_read_from_the_folder(make_folder):
     folder = make_folder(peers=3, results={0: {"accuracy": 0.5}, 1: {"rounds_done": 1}, 2: None})
-    found = Snapshot.take(folder, 3, 3)
+    found = Snapshot.take(folder, 3)
     assert found.done == [3, 1, 0]
     assert found.fraction == pytest.approx(4 / 9)
     assert found.accuracy == 0.5

@@ -87,6 +87,14 @@ def test_list(make_folder, make_process, tmp_path, invoke):
     assert "62.5" in text
 
 
+def test_list_counts_the_peers_that_have_a_place_here(make_folder, tmp_path):
+    """As on one host of several, where others have the rest."""
+    folder = make_folder(peers=2)
+    folder.run_file.write_text(folder.run_file.read_text().replace("peers: 2", "peers: 5"))
+    (line,) = find_runs(tmp_path)
+    assert (line.state, line.peers, line.rounds_done) == ("finished", 2, 3)
+
+
 def test_stop_ends_those_that_live(make_folder, make_process, invoke):
     folder = make_folder()
     process = make_process(folder, 1)
