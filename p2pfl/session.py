@@ -27,6 +27,7 @@ from p2pfl.metrics import RoundRecord, Totals
 from p2pfl.models import Model, architecture, build
 from p2pfl.net import Endpoint, Patience
 from p2pfl.options import OptionErrors
+from p2pfl.peerlog import details
 from p2pfl.rng import Streams
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, Phase, Result, Status, sync
 from p2pfl.tensors import digest
@@ -460,22 +461,22 @@ class Session:
         if self.folder is not None:
             metrics.append(self.folder.metrics, record)
         parts = [f"round {record.t}"]
-        if record.loss:
-            parts.append(" ".join(f"{name} {value:.4f}" for name, value in record.loss.items()))
         if record.personal is not None:
             parts.append(f"accuracy {record.personal.accuracy:.4f} (best {self.totals.best:.4f})")
-        if record.sources or record.listeners:
-            heard = f"heard by {record.listeners}, hears {record.sources}"
-            parts.append(heard)
-        if record.weights:
-            largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
-            parts.append("weights " + " ".join(f"{j}:{w:.3f}" for j, w in largest))
+        seconds = record.seconds
+        parts.append(f"train {seconds['training']:.2f} s, wait {seconds['waiting']:.2f} s")
         if record.out:
             out = sum(entry[1] + entry[2] for kinds in record.out.values() for entry in kinds.values())
             parts.append(f"sent {out} B in {sum(e[0] for k in record.out.values() for e in k.values())}")
-        seconds = record.seconds
-        parts.append(f"train {seconds['training']:.2f} s, wait {seconds['waiting']:.2f} s")
-        self.log.info(" | ".join(parts))
+        more = []
+        if record.loss:
+            more.append(" ".join(f"{name} {value:.4f}" for name, value in record.loss.items()))
+        if record.sources or record.listeners:
+            more.append(f"heard by {record.listeners}, hears {record.sources}")
+        if record.weights:
+            largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
+            more.append("weights " + " ".join(f"{j}:{w:.3f}" for j, w in largest))
+        self.log.info(" | ".join(parts), extra=details(*more))
         for kind, absent in record.missing.items():
             self.log.warning("round %d: no %s from %s", record.t, kind, ", ".join(map(str, absent)))
         for kind, senders in self.endpoint.spoilt.items():

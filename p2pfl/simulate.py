@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import TextIO
+from contextlib import contextmanager
 
 import torch
 
 from p2pfl.config import Run
 from p2pfl.net import LocalHub
-from p2pfl.runfolder import PeerId, Result, RunFolder, writing
+from p2pfl.peerlog import close_logger, peer_logger
+from p2pfl.runfolder import PeerId, Result, RunFolder
 from p2pfl.session import Session, load_data
 
 
@@ -86,43 +83,3 @@ def deterministic(*, strictly: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-
-
-def peer_logger(me: PeerId, path: Path | None, echo: TextIO | None = None) -> logging.Logger:
-    """A logger of its own for one peer: one line per event, with the time to the millisecond.
-
-    ``echo`` gets the same lines as the file. Raises Unwritable if the file cannot be opened. A line that cannot be
-    written later is lost, and nothing else.
-    """
-    logger = logging.Logger(f"peer {me}", logging.INFO)
-    form = logging.Formatter("%(asctime)s.%(msecs)03d %(levelname)-7s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    handlers: list[logging.Handler] = []
-    if path is not None:
-        with writing(path):
-            handlers.append(_LogFile(path, encoding="utf-8"))
-    if echo is not None:
-        handlers.append(_Echo(echo))
-    for handler in handlers:
-        handler.setFormatter(form)
-        logger.addHandler(handler)
-    return logger
-
-
-class _Lossy(logging.Handler):
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not isinstance(sys.exception(), OSError):
-            super().handleError(record)
-
-
-class _LogFile(_Lossy, logging.FileHandler):
-    pass
-
-
-class _Echo(_Lossy, logging.StreamHandler):  # type: ignore[type-arg]
-    pass
-
-
-def close_logger(logger: logging.Logger) -> None:
-    for handler in logger.handlers:
-        with suppress(OSError):
-            handler.close()

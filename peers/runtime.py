@@ -21,9 +21,10 @@ from p2pfl.data import Dataset, Share
 from p2pfl.errors import HandshakeError, NetError, P2pflError, Unwritable, in_words
 from p2pfl.keys import is_loopback
 from p2pfl.memory import fitting
+from p2pfl.peerlog import close_logger, details, peer_logger
 from p2pfl.runfolder import PeerId, RunFolder, Status
 from p2pfl.session import Session, Stopped, load_data
-from p2pfl.simulate import close_logger, deterministic, peer_logger
+from p2pfl.simulate import deterministic
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
 from peers.health import Health
@@ -136,10 +137,14 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
         leaving: Leaving = "stopped"  # whatever happens: it is started again, and nobody should notice
         try:
             log.info(
-                "peer %d of %d | %s, %s on %s | %d samples | neighbours %s | listens at %s%s | process %d",
+                "peer %d of %d | %s, %s on %s | %d samples | %s",
                 *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
-                *(len(session.algorithm.data.train), _short(session.endpoint.neighbors), link.bound),
-                *(f", for others {link.address}" if link.address != link.bound else "", os.getpid()),
+                *(len(session.algorithm.data.train), link.address),
+                extra=details(
+                    f"listens at {link.bound}",
+                    f"neighbours {_short(session.endpoint.neighbors)}",
+                    f"process {os.getpid()}",
+                ),
             )
             if keys is None and not is_loopback(transport.host):
                 log.warning("insecure: whoever reaches %s can hear, change and forge what peers say", link.bound)

@@ -529,12 +529,21 @@ class ZmqLink:
                     *(edge.to, edge.address),
                 )
 
-    def _give_up(self, edge: _Edge, why: str, *, closed: bool = False) -> None:
+    def _give_up(self, edge: _Edge, why: str) -> None:
+        self.log.info("peer %d is gone: %s", edge.to, why)
+        self._let_go(edge)
+
+    def _has_left(self, edge: _Edge) -> None:
+        """Everything that it ever sent stands before its CLOSE, and it hears nothing any more."""
+        if self._closing is None:
+            self.log.info("peer %d has left", edge.to)
+        self._let_go(edge, closed=True)
+
+    def _let_go(self, edge: _Edge, *, closed: bool = False) -> None:
         edge.given_up = True
         edge.outbox.clear()
         self._handed_up_to(edge, edge.queued)
         self._poll(edge, edge.polled & ~ROOM)
-        self.log.info("peer %d is gone: %s", edge.to, why)
         self._tell(self._neighbor_gone, edge.to, closed)
 
     def _answered(self, edge: _Edge) -> None:
@@ -623,9 +632,8 @@ class ZmqLink:
         elif isinstance(message.body, Close):
             self._brought_nothing(frames)
             self._reply(identity, Closed(), message.seq)
-            # Everything that this neighbour ever sent stands before its CLOSE, and it hears nothing any more.
             if not self._edges[via].given_up:
-                self._give_up(self._edges[via], "it has closed", closed=True)
+                self._has_left(self._edges[via])
         elif message.seq != self._expected[via] or via in self._holding:
             # We have it, or it comes again: something before it was lost with a connection, or we asked it to hold.
             self._brought_nothing(frames)

@@ -15,8 +15,8 @@ import pytest
 
 from p2pfl import metrics
 from p2pfl.errors import RunFolderError, Unwritable
+from p2pfl.peerlog import close_logger, peer_logger
 from p2pfl.runfolder import Result, RunFolder, Status, append_line, read_lines, write_atomically
-from p2pfl.simulate import close_logger, peer_logger
 
 
 @contextlib.contextmanager
