@@ -207,6 +207,7 @@ class Message:
     """A body with its envelope. ``payload`` and ``header`` are its sizes on the wire, in bytes."""
 
     body: Body
+    run: str
     t: int
     sender: int
     seq: int
@@ -337,7 +338,7 @@ def decode(frames: Sequence[Buffer], run: str | None, vocabulary: Vocabulary) ->
     }
     body = _put_together(layout.body, tensors, plain, layout.maps)
     payload = sum(_length(frame) for frame in frames[1:])
-    return Message(body, t, sender, seq, flags, count, payload, _length(frames[0]))
+    return Message(body, theirs, t, sender, seq, flags, count, payload, _length(frames[0]))
 
 
 def _header(frame: Buffer) -> list[Any]:

@@ -134,6 +134,9 @@ class World(Protocol):
         """Where a peer listens, by the run file or by what it has published; None if neither says it now. It may
         change; asked for as long as there is no connection."""
 
+    def settled(self, peer: PeerId) -> bool:
+        """Whether the run file says where a peer listens, and not the peer itself."""
+
     def absent(self, peer: PeerId) -> bool:
         """Whether a peer might have published where it listens, and has not: it has not come up yet, or has left for
         good. One that was killed or stopped is not absent."""
@@ -242,8 +245,11 @@ class Sockets:
         except ValueError:
             return None  # a damaged file: its peer will write it again
 
+    def settled(self, peer: PeerId) -> bool:
+        return self.book.address_of(peer) is not None
+
     def absent(self, peer: PeerId) -> bool:
-        if self.book.address_of(peer) is not None:
+        if self.settled(peer):
             return False
         try:
             self._file(peer).stat()

@@ -554,9 +554,9 @@ class ZmqLink:
                 return
             try:
                 answer = wire.decode(frames, None, ANSWERS)
-                body, seq = answer.body, answer.seq
+                body, seq, run = answer.body, answer.seq, answer.run
             except WrongVersion as error:
-                body, seq = Refused(str(error)), edge.attempt
+                body, seq, run = Refused(str(error)), edge.attempt, self.endpoint.run_id
             except WireError as error:
                 self._drop(edge.to, error)
                 continue
@@ -573,13 +573,15 @@ class ZmqLink:
                 self._poll(edge, edge.polled & ~INPUT)
                 self._go_on(edge, body.expected)
             elif isinstance(body, Refused):
-                self._turned_away(edge, _legible(body.reason))
+                # The address may be from before a reboot, and its port another run's by now.
+                mistaken = run != self.endpoint.run_id and not self.world.settled(edge.to)
+                self._turned_away(edge, _legible(body.reason), mistaken=mistaken)
             else:
                 edge.closed = True
 
-    def _turned_away(self, edge: _Edge, why: str) -> None:
-        if edge.known_at == edge.address:
-            # The neighbour that we knew is gone, and somebody else has got its port, until it comes back.
+    def _turned_away(self, edge: _Edge, why: str, *, mistaken: bool = False) -> None:
+        if mistaken or edge.known_at == edge.address:
+            # The neighbour that was there is gone, and somebody else has got its port, until it comes back.
             if not edge.turned_away:
                 self.log.warning("peer %d is no longer at %s: %s", edge.to, edge.address, why)
             edge.turned_away = True

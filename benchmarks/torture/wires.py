@@ -444,6 +444,9 @@ class SimulatedWorld:
     def address_of(self, peer: PeerId) -> str | None:
         return self.network.addresses.get(peer)
 
+    def settled(self, peer: PeerId) -> bool:
+        return False
+
     def absent(self, peer: PeerId) -> bool:
         return self.address_of(peer) is None
 

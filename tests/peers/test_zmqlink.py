@@ -339,6 +339,29 @@ async def test_a_refusal_ends_all_waits(alone: Any, raw: Any) -> None:
         await waiting
 
 
+@pytest.mark.parametrize("settled", [False, True])
+async def test_who_listens_for_another_run_has_got_the_port_of_a_neighbor_or_its_settled_place(
+    sockets: Any, raw: Any, settled: bool, caplog: Any, eventually: Any
+) -> None:
+    stranger = raw(1)
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, hosts={"1": stranger.address} if settled else {}).start()
+    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    identity, message = await stranger.heard()
+    stranger.reply(identity, Refused("this is another run"), seq=message.seq, run="another run")
+    if settled:
+        with pytest.raises(HandshakeError, match=r"peer 1 at tcp://\S+ refuses peer 0: this is another run"):
+            await waiting
+        return
+    await eventually(lambda: "peer 1 is no longer at" in caplog.text)
+    stranger.close()
+    neighbor = raw(1)  # it comes up, and writes down where
+    await neighbor.welcome()
+    await eventually(lambda: endpoint.link._edges[1].up)
+    assert endpoint.failure is None
+    waiting.cancel()
+
+
 async def test_an_answer_of_another_protocol_version_is_a_refusal(alone: Any, raw: Any) -> None:
     other = raw(1)
     waiting = asyncio.create_task(alone.begin(0).gather(Word))
