@@ -69,7 +69,7 @@ class Words(Body):
     text: str = "ä"
     ids: tuple[int, ...] = (1, 2)
     single: Tensor = field(default_factory=lambda: torch.arange(4.0))
-    named: Mapping[str, Tensor] = field(default_factory=lambda: {"w": torch.ones(2, 3), "b": torch.zeros(2).bool()})
+    named: Mapping[str, Tensor] = field(default_factory=lambda: {"w": torch.ones(2, 3), "b": torch.zeros(2)})
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,10 @@ CONTROL: list[Body] = [
     Begun(),
     Listening(),
 ]
-VALID = [Words(), Loose(torch.ones(2, 0, 3)), Loose(torch.ones(1, 2, 3)), *CONTROL]
+WORDS = Words(named={"w": torch.ones(2, 3), "b": torch.zeros(2).bool()})
+VALID = [WORDS, Loose(torch.ones(2, 0, 3)), Loose(torch.ones(1, 2, 3)), *CONTROL]
 SPOKEN = Vocabulary(
-    [*map(Layout.of, (Words(), *CONTROL)), Layout(Loose, {("x", None): TensorSpec(torch.float32, (None,) * 3)}, {})]
+    [*map(Layout.of, (WORDS, *CONTROL)), Layout(Loose, {("x", None): TensorSpec(torch.float32, (None,) * 3)}, {})]
 )
 ODD: list[Any] = [
     *(None, True, -1, 0, 1, 2, 255, 1 << 31, 1 << 47, (1 << 53) - 1, 1 << 53, (1 << 64) - 1, -(1 << 63), 0.5),

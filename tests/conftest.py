@@ -32,6 +32,7 @@ from p2pfl.wire import Layout
 from peers.health import Health
 from peers.keys import new_pair
 from peers.zmqlink import Leaving, ZmqLink
+from tests.bodies import RUN_ID
 
 PATIENCE = 200.0
 """Seconds after which a condition counts as never met. Nothing waits that long on a machine that is not stuck."""
@@ -41,8 +42,6 @@ ROOM = 100.0
 # How fast examples are drawn and tried says something about the machine, and nothing about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-
-RUN_ID = "0123456789abcdef"
 
 TINY: dict[str, Any] = {
     "name": "tiny",

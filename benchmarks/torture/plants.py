@@ -34,28 +34,21 @@ class Plant:
             yield
 
 
-def _takes_duplicates(heard: Wrapped) -> Wrapped:
-    def planted(self: ZmqLink, identity: bytes, frames: list[Any]) -> None:
-        via = self._neighbors.get(identity)
-        if via is not None:
-            message: Message = self.endpoint.decode(frames, via, self._vocabulary)
-            if not isinstance(message.body, Hello | Durable | Close):
-                self._expected[via] = min(self._expected[via], message.seq)
-        heard(self, identity, frames)
+def _expects(which: Callable[[int, int], int]) -> Callable[[Wrapped], Wrapped]:
+    """A receiver expects, of what it does and the number of a message that comes, ``which`` chooses."""
 
-    return planted
+    def change(heard: Wrapped) -> Wrapped:
+        def planted(self: ZmqLink, identity: bytes, frames: list[Any]) -> None:
+            via = self._neighbors.get(identity)
+            if via is not None:
+                message: Message = self.endpoint.decode(frames, via, self._vocabulary)
+                if not isinstance(message.body, Hello | Durable | Close):
+                    self._expected[via] = which(self._expected[via], message.seq)
+            heard(self, identity, frames)
 
+        return planted
 
-def _takes_anything_later(heard: Wrapped) -> Wrapped:
-    def planted(self: ZmqLink, identity: bytes, frames: list[Any]) -> None:
-        via = self._neighbors.get(identity)
-        if via is not None:
-            message: Message = self.endpoint.decode(frames, via, self._vocabulary)
-            if not isinstance(message.body, Hello | Durable | Close):
-                self._expected[via] = max(self._expected[via], message.seq)
-        heard(self, identity, frames)
-
-    return planted
+    return change
 
 
 def _says_durable_too_early(checkpointed: Wrapped) -> Wrapped:
@@ -137,8 +130,8 @@ def _drops_at_full_queue(handed_over: Wrapped) -> Wrapped:
 
 
 PLANTS: Mapping[str, Plant] = {
-    "duplicates": Plant("what a receiver has it takes again", ZmqLink, "_heard", _takes_duplicates),
-    "gaps": Plant("what came before may be missing", ZmqLink, "_heard", _takes_anything_later),
+    "duplicates": Plant("what a receiver has it takes again", ZmqLink, "_heard", _expects(min)),
+    "gaps": Plant("what came before may be missing", ZmqLink, "_heard", _expects(max)),
     "durable-early": Plant("DURABLE is said too early", ZmqLink, "checkpointed", _says_durable_too_early),
     "durable-before": Plant("DURABLE is said before it is true", Session, "_save", _says_durable_before_it_is),
     "resend-late": Plant("sending goes on one message too late", ZmqLink, "_go_on", _resends_too_late),

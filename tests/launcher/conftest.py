@@ -27,6 +27,9 @@ RUN_FILE = {
     "algorithm": {"name": "local"},
 }
 
+RING = "name: toy\nrounds: 1\npeers: 3\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\n"
+"""A run file's text."""
+
 MakeFolder = Callable[..., RunFolder]
 Invoke = Callable[..., Outcome]
 
@@ -36,6 +39,14 @@ def invoke() -> Invoke:
     """Run the command in this process."""
     runner = CliRunner()
     return lambda *arguments: runner.invoke(commands, [str(a) for a in arguments], catch_exceptions=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The run file RING, whose runs go into a folder beside it."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(f"{RING}out: {tmp_path / 'runs'}\n")
+    return path
 
 
 @pytest.fixture

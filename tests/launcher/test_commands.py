@@ -126,49 +126,39 @@ def test_models_that_take_no_such_images_say_so(invoke):
     assert "did you mean 'htfe" in outcome.stderr
 
 
-RING = "name: toy\nrounds: 1\npeers: 6\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\n"
+@pytest.fixture
+def ring(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
+    file.write_text(file.read_text().replace("peers: 3", "peers: 6"))
+    return file
 
 
-def test_graph(tmp_path, invoke):
-    file = tmp_path / "ring.yaml"
-    file.write_text(RING)
-    found = json.loads(invoke("graph", file, "--json").stdout)
+def test_graph(ring, invoke):
+    found = json.loads(invoke("graph", ring, "--json").stdout)
     assert found.pop("spectral_gap") == pytest.approx(1 / 3)
     assert found == {
         "peers": 6, "edges": 6, "degree": {"min": 2, "mean": 2.0, "max": 2}, "components": 1, "diameter": 3
     }  # fmt: skip
-    assert "diameter      3\n" in invoke("graph", file).stdout
-    outcome = invoke("graph", file, "--set", "graph={name: edges, edges: [[0, 1]], allow_disconnected: true}")
+    assert "diameter      3\n" in invoke("graph", ring).stdout
+    outcome = invoke("graph", ring, "--set", "graph={name: edges, edges: [[0, 1]], allow_disconnected: true}")
     assert "diameter      none: 5 components\n" in outcome.stdout
 
 
 @pytest.mark.parametrize("graph", ["ring", "complete"])
-def test_graph_draws_a_png(tmp_path, invoke, graph):
+def test_graph_draws_a_png(tmp_path, ring, invoke, graph):
     pytest.importorskip("matplotlib")
-    file = tmp_path / "ring.yaml"
-    file.write_text(RING)
-    assert invoke("graph", file, "--set", f"graph={graph}", "--png", tmp_path / "g.png").exit_code == 0
+    assert invoke("graph", ring, "--set", f"graph={graph}", "--png", tmp_path / "g.png").exit_code == 0
     assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_graph_names_the_extra_that_draws(tmp_path, invoke, monkeypatch):
-    file = tmp_path / "ring.yaml"
-    file.write_text(RING)
+def test_graph_names_the_extra_that_draws(tmp_path, ring, invoke, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    outcome = invoke("graph", file, "--png", tmp_path / "g.png")
+    outcome = invoke("graph", ring, "--png", tmp_path / "g.png")
     assert outcome.exit_code == 1
     assert "pip install 'p2pfl-mesh[report]'" in outcome.stderr
 
 
 CLUSTERS = "data.partition={name: clusters, per_class: 10, test_per_class: 5}"
-
-
-@pytest.fixture
-def ring(tmp_path, monkeypatch):
-    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "ring.yaml"
-    file.write_text(RING)
-    return file
 
 
 def test_data_show(ring, invoke):

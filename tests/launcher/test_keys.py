@@ -9,15 +9,6 @@ import sys
 
 import pytest
 
-RING = "name: toy\nrounds: 1\npeers: 3\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\nout: OUT\n"
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "toy.yaml"
-    path.write_text(RING.replace("OUT", str(tmp_path / "runs")))
-    return path
-
 
 def test_keys_for_a_number_of_peers(tmp_path, invoke, capfd):
     folder = tmp_path / "keys"

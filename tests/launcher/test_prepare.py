@@ -11,15 +11,6 @@ from p2pfl.config import load
 from p2pfl.errors import RunFolderError
 from p2pfl.runfolder import RunFolder
 
-RING = "name: toy\nrounds: 1\npeers: 3\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\nout: OUT\n"
-
-
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "toy.yaml"
-    path.write_text(RING.replace("OUT", str(tmp_path / "runs")))
-    return path
-
 
 def test_short_options_win_over_set(file):
     run = Order(file, sets=["seed=1", "rounds=2", "peers=4"], seed=7, rounds=9).load()

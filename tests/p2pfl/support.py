@@ -19,9 +19,9 @@ from p2pfl.net import Counts, Endpoint, LocalHub
 from p2pfl.rng import Streams
 from p2pfl.topology import Topology
 from p2pfl.training import PeerData
+from tests.bodies import RUN_ID
 
 CPU = torch.device("cpu")
-RUN_ID = "0123456789abcdef"
 
 
 def no_augmentation(images: torch.Tensor) -> torch.Tensor:

@@ -21,16 +21,12 @@ from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
 from p2pfl.net import Counts, Deadline, Endpoint, LocalHub, Net, Patience
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout
+from tests.bodies import PAIR, RUN_ID, Word
 
 
 @dataclass(frozen=True)
 class Vector(Body):
     x: Tensor
-
-
-@dataclass(frozen=True)
-class Word(Body):
-    text: str
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,6 @@ def line(peers: int) -> Topology:
 
 def star(peers: int, hub: int = 0) -> Topology:
     return Topology.from_edges(peers, [(hub, i) for i in range(peers) if i != hub])
-
-
-PAIR = line(2)
 
 
 def vector(*values: float) -> Vector:
@@ -191,16 +184,13 @@ async def test_patience_multiplies_the_deadline_of_a_gather(mesh: Any) -> None:
             assert loop.time() - began >= 0.05 * patience
 
 
-RUN = "0123456789abcdef"
-
-
 def hurried(quorum: float, deadline: float = 0.05, give_up: float = 20.0) -> Endpoint:
     """An endpoint in the middle of a star, with nobody else there."""
-    return Endpoint(0, star(6), RUN, 5, LAYOUTS, Patience(deadline, None, quorum, give_up))
+    return Endpoint(0, star(6), RUN_ID, 5, LAYOUTS, Patience(deadline, None, quorum, give_up))
 
 
 def says(endpoint: Endpoint, sender: int, t: int = 0) -> None:
-    frames = wire.encode(Word(f"{sender}")).to(RUN, t, sender, 0)
+    frames = wire.encode(Word(f"{sender}")).to(RUN_ID, t, sender, 0)
     endpoint.accept(endpoint.decode(frames, sender))
 
 

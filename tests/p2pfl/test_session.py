@@ -254,15 +254,18 @@ ALGORITHMS = {
     "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},
     "meta-l2c": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 2, "prune_to": 1},
 }
+DATA = {
+    "augment": "mapl",
+    "partition": {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25},
+}
+"""What each of them can learn from."""
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stopping_and_going_on_ends_with_the_same_bits(
     name: str, tmp_path: Path, make_run: Any, prepare: Any
 ) -> None:
-    partition = {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25}
-    data = {"augment": "mapl", "partition": partition}
-    run = make_run(rounds=5, algorithm=ALGORITHMS[name], data=data, checkpoint_every=100)
+    run = make_run(rounds=5, algorithm=ALGORITHMS[name], data=DATA, checkpoint_every=100)
     whole = simulate(run)
     folder = prepare(tmp_path / "run", run)
     for rounds in (1, 3):
@@ -286,9 +289,7 @@ def test_stopping_and_going_on_ends_with_the_same_bits(
 def test_peers_that_join_late_take_part_from_their_round_on(
     name: str, tmp_path: Path, make_run: Any, prepare: Any
 ) -> None:
-    partition = {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25}
-    data = {"augment": "mapl", "partition": partition}
-    run = make_run(peers=5, rounds=5, algorithm=ALGORITHMS[name], data=data, joins_at={3: 1, 1: 3})
+    run = make_run(peers=5, rounds=5, algorithm=ALGORITHMS[name], data=DATA, joins_at={3: 1, 1: 3})
     folder = prepare(tmp_path / "run", run)
     results = simulate(run, folder)
     assert [(result.phase, result.rounds_done, result.missing) for result in results] == [("finished", 5, 0)] * 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.fuzz import Words
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
 from p2pfl.wire import (
     DTYPES,
@@ -44,19 +45,6 @@ property_of = settings(deadline=None, max_examples=100)
 @dataclass(frozen=True)
 class One(Body):
     x: Tensor
-
-
-@dataclass(frozen=True)
-class Words(Body):
-    """Everything that a body may hold."""
-
-    number: int = 3
-    real: float = 0.5
-    flag: bool = True
-    text: str = "ä"
-    ids: tuple[int, ...] = (1, 2)
-    single: Tensor = field(default_factory=lambda: torch.arange(4.0))
-    named: Mapping[str, Tensor] = field(default_factory=lambda: {"w": torch.ones(2, 3), "b": torch.zeros(2)})
 
 
 def frames_of(body: Body, **envelope: Any) -> list[Buffer]:

@@ -7,23 +7,14 @@ import contextlib
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pytest
 
-from p2pfl.topology import Topology
-from p2pfl.wire import Body, Layout
+from p2pfl.wire import Layout
 from peers import sockets as world
-
-PAIR = Topology.from_edges(2, [(0, 1)])
-
-
-@dataclass(frozen=True)
-class Word(Body):
-    text: str
-
+from tests.bodies import PAIR, Word
 
 LAYOUTS = [Layout.of(Word(""))]
 

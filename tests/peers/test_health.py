@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,12 @@ import zmq
 
 from p2pfl.runfolder import PeerFolder, Status
 from p2pfl.topology import Topology
-from p2pfl.wire import Body, Layout
+from p2pfl.wire import Layout
 from peers.health import NAME, Health, examine
+from tests.bodies import Word
 
 ENDLESS = 1_000_000
 LOG = logging.getLogger("health")
-
-
-@dataclass(frozen=True)
-class Word(Body):
-    text: str
 
 
 def told(**changes: Any) -> dict[str, Any]:

@@ -7,14 +7,12 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import pytest
 import torch
 import zmq
-from torch import Tensor
 
 from p2pfl import wire
 from p2pfl.errors import HandshakeError
@@ -23,17 +21,9 @@ from p2pfl.wire import Body, Layout
 from peers import zmqlink
 from peers.sockets import ANSWER
 from peers.zmqlink import Durable, Hello, Refused
-
-RUN_ID = "0123456789abcdef"
-
-
-@dataclass(frozen=True)
-class Block(Body):
-    x: Tensor
-
+from tests.bodies import PAIR, RUN_ID, Block
 
 LAYOUTS = [Layout.of(Block(torch.zeros(250)))]
-PAIR = Topology.from_edges(2, [(0, 1)])
 FORK = Topology.from_edges(3, [(0, 1), (0, 2)])
 
 

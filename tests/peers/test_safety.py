@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import zmq
-from torch import Tensor
 
 from p2pfl import wire
 from p2pfl.errors import HandshakeError
@@ -25,22 +24,9 @@ from p2pfl.wire import Body, Layout
 from peers import refusals
 from peers.keys import new_pair
 from peers.zmqlink import Hello
-
-RUN_ID = "0123456789abcdef"
-
-
-@dataclass(frozen=True)
-class Word(Body):
-    text: str
-
-
-@dataclass(frozen=True)
-class Block(Body):
-    x: Tensor
-
+from tests.bodies import PAIR, RUN_ID, Block, Word
 
 LAYOUTS = [Layout.of(Word("")), Layout.of(Block(torch.zeros(1000)))]
-PAIR = Topology.from_edges(2, [(0, 1)])
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
 """0 and 2 are no neighbours."""
 REFUSED = re.compile(

@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ import psutil
 import pytest
 import torch
 import zmq
-from torch import Tensor
 
 from p2pfl import wire
 from p2pfl.errors import HandshakeError, NetError, RunFolderError
@@ -32,23 +30,10 @@ from p2pfl.wire import Body, Layout, Vocabulary
 from peers import resolver, zmqlink
 from peers.runtime import allow_many_sockets
 from peers.zmqlink import Close, Closed, Durable, Hello, Refused, Welcome, ZmqLink, _Edge
-
-RUN_ID = "0123456789abcdef"
-
-
-@dataclass(frozen=True)
-class Word(Body):
-    text: str
-
-
-@dataclass(frozen=True)
-class Block(Body):
-    x: Tensor
-
+from tests.bodies import PAIR, RUN_ID, Block, Word
 
 BLOCK = Block(torch.zeros(1000, 1000))
 LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
-PAIR = Topology.from_edges(2, [(0, 1)])
 CONTROL = Vocabulary(
     [
         Layout.of(body)
