@@ -133,6 +133,7 @@ def follow(
     """Have ``peers`` forked, and stay until the last one has ended. Raises LaunchError if none could start."""
     crew = Crew(peers)
     policy = Policy(folder, restart)
+    here = [place.peer for place in folder.peers()]
     warm.ask(folder, peers)
     with interrupts() as pressed, progress_on(console) as progress:
         while crew.busy:
@@ -148,7 +149,7 @@ def follow(
             for peer in ended:
                 if peer in policy.last_words:
                     progress.say(f"peer {peer}: {policy.last_words[peer]}")
-            progress.update(Snapshot.take(folder, range(run.peers), run.rounds))
+            progress.update(Snapshot.take(folder, here, run.rounds))
     if warm.errors:
         with suppress(OSError):
             (folder.root / "warm.log").write_text(warm.errors)

@@ -4,7 +4,7 @@
         run.yaml            the resolved run file; can be launched again as it is
         run.json            run id, versions, command line, host           (RunFolder.about)
         addresses/03        where peer 3 listens, e.g. tcp://127.0.0.1:40123
-        slots/0             locks that bound how many peers compute at once on this host
+        slots/alpha-0       locks that bound how many peers compute at once on host alpha
         summary.json        the table printed at the end
         peers/03/
             peer.log        one line per event, for people

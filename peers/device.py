@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import torch
 
@@ -32,7 +33,9 @@ def claim_device(run: RunFile, me: PeerId) -> torch.device:
 
 
 def slots_on(run: RunFile, device: torch.device) -> tuple[int, str]:
-    """How many peers may compute at once where this peer does, and the name of that place."""
+    """How many peers may compute at once where this peer does, and the name of that place, which peers of other hosts
+    may see too, in a run folder that they share."""
+    host = socket.gethostname()
     if device.type == "cuda":
-        return run.slots or run.gpu.peers_per_gpu, f"gpu{device.index}-"
-    return run.slots or max(1, len(os.sched_getaffinity(0)) // run.threads), ""
+        return run.slots or run.gpu.peers_per_gpu, f"{host}-gpu{device.index}-"
+    return run.slots or max(1, len(os.sched_getaffinity(0)) // run.threads), f"{host}-"

@@ -75,6 +75,8 @@ STALE = 2.0
 """Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 CLOSING = 10.0
 """Seconds that CLOSED may take."""
+OVERDUE = 20.0
+"""Seconds after which the log says which neighbours have not been reached yet, and where they are looked for."""
 FOREVER = 1 << 40
 """Rounds; DURABLE(FOREVER) says that nothing need be kept for us any more."""
 EXPLAINING = 1.0
@@ -257,6 +259,7 @@ class ZmqLink:
         self._durable = 0
         self._seen_addresses = 0
         self._next_look = 0.0
+        self._named_overdue = False
         self._closing: float | None = None
         self._leaving: Leaving = "finished"
         self._refused = False
@@ -462,9 +465,20 @@ class ZmqLink:
         down = [edge for edge in self._edges.values() if not edge.up]
         if down:
             self._look_for_addresses(down, now)
+        if now - self._started > OVERDUE and not self._named_overdue:
+            self._named_overdue = True
+            self._name_overdue([edge for edge in down if edge.lost_at is None and not edge.given_up])
         self._let_go_on()
         busy = down or self._holding or self._closing is not None
         self._next_look = now + (TICK if busy else SLOW_TICK)
+
+    def _name_overdue(self, edges: list[_Edge], most: int = 8) -> None:
+        """Once: others may just not have been started yet. But a firewall, or an address that is none, looks the
+        same."""
+        if edges:
+            words = [f"peer {edge.to} at {edge.address or 'no known address'}" for edge in edges[:most]]
+            others = f" and {len(edges) - most} others" if len(edges) > most else ""
+            self.log.info("not reached yet: %s%s", ", ".join(words), others)
 
     def _look_for_addresses(self, down: list[_Edge], now: float) -> None:
         """Connect to neighbours whose address has appeared or changed."""

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from launcher.prepare import Order
 from p2pfl.simulate import simulate
+from peers.device import slots_on
 from peers.slots import HostSlot
 
 PRELUDE = """
@@ -85,7 +87,7 @@ def test_a_launcher_that_stands_still_misses_nothing(make_run: Any, tmp_path: Pa
     """Nor does it matter to the peers, nor if the warm process stands still with it."""
     run = make_run(rounds=8, slots=1)
     folder = Order(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
-    slot = HostSlot(folder.slots, 1)
+    slot = HostSlot(folder.slots, *slots_on(run.file, torch.device("cpu")))
     asyncio.run(slot.acquire())  # so that they have not finished before it stands still
     command = [sys.executable, "-m", "launcher.cli", "resume", folder.root, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:

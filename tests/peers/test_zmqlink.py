@@ -613,6 +613,25 @@ async def test_a_failure_of_the_io_thread_ends_the_waits(alone: Any) -> None:
 # ---- bounded queues
 
 
+async def test_neighbors_that_have_not_been_reached_are_named_once(
+    sockets: Any, caplog: Any, monkeypatch: Any, eventually: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    star = Topology.from_edges(4, [(0, 1), (0, 2), (0, 3)])
+    links = [sockets.link(sockets.endpoint(me, star, LAYOUTS)) for me in range(2)]
+    (sockets.addresses / "03").write_text("tcp://127.0.0.1:9")  # where nobody answers
+    for link in links:
+        await link.start()
+    await eventually(lambda: links[0]._edges[1].up)
+    assert "not reached yet" not in caplog.text
+    monkeypatch.setattr(zmqlink, "OVERDUE", 0.0)
+    await eventually(lambda: "not reached yet" in caplog.text)
+    look = links[0]._next_look
+    await eventually(lambda: links[0]._next_look > look + zmqlink.TICK)
+    said = [record.getMessage() for record in caplog.records if "not reached yet" in record.getMessage()]
+    assert said == ["not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9"]
+
+
 async def test_send_blocks_while_the_queue_is_full_and_gives_up_at_the_deadline(sockets: Any, caplog: Any) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
     link = sockets.link(endpoint, queue=3)
