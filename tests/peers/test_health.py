@@ -26,6 +26,8 @@ from tests.bodies import Word
 
 ENDLESS = 1_000_000
 LOG = logging.getLogger("health")
+ROOM = 100.0
+"""Seconds that an answer may take; it matters only when something hangs."""
 
 
 def told(**changes: Any) -> dict[str, Any]:
@@ -81,8 +83,8 @@ def place(tmp_path: Path) -> PeerFolder:
 )
 def test_what_a_peer_says_of_itself(place: PeerFolder, status: dict[str, Any], words: str) -> None:
     with answering(place.root, lambda: told(**status)):
-        assert examine(place) == (True, words)
-        assert examine(place) == (True, words)
+        assert examine(place, ROOM) == (True, words)
+        assert examine(place, ROOM) == (True, words)
     assert list(place.root.iterdir()) == []
 
 
@@ -91,14 +93,14 @@ def test_who_asks_and_goes_away_keeps_nobody_from_an_answer(place: PeerFolder) -
         for _ in range(100):
             with socket.socket(socket.AF_UNIX) as rude:
                 rude.connect(str(place.root / NAME))
-        assert examine(place)[0]
+        assert examine(place, ROOM)[0]
 
 
 def test_a_path_that_is_too_long_for_a_socket(tmp_path: Path) -> None:
     folder = tmp_path / ("d" * 200)
     folder.mkdir()
     with answering(folder, told):
-        assert examine(PeerFolder(folder, 3))[0]
+        assert examine(PeerFolder(folder, 3), ROOM)[0]
 
 
 def test_a_folder_that_takes_no_socket_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,7 +116,7 @@ def test_no_more_open_files_end_it_with_a_warning(place: PeerFolder, caplog: pyt
     health.open(poller)
     with socket.socket(socket.AF_UNIX) as asking:
         asking.connect(str(place.root / NAME))
-        stirred = dict(poller.poll(1000))
+        stirred = dict(poller.poll(100_000))
         with no_more_files():
             health.look(stirred, poller)
     assert "can no longer be asked how it does: Too many open files" in caplog.text
@@ -123,15 +125,15 @@ def test_no_more_open_files_end_it_with_a_warning(place: PeerFolder, caplog: pyt
 
 
 def test_nobody_there(place: PeerFolder) -> None:
-    assert examine(place) == (False, "peer 3 does not answer: it has not started yet")
+    assert examine(place, ROOM) == (False, "peer 3 does not answer: it has not started yet")
     place.write_status(Status(3, 1, "failed", error="no disk"))
-    assert examine(place) == (False, "peer 3 does not answer: last seen failed: no disk")
+    assert examine(place, ROOM) == (False, "peer 3 does not answer: last seen failed: no disk")
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"peer": 3}, "well", 7])
 def test_an_answer_of_another_sort(place: PeerFolder, answer: Any) -> None:
     with answering(place.root, lambda: answer):
-        assert examine(place) == (False, "peer 3 answers something else; is it of another version?")
+        assert examine(place, ROOM) == (False, "peer 3 answers something else; is it of another version?")
 
 
 # ---- a whole peer
@@ -153,8 +155,8 @@ def test_a_peer_is_asked_from_its_start_to_its_end(
     assert ask(folder, 0) == (1, "peer 0 does not answer: it has not started yet\n")
     pids = warm.start(folder)
     until(lambda: "| 1 of 1 neighbours connected" in examine(folder.peer(0))[1])
-    code, words = ask(folder, 0)
-    assert code == 0
+    # On a host that is busy enough even this peer may not answer within PATIENCE.
+    _, words = until(lambda: (asked := ask(folder, 0))[0] == 0 and asked)
     assert words.startswith("peer 0 is ")
 
     os.kill(pids[0], signal.SIGSTOP)  # then the kernel takes the question, and nobody answers it
@@ -185,7 +187,7 @@ async def test_it_answers_while_the_event_loop_does_not_turn(sockets: Any, event
     link = sockets.link(endpoint, health=health)
     await link.start()
     await eventually((tmp_path / NAME).exists)
-    assert examine(place) == (True, "peer 0 is starting | 0 of 1 neighbours connected")  # blocks the event loop
+    assert examine(place, ROOM) == (True, "peer 0 is starting | 0 of 1 neighbours connected")  # blocks the event loop
     await sockets.shut(link)
     assert not (tmp_path / NAME).exists()
 

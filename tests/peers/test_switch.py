@@ -25,7 +25,7 @@ class Cables:
         for end in self.ends:
             end.setblocking(False)
         for host in self.hosts:
-            host.settimeout(30)
+            host.settimeout(200)
 
     @property
     def ports(self) -> list[int]:

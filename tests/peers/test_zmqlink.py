@@ -572,7 +572,7 @@ async def test_a_neighbor_is_found_again_where_somebody_else_was_meanwhile(
     try:
         for attempt in range(3):  # two strangers, and the neighbour
             router = context.socket(zmq.ROUTER)
-            router.set(zmq.RCVTIMEO, 60_000)
+            router.set(zmq.RCVTIMEO, 100_000)
             router.set(zmq.LINGER, 1000)
             while True:
                 with contextlib.suppress(zmq.ZMQError):
