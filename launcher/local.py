@@ -49,6 +49,7 @@ def launch(order: Order, console: Console, restart: Restart = "on-failure") -> t
     with WarmProcess(threads(1)) as warm:
         run = order.load()
         _check_here(run, range(run.peers))
+        _check_keys(run, range(run.peers))
         folder = order.prepare(run)
         return folder, _run(run, folder, range(run.peers), warm, console, restart)
 
@@ -76,15 +77,14 @@ def resume(
         dead = [place for place in places if place.peer not in alive]
         if all(how_it_ended(place) == "finished" for place in dead):
             raise LaunchError(f"{folder.root}: nothing to resume: all peers have finished or live")
-        _check_here(run, [place.peer for place in dead])
+        # Not where others look for them: they have been started here before, maybe with an address of their router.
+        _check_keys(run, [place.peer for place in dead])
         # Those that have finished too: others may need what they said last.
         return folder, _run(run, folder, [place.peer for place in dead], warm, console, restart)
 
 
 def _check_here(run: Run, peers: Iterable[PeerId]) -> None:
-    """Raises RunFileError if these peers would not find the keys that they need, or the others not find them here."""
-    from p2pfl import keys
-
+    """Raises RunFileError if the others would not find these peers here."""
     transport = run.file.transport
     for peer, address in elsewhere(transport.book(run.peers), peers):
         problem = (
@@ -93,6 +93,13 @@ def _check_here(run: Run, peers: Iterable[PeerId]) -> None:
             "transport.address=null"
         )
         raise run.blame("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
+
+
+def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
+    """Raises RunFileError if these peers would not find the keys that they need."""
+    from p2pfl import keys
+
+    transport = run.file.transport
     if transport.keys is not None:
         try:
             keys.check(transport.keys, run.peers, peers, transport.public_keys)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
-from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, follow
+from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, follow, resume
 from launcher.mps import CONTROL, multi_process_service
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
@@ -318,3 +319,16 @@ def test_events_may_come_in_pieces(fake_peers):
             warm._process.stdout.close()
             warm._process.stdout = real
     assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
+
+
+def test_resume_starts_those_peers_that_have_a_place_here(make_folder, fake_peers, monkeypatch):
+    """As on one host of several, where others have the rest; also if others reach it by the address of its router."""
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    apart = {"peers": 5, "transport": {"port": 5700, "hosts": {"0-4": "192.0.2.1"}}}
+    folder.run_file.write_text(yaml.safe_dump(yaml.safe_load(folder.run_file.read_text()) | apart))
+    for name, value in fake_peers(["finishes", "finishes", *["crashes"] * 3]).items():
+        monkeypatch.setenv(name, value)
+    _, summary = resume(folder, (), Console(file=io.StringIO()))
+    assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
+    with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
+        resume(folder, [4], Console(file=io.StringIO()))
