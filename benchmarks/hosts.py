@@ -122,8 +122,8 @@ SCENARIOS = {
 }
 
 
-class NotPossible(Exception):
-    """This host, or this user, cannot have network namespaces."""
+class NotPossible(click.ClickException):
+    """Something about network namespaces that this host, or this user, cannot do."""
 
 
 def ip(*arguments: str) -> str:
@@ -369,19 +369,19 @@ def main(names: tuple[str, ...], seed: int, apart: float, limit: float, keep: Pa
         root.mkdir(parents=True, exist_ok=keep is None)
         try:
             if os.geteuid():
-                raise NotPossible("only root can make network namespaces")
-            with network(root):  # before anything that takes long
+                raise NotPossible("only root can make them")
+            with network(root):
                 pass
-            (root / "mesh.yaml").write_text(yaml.safe_dump(RUN))
-            p2pfl("simulate", root / "mesh.yaml", "--run-dir", root / "simulated")
-            expected = RunFolder.open(root / "simulated")
-            heads = ["run", "addresses", "network", "s", "MB said", "MB on the wire", "segments", "sent again"]
-            heads += ["connections lost", "messages missing", "same bits"]
-            click.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-            well = [run(name, root / name, apart, seed, limit, expected) for name in names or SCENARIOS]
         except NotPossible as reason:
-            click.echo(f"no network namespaces here: {reason}", err=True)
+            click.echo(f"no network namespaces here: {reason.message}", err=True)
             sys.exit(NOT_POSSIBLE)
+        (root / "mesh.yaml").write_text(yaml.safe_dump(RUN))
+        p2pfl("simulate", root / "mesh.yaml", "--run-dir", root / "simulated")
+        expected = RunFolder.open(root / "simulated")
+        heads = ["run", "addresses", "network", "s", "MB said", "MB on the wire", "segments", "sent again"]
+        heads += ["connections lost", "messages missing", "same bits"]
+        click.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+        well = [run(name, root / name, apart, seed, limit, expected) for name in names or SCENARIOS]
     sys.exit(0 if all(well) else 1)
 
 
