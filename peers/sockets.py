@@ -36,6 +36,8 @@ from peers.resolver import Resolver
 HEARTBEAT = 5.0
 SILENCE = 30.0
 """Seconds between heartbeats, and without any until a connection counts as dead."""
+ANSWERED_BY = 5.0
+"""Seconds within which a host answers that is there: TCP itself would ask ever more rarely, up to once a minute."""
 STUCK = 1.0
 """Seconds that libzmq may take to say that it connects again."""
 STRANGERS = 64
@@ -435,6 +437,7 @@ class ZmqDealer(_Socket):
             zmq.SNDHWM: world.transport.queue,
             zmq.RCVHWM: ANSWERS_WAITING,
             zmq.MAXMSGSIZE: ANSWER,
+            zmq.CONNECT_TIMEOUT: int(ANSWERED_BY * 1000),
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 2000,
         }
