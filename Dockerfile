@@ -1,7 +1,7 @@
 # One peer of a mesh. `docker build -t p2pfl .`; docs/deploy.md says the rest.
 #
 # BASE         any image with python3 (3.11 or newer) and its venv module
-# TORCH_INDEX  where torch comes from; by default builds for the CPU, a tenth of the size of those with CUDA.
+# TORCH_INDEX  where torch comes from; by default builds for the CPU, a fifth of the size of those with CUDA.
 #              Empty: what the package index has, which is CUDA: `--build-arg TORCH_INDEX=`
 # UID          of the user that peers run as
 #

@@ -465,9 +465,6 @@ class Session:
             parts.append(f"accuracy {record.personal.accuracy:.4f} (best {self.totals.best:.4f})")
         seconds = record.seconds
         parts.append(f"train {seconds['training']:.2f} s, wait {seconds['waiting']:.2f} s")
-        if record.out:
-            out = sum(entry[1] + entry[2] for kinds in record.out.values() for entry in kinds.values())
-            parts.append(f"sent {out} B in {sum(e[0] for k in record.out.values() for e in k.values())}")
         more = []
         if record.loss:
             more.append(" ".join(f"{name} {value:.4f}" for name, value in record.loss.items()))
@@ -476,6 +473,9 @@ class Session:
         if record.weights:
             largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
             more.append("weights " + " ".join(f"{j}:{w:.3f}" for j, w in largest))
+        if record.out:
+            out = sum(entry[1] + entry[2] for kinds in record.out.values() for entry in kinds.values())
+            more.append(f"sent {out} B in {sum(e[0] for k in record.out.values() for e in k.values())}")
         self.log.info(" | ".join(parts), extra=details(*more))
         for kind, absent in record.missing.items():
             self.log.warning("round %d: no %s from %s", record.t, kind, ", ".join(map(str, absent)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -68,6 +69,8 @@ def main(
                 raise click.UsageError(f"{folder.root} has no peer {me}")
     except P2pflError as error:
         raise click.ClickException(str(error)) from None
+    with suppress(OSError):  # who cannot be told cannot be told
+        click.echo(f"peer {me}: loading torch")  # for a minute, where many do it at once
     from peers.runtime import run_peer
 
     def last_words(text: str) -> None:
