@@ -5,8 +5,8 @@
 #              Empty: what the package index has, which is CUDA: `--build-arg TORCH_INDEX=`
 # UID          of the user that peers run as
 #
-# Layers go from what changes least to what changes most: a change of the project's own code makes a layer of about a
-# megabyte, and torch is fetched again only when the list of dependencies changes.
+# Layers go from what changes least to what changes most: a change of the project's own code makes a layer of two
+# megabytes, and torch is fetched again only when the list of dependencies changes.
 ARG BASE=python:3.12-slim-bookworm
 
 # ---- what pyproject.toml asks for, and nothing else of it: the next stage depends on these two lists only
