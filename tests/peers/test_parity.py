@@ -181,8 +181,10 @@ def test_sockets_end_with_the_bits_and_byte_counts_of_simulate(
     for peer in range(run.peers):
         assert records(sockets, peer) == records(simulated, peer)
         warnings = [line for line in sockets.peer(peer).log.read_text().splitlines() if "WARNING" in line]
-        # All has arrived when a peer closes; if a neighbour gets no turn to say so, nothing is lost by that.
-        assert [line for line in warnings if "did not confirm our last messages" not in line] == []
+        # All has arrived when a peer closes; if a neighbour gets no turn to say so, nothing is lost by that. Nor if
+        # it has nothing to say, and leaves before it was greeted.
+        slow = ("did not confirm our last messages", "it left, or was cut off, in its handshake")
+        assert [line for line in warnings if not line.endswith(slow)] == []
         assert sockets.peer(peer).output.read_text() == ""
 
 
