@@ -36,7 +36,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -84,6 +84,27 @@ class Kept:
     seq: int
     t: int
     frames: Sequence[Buffer]
+
+
+class Place(NamedTuple):
+    """How far a receiver has come in what a neighbour says.
+
+    Numbers alone do not tell. A peer that falls back to an old checkpoint, and whose neighbours do not say everything
+    again, goes other ways from there on, and may come to later rounds with lower numbers than before.
+    """
+
+    expected: int
+    """Number of the message that comes next."""
+    t: int
+    """Round of the last one that has come; -1 if none has."""
+
+    def has(self, seq: int, t: int) -> bool:
+        """Whether the receiver has a message with this number and of this round, be it one that the sender does not
+        remember, or needs it no more."""
+        return seq < self.expected and t <= self.t
+
+
+START = Place(0, -1)
 
 
 class Sent:
@@ -473,7 +494,7 @@ class Endpoint:
         self.listeners = set(self.sources)
         self._met = set(self.sources)  # neighbours that take part
         self._ahead: dict[PeerId, int] = {}  # the first round of which these neighbours keep what they said
-        self._flagged: dict[PeerId, int] = {}  # number of the message that told us last whether its sender hears us
+        self._flagged: dict[PeerId, tuple[int, int]] = {}  # round and number of what told us last whether it hears us
         self._again: set[PeerId] = set()  # told us in this round that they hear us, which we did not know
         self._greeting = range(0)  # rounds in which all are told whether we hear them
         self._answers: set[asyncio.Task[None]] = set()
@@ -482,8 +503,8 @@ class Endpoint:
         self._left: set[PeerId] = set()  # told us in this round
         self._sequence = dict.fromkeys(self.neighbors, 0)
         self.sent = {neighbor: Sent() for neighbor in self.neighbors}
-        self.heard = dict.fromkeys(self.neighbors, 0)
-        """Number of the first message of each neighbour that no round before the present one may have used."""
+        self.heard: dict[PeerId, Place] = dict.fromkeys(self.neighbors, START)
+        """How far in what each neighbour says the rounds before the present one may have used it."""
         self._arrived: dict[PeerId, deque[tuple[int, int]]] = {neighbor: deque() for neighbor in self.neighbors}
         """(number, round) of the last message of this round and of each later one."""
         self.t = 0
@@ -567,7 +588,8 @@ class Endpoint:
         self.t = t
         for sender, arrived in self._arrived.items():
             while arrived and arrived[0][1] < t:
-                self.heard[sender] = arrived.popleft()[0] + 1
+                seq, last = arrived.popleft()
+                self.heard[sender] = Place(seq + 1, last)
 
     def drop(self, senders: Iterable[PeerId]) -> None:
         self._dropping.update(set(senders) & self.sources - self._told)
@@ -648,9 +670,10 @@ class Endpoint:
     def _note(self, message: Message) -> None:
         """Whether its sender hears us (invariant 7)."""
         sender = message.sender
-        if message.seq < self._flagged.get(sender, 0):
+        this = message.t, message.seq
+        if this < self._flagged.get(sender, this):
             return  # a later one was noted before
-        self._flagged[sender] = message.seq
+        self._flagged[sender] = this
         stops = bool(message.flags & STOP)
         (self._left.add if stops else self._left.discard)(sender)
         (self._again.discard if stops or sender in self.listeners else self._again.add)(sender)
@@ -717,7 +740,7 @@ class Endpoint:
             "met": sorted(self._met),
             "dropping": sorted(self._dropping),
             "sequence": dict(self._sequence),
-            "heard": dict(self.heard),
+            "heard": {sender: tuple(place) for sender, place in self.heard.items()},
             "sent": _pack({to: sent.all() for to, sent in self.sent.items()}),
         }
 
@@ -728,7 +751,7 @@ class Endpoint:
         self._met = set(state["met"])
         self._dropping = set(state["dropping"])
         self._sequence = dict(state["sequence"])
-        self.heard = dict(state["heard"])
+        self.heard = {sender: Place(*place) for sender, place in state["heard"].items()}
         self.sent = {to: Sent(self._sequence[to]) for to in self.neighbors}
         for to, kept in _unpack(state["sent"]).items():
             if kept:

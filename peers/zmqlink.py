@@ -60,7 +60,7 @@ from p2pfl.chaos import LinkFaults
 from p2pfl.config import Transport
 from p2pfl.errors import HandshakeError, NetError, WireError, WrongRun, WrongVersion
 from p2pfl.keys import Keys
-from p2pfl.net import STALL, Deadline, Endpoint
+from p2pfl.net import STALL, START, Deadline, Endpoint, Kept, Place
 from p2pfl.runfolder import PeerId
 from p2pfl.wire import Body, Buffer, Layout, Message, Vocabulary
 from peers.health import Health
@@ -108,7 +108,10 @@ class Hello(Body):
 
 @dataclass(frozen=True)
 class Welcome(Body):
+    """``expected``, ``last``: a Place in what the one who is welcomed says."""
+
     expected: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class Closed(Body):
     pass
 
 
-ANSWERS = Vocabulary([Layout.of(Welcome(0)), Layout.of(Refused("")), Layout.of(Closed())])
+ANSWERS = Vocabulary([Layout.of(Welcome(0, 0)), Layout.of(Refused("")), Layout.of(Closed())])
 
 
 @dataclass
@@ -184,8 +187,8 @@ class _Edge:
     """Rounds of our own that the neighbour was told are in a checkpoint."""
     free_at: float = 0.0
     """When the last message will have left, over a connection of limited bandwidth."""
-    expected: int = 0
-    """Number of the message that the neighbour expected next when the connection came up."""
+    place: Place = START
+    """How far the neighbour had come when the connection came up."""
     follows: int = 0
     """Number of the message that it expects next, now: it takes no other."""
 
@@ -247,8 +250,8 @@ class ZmqLink:
         # Owned by the I/O thread once it runs.
         self._edges: dict[PeerId, _Edge] = {}
         self._delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
-        self._expected: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
-        """Number of the next message of each neighbour."""
+        self._places: dict[PeerId, Place] = dict.fromkeys(endpoint.neighbors, START)
+        """How far we have come in what each neighbour says."""
         self._holding: dict[PeerId, int | None] = {}
         """Neighbours that were asked to wait, and on which connection of ours to go on."""
         self._useless = USELESS
@@ -276,7 +279,7 @@ class ZmqLink:
 
         The endpoint must be in the state in which it goes on.
         """
-        self._expected = dict(self.endpoint.heard)
+        self._places = dict(self.endpoint.heard)
         self._durable = self.endpoint.durable
         self._router = self.world.listen()
         self.bound, self.address = self._router.bound, self._router.address
@@ -302,7 +305,7 @@ class ZmqLink:
             self.endpoint.sent[to].forget_before(self.endpoint.t - 1)  # in case that it comes back
             return False
         self._room[to] -= 1
-        self._command(lambda: self._enqueue(to, seq))
+        self._command(lambda: self._enqueue(to, seq, kept.t))
         return True
 
     def checkpointed(self, rounds_done: int) -> None:
@@ -500,9 +503,11 @@ class ZmqLink:
                 edge.connected_at = now
                 self._greet(edge)
 
-    def _greet(self, edge: _Edge) -> None:
-        first, oldest = self.endpoint.sent[edge.to].first
-        hello = Hello(self.digest, self._durable, first, self.endpoint.t if oldest is None else oldest)
+    def _greet(self, edge: _Edge, coming: Kept | None = None) -> None:
+        """Say HELLO; ``coming``: the message that comes next, if it is not the oldest that is kept."""
+        t = self.endpoint.t  # before we look for the message: it may be said now, and be the last of its round
+        first, oldest = (coming.seq, coming.t) if coming is not None else self.endpoint.sent[edge.to].first
+        hello = Hello(self.digest, self._durable, first, t if oldest is None else oldest)
         edge.must_greet = not self._control(edge, hello)
         edge.durable = hello.durable
 
@@ -585,7 +590,7 @@ class ZmqLink:
                     self._tell(self._neighbor_back, edge.to)
                 edge.close_sent, edge.closed, edge.held = None, False, False
                 self._poll(edge, edge.polled & ~INPUT)
-                self._go_on(edge, body.expected)
+                self._go_on(edge, Place(body.expected, body.last))
             elif isinstance(body, Refused):
                 # The address may be from before a reboot, and its port another run's by now.
                 mistaken = run != self.endpoint.run_id and not self.world.settled(edge.to)
@@ -650,13 +655,13 @@ class ZmqLink:
             self._reply(identity, Closed(), message.seq)
             if not self._edges[via].given_up:
                 self._has_left(self._edges[via])
-        elif message.seq != self._expected[via] or via in self._holding:
+        elif message.seq != self._places[via].expected or via in self._holding:
             # We have it, or it comes again: something before it was lost with a connection, or we asked it to hold.
             self._brought_nothing(frames)
         elif self.endpoint.mailbox.held[via] >= self.most_held:
             self._hold(via)
         else:
-            self._expected[via] += 1
+            self._places[via] = Place(message.seq + 1, max(message.t, self._places[via].t))
             self._delivered[via] += 1
             self._tell(self._arrived, message)
             if self._behind(via):
@@ -724,12 +729,17 @@ class ZmqLink:
         self._holding.pop(via, None)
         self.endpoint.sent[via].forget_before(hello.durable)
         self._edges[via].finished |= hello.durable == FOREVER
-        if hello.first > self._expected[via]:
-            lacking = f"messages {self._expected[via]} to {hello.first - 1}, of rounds before {hello.oldest}"
+        place = self._places[via]
+        if hello.first > place.expected:
+            lacking = f"messages {place.expected} to {hello.first - 1}, of rounds before {hello.oldest}"
             self.refusals.say(f"gaps in what peer {via} has", f"peer {via} no longer has {lacking}")
-            self._expected[via] = hello.first
+        if hello.first != place.expected and not place.has(hello.first, hello.oldest):
+            if hello.first < place.expected:
+                news = f"says other things than before from round {hello.oldest} on"
+                self.log.info("peer %d fell back to a checkpoint, and %s", via, news)
+            place = self._places[via] = Place(hello.first, place.t)
             self._tell(self.endpoint.missed, via, hello.oldest)
-        self._reply(identity, Welcome(self._expected[via]), seq)
+        self._reply(identity, Welcome(place.expected, place.t), seq)
         edge = self._edges[via]
         if not edge.up:
             self._seen_addresses = 0  # it may listen at a new address: look again, soon
@@ -745,13 +755,13 @@ class ZmqLink:
 
     # -- speaking
 
-    def _enqueue(self, to: PeerId, seq: int) -> None:
+    def _enqueue(self, to: PeerId, seq: int, t: int) -> None:
         edge = self._edges[to]
         if seq != edge.queued:  # rounds were skipped, and numbers with them
             self._handed_up_to(edge, edge.queued)
             edge.handed = seq
         edge.queued = seq + 1
-        if edge.given_up or seq < edge.expected:  # it has got it from us already, before we came back
+        if edge.given_up or edge.place.has(seq, t):  # it has got it from us already, before we came back
             self._handed_up_to(edge, seq + 1)
             return
         self._put_out(edge, seq)
@@ -767,25 +777,28 @@ class ZmqLink:
             after = max(after, edge.outbox[-1][0])
         edge.outbox.append((after, seq))
 
-    def _go_on(self, edge: _Edge, expected: int) -> None:
-        """A new connection: send what the neighbour has not got yet, from the message on that it expects."""
-        edge.expected = edge.follows = expected
-        first, _ = self.endpoint.sent[edge.to].first
-        again = range(max(expected, first), edge.handed)
-        fresh = [seq for _, seq in edge.outbox if seq >= max(expected, edge.handed)]
-        if again:
-            self.log.info("peer %d: sending %d messages again", edge.to, len(again))
-        self._handed_up_to(edge, min(expected, edge.queued))
+    def _go_on(self, edge: _Edge, place: Place) -> None:
+        """A new connection: send what the neighbour has not got yet."""
+        edge.place, edge.follows = place, place.expected
+        lacking = self._lacking(edge, edge.queued)
+        if again := sum(seq < edge.handed for seq in lacking):
+            self.log.info("peer %d: sending %d messages again", edge.to, again)
+        self._handed_up_to(edge, lacking[0] if lacking else edge.queued)
         edge.outbox.clear()
-        for seq in (*again, *fresh):
+        for seq in lacking:
             self._put_out(edge, seq)
+
+    def _lacking(self, edge: _Edge, until: int) -> list[int]:
+        """Numbers of the messages up to number ``until`` that are kept and that the neighbour has not got."""
+        kept = self.endpoint.sent[edge.to].all()
+        return [one.seq for one in kept if one.seq < until and not edge.place.has(one.seq, one.t)]
 
     def _make_up(self, to: PeerId, until: int) -> None:
         """Send what was kept for a neighbour while it was gone, up to number ``until``."""
         edge = self._edges[to]
-        first, _ = self.endpoint.sent[to].first
-        for seq in range(max(edge.queued, edge.expected, first), until):
-            self._put_out(edge, seq)
+        for seq in self._lacking(edge, until):
+            if seq >= edge.queued:
+                self._put_out(edge, seq)
         edge.queued = edge.handed = max(edge.queued, until)
 
     def _flush(self, edge: _Edge) -> None:
@@ -798,8 +811,8 @@ class ZmqLink:
             kept = self.endpoint.sent[edge.to].get(seq)
             # If it is kept no more, the neighbour has said that it needs it no more.
             if kept is not None:
-                if seq > edge.follows:
-                    self._explain(edge)
+                if seq != edge.follows:
+                    self._explain(edge, kept)
                     return
                 if not edge.dealer.send(kept.frames):
                     self._poll(edge, edge.polled | ROOM)
@@ -809,12 +822,12 @@ class ZmqLink:
             self._handed_up_to(edge, seq + 1)
         self._poll(edge, edge.polled & ~ROOM)
 
-    def _explain(self, edge: _Edge) -> None:
+    def _explain(self, edge: _Edge, coming: Kept) -> None:
         """Numbers do not follow on: have HELLO say so, and go on when WELCOME has come."""
         edge.up = False
         edge.lost_at = self.now()
         edge.attempt += 1
-        self._greet(edge)
+        self._greet(edge, coming)
 
     def _handed_up_to(self, edge: _Edge, seq: int) -> None:
         """Messages before ``seq`` take no room in the queue any more."""
@@ -887,7 +900,7 @@ class ZmqLink:
                 return False
             came_up = edge.lost_at is not None
             # It may have left for good while we were not there.
-            was_there = came_up or edge.address or self._expected[edge.to] > 0
+            was_there = came_up or edge.address or self._places[edge.to] != START
             if was_there and self.world.absent(edge.to):
                 return False
             return came_up or (needs and self._closing is not None and now - self._closing < self.transport.give_up)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from p2pfl.net import Endpoint, Mailbox, Sent
+from p2pfl.net import START, Endpoint, Mailbox, Place, Sent
 from p2pfl.session import Session
 from p2pfl.wire import Message
 from peers.zmqlink import Close, Durable, Hello, ZmqLink
@@ -43,7 +43,8 @@ def _expects(which: Callable[[int, int], int]) -> Callable[[Wrapped], Wrapped]:
             if via is not None:
                 message: Message = self.endpoint.decode(frames, via, self._vocabulary)
                 if not isinstance(message.body, Hello | Durable | Close):
-                    self._expected[via] = which(self._expected[via], message.seq)
+                    place = self._places[via]
+                    self._places[via] = place._replace(expected=which(place.expected, message.seq))
             heard(self, identity, frames)
 
         return planted
@@ -57,7 +58,10 @@ def _says_durable_too_early(checkpointed: Wrapped) -> Wrapped:
 
 
 def _resends_too_late(go_on: Wrapped) -> Wrapped:
-    return lambda self, edge, expected: go_on(self, edge, expected + (expected > 0))
+    def planted(self: ZmqLink, edge: Any, place: Place) -> None:
+        go_on(self, edge, place._replace(expected=place.expected + (place.expected > 0)))
+
+    return planted
 
 
 def _closes_before_durable(begin_closing: Wrapped) -> Wrapped:
@@ -79,7 +83,7 @@ def _keeps_nothing_on_disk(state_dict: Wrapped) -> Wrapped:
 def _expects_from_the_start(start: Wrapped) -> Wrapped:
     async def planted(self: ZmqLink) -> None:
         heard = self.endpoint.heard
-        self.endpoint.heard = dict.fromkeys(heard, 0)
+        self.endpoint.heard = dict.fromkeys(heard, START)
         await start(self)
         self.endpoint.heard = heard
 
@@ -91,7 +95,7 @@ def _remembers_too_much(mark: Wrapped) -> Wrapped:
         mark(self, t)
         for sender, arrived in self._arrived.items():
             if arrived:
-                self.heard[sender] = arrived[-1][0] + 1
+                self.heard[sender] = Place(arrived[-1][0] + 1, arrived[-1][1])
 
     return planted
 

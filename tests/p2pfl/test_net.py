@@ -18,7 +18,7 @@ from torch import Tensor
 
 from p2pfl import wire
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
-from p2pfl.net import Counts, Deadline, Endpoint, LocalHub, Net, Patience
+from p2pfl.net import SEQUENCES, Counts, Deadline, Endpoint, LocalHub, Net, Patience
 from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout
 from tests.bodies import PAIR, RUN_ID, Word
@@ -636,6 +636,17 @@ async def test_a_stop_that_misses_the_deadline_is_still_understood(mesh: Any, ev
     await there.finish(1)
     assert edges(here) == ([], [1])
     assert edges(there) == ([0], [])
+
+
+async def test_a_stop_is_understood_of_one_whose_numbers_fell_behind() -> None:
+    """It came back from a checkpoint of before it had left out rounds."""
+    endpoint = Endpoint(0, PAIR, RUN_ID, 5, LAYOUTS)
+    for t, seq, flags in ((3, 3 * SEQUENCES, 0), (4, 7, wire.STOP)):
+        endpoint.begin(t)
+        endpoint.accept(endpoint.decode(wire.encode(Word("…")).to(RUN_ID, t, 1, seq, flags), 1))
+        await endpoint.take(Word.kind(), [1], t)
+        await endpoint.finish(t)
+    assert edges(endpoint) == ([1], [])
 
 
 async def test_state_goes_on_in_another_endpoint(mesh: Any, tmp_path: Path) -> None:

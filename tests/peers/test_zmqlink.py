@@ -37,7 +37,7 @@ LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
 CONTROL = Vocabulary(
     [
         Layout.of(body)
-        for body in (Hello("", 0, 0, 0), Welcome(0), Durable(0), Refused(""), Close(), Closed(), Word(""))
+        for body in (Hello("", 0, 0, 0), Welcome(0, -1), Durable(0), Refused(""), Close(), Closed(), Word(""))
     ]
 )
 
@@ -98,7 +98,7 @@ class RawPeer:
     async def welcome(self) -> None:
         identity, message = await self.heard()
         assert isinstance(message.body, Hello)
-        self.reply(identity, Welcome(0), seq=message.seq)
+        self.reply(identity, Welcome(0, -1), seq=message.seq)
 
     def reply(self, identity: bytes, body: Body, **header: Any) -> None:
         self.router.send_multipart([identity, *self.frames(body, **header)])
@@ -376,9 +376,9 @@ async def test_nothing_but_hello_is_said_before_welcome(alone: Any, raw: Any) ->
     identity, message = await other.heard()
     assert isinstance(message.body, Hello)
     assert identity == b"0>1"
-    other.reply(identity, Welcome(0), seq=message.seq + 1)  # to a HELLO that is not the one
+    other.reply(identity, Welcome(0, -1), seq=message.seq + 1)  # to a HELLO that is not the one
     assert not await asyncio.to_thread(other.router.poll, 300)
-    other.reply(identity, Welcome(0), seq=message.seq)
+    other.reply(identity, Welcome(0, -1), seq=message.seq)
     assert (await other.heard())[1].body == Word("after WELCOME")
 
 
@@ -580,7 +580,7 @@ async def test_a_neighbor_is_found_again_where_somebody_else_was_meanwhile(
                     break
             identity, *frames = await asyncio.to_thread(router.recv_multipart)
             seq = wire.decode(frames, RUN_ID, endpoint.link._vocabulary).seq
-            answer = wire.encode(Refused("wrong run")) if attempt < 2 else wire.encode(Welcome(0))
+            answer = wire.encode(Refused("wrong run")) if attempt < 2 else wire.encode(Welcome(0, -1))
             router.send_multipart([identity, *answer.to(RUN_ID, 0, 1, seq)])
             if attempt < 2:
                 router.close()  # lingers until the answer has gone
@@ -698,11 +698,11 @@ async def test_a_message_that_got_lost_with_a_connection_is_waited_for(alone: An
     other = raw(1)
     other.connect(alone.link)
     other.say(Hello("d", 0, 0, 0))
-    assert await other.answer() == Welcome(0)
+    assert await other.answer() == Welcome(0, -1)
     other.say(Word("first"), seq=0)
     other.say(Word("third"), seq=2)
     other.say(Hello("d", 0, 0, 0))
-    assert await other.answer() == Welcome(1)
+    assert await other.answer() == Welcome(1, 0)
     for seq, text in ((1, "second"), (2, "third")):
         other.say(Word(text), seq=seq)
     net = alone.begin(0)
@@ -719,8 +719,54 @@ async def test_numbers_that_do_not_follow_on_are_explained_before(alone: Any, ra
     identity, message = await other.heard()
     assert isinstance(message.body, Hello)
     assert (message.body.first, message.body.oldest) == (5 * SEQUENCES, 5)
-    other.reply(identity, Welcome(message.body.first), seq=message.seq)
+    other.reply(identity, Welcome(message.body.first, message.body.oldest - 1), seq=message.seq)
     assert (await other.heard())[1].body == Word("round 5")
+
+
+async def test_who_falls_back_behind_rounds_that_it_left_out_is_heard_again(alone: Any, raw: Any) -> None:
+    """With numbers below those that it had after the rounds that it left out."""
+    other = raw(1)
+    other.connect(alone.link)
+    other.say(Hello("d", 0, 3 * SEQUENCES, 3))
+    assert await other.answer() == Welcome(3 * SEQUENCES, -1)
+    other.say(Word("round 3"), seq=3 * SEQUENCES, t=3)
+    assert (await alone.begin(3).gather(Word))[1].text == "round 3"
+
+    other.say(Hello("d", 0, 0, 0))  # its next process, from a checkpoint of before
+    assert await other.answer() == Welcome(3 * SEQUENCES + 1, 3)
+    other.say(Word("round 3, otherwise"), seq=3, t=3)
+    other.say(Hello("d", 0, 4, 4))
+    assert await other.answer() == Welcome(4, 3)
+    other.say(Word("round 4"), seq=4, t=4)
+    assert (await alone.begin(4).gather(Word))[1].text == "round 4"
+
+    for hello in (Hello("d", 0, 4, 4), Hello("d", 0, 0, 0)):  # the first lay in its socket, maybe
+        other.say(hello)
+        assert await other.answer() == Welcome(5, 4)
+    assert alone.mailbox.late == 0
+
+
+async def test_who_falls_back_goes_on_where_a_neighbor_is_in_need_of_it(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    identity, message = await other.heard()
+    other.reply(identity, Welcome(3 * SEQUENCES + 1, 1), seq=message.seq)  # to a process that was before this one
+    for t in range(3):
+        await alone.begin(t).broadcast(Word(f"round {t}"))
+    identity, message = await other.heard()
+    assert isinstance(message.body, Hello)
+    assert (message.body.first, message.body.oldest) == (2, 2)
+    other.reply(identity, Welcome(2, 1), seq=message.seq)
+    assert (await other.heard())[1].body == Word("round 2")
+
+    alone.link.cut(frozenset({1}))  # and so on a new connection
+    alone.link.cut(frozenset())
+    identity, message = await other.heard()
+    assert (message.body.first, message.body.oldest) == (0, 0)
+    other.reply(identity, Welcome(3 * SEQUENCES + 1, 0), seq=message.seq)  # it has gone back, too
+    identity, message = await other.heard()
+    assert (message.body.first, message.body.oldest) == (1, 1)
+    other.reply(identity, Welcome(1, 0), seq=message.seq)
+    assert [(await other.heard())[1].body for _ in range(2)] == [Word("round 1"), Word("round 2")]
 
 
 async def test_what_did_not_fit_into_the_queue_is_sent_when_there_is_room_again(
@@ -748,7 +794,7 @@ async def test_what_did_not_fit_into_the_queue_is_sent_when_there_is_room_again(
         identity, *frames = await asyncio.to_thread(other.router.recv_multipart)
         message = wire.decode(frames, None, CONTROL)
         if isinstance(message.body, Hello):
-            other.reply(identity, Welcome(len(numbers)), seq=message.seq)
+            other.reply(identity, Welcome(len(numbers), len(numbers) - 1), seq=message.seq)
             continue
         numbers.append(message.seq)
         if message.body == Word("last"):
@@ -789,12 +835,12 @@ async def test_a_welcome_that_is_read_after_its_connection_was_lost_counts_for_n
     (hello,) = dealer.said
     dealer.events = ["lost"]
     link._watch(edge)
-    dealer.answers = [[bytes(frame) for frame in wire.encode(Welcome(0)).to(RUN_ID, 0, 1, hello.seq)]]
+    dealer.answers = [[bytes(frame) for frame in wire.encode(Welcome(0, -1)).to(RUN_ID, 0, 1, hello.seq)]]
     link._answered(edge)
     assert not edge.up
     dealer.events = ["connected"]
     link._watch(edge)
-    dealer.answers = [[bytes(frame) for frame in wire.encode(Welcome(0)).to(RUN_ID, 0, 1, dealer.said[-1].seq)]]
+    dealer.answers = [[bytes(frame) for frame in wire.encode(Welcome(0, -1)).to(RUN_ID, 0, 1, dealer.said[-1].seq)]]
     link._answered(edge)
     assert edge.up
 
