@@ -2,7 +2,7 @@
 
 A checkpoint is one file, replaced atomically and durably: the SHA-256 of what follows, then what ``torch.save``
 writes (whose own checksums torch does not look at). It is loaded with ``weights_only`` (tensors and plain
-containers; nothing in it is executed). It names the run and the peer that it belongs to.
+containers; nothing in it is executed). It names the run and the peer that it belongs to, and its format.
 
 The one before is kept beside it, and stands in for it if it is damaged. So what a peer was sent may be forgotten
 only when the checkpoint *before* the newest one holds it.
@@ -23,6 +23,9 @@ from p2pfl.errors import CheckpointError
 from p2pfl.runfolder import PeerId, write_atomically
 
 State = dict[str, Any]
+
+FORMAT = 2
+"""Of what a peer keeps in its state. One that was written in another is no damaged one: nothing is touched."""
 
 _SUM = hashlib.sha256().digest_size
 
@@ -65,7 +68,7 @@ def load(path: Path, run_id: str, me: PeerId, log: logging.Logger | None = None)
     """The last state that can be used; None if this peer begins at round 0.
 
     If that is not the newest one, ``log`` is told which file was damaged, or another's, and from where the peer goes
-    on. Raises CheckpointError if none can be used.
+    on. Raises CheckpointError if none can be used, or if another version of p2pfl has written one of them.
     """
     before = previous(path)
     newest, error = _usable(path, run_id, me)
@@ -113,6 +116,11 @@ def _usable(path: Path, run_id: str, me: PeerId) -> tuple[State | None, Checkpoi
         return None, None if isinstance(error.__cause__, FileNotFoundError) else error
     if (state.get("run"), state.get("peer")) != (run_id, me):
         return None, CheckpointError(f"{path}: belongs to another run or peer")
+    if (found := state.get("format")) != FORMAT:
+        raise CheckpointError(
+            f"{path}: of format {found or 1}, and this version of p2pfl goes on from format {FORMAT}: resume the run "
+            "with the version that began it, or launch it anew"
+        )
     return state, None
 
 

@@ -19,7 +19,8 @@ Invariants:
    crashed computes the rounds since its checkpoint again, which gives the same messages under the same numbers:
    receivers know them by these and drop what they have. What the peer itself had heard since is sent to it again.
 6. A peer that its neighbours had given up finds that they no longer keep what it missed. It leaves out the rounds
-   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones.
+   up to theirs (``skip_to``). Numbers begin anew with the round that it goes on with, above all earlier ones. If it
+   falls back to a checkpoint of before that, they are lower than those that others have: rounds tell (``Place``).
 7. After rounds were left out or messages lost, two peers may differ on who hears whom. They find out, since every
    message says whether its sender hears the receiver; and until then nobody waits in vain for long, since whoever
    expects one sort of message is told by the other sort, or by one of a later round, that none will come.

@@ -383,6 +383,7 @@ class Session:
         if self.folder is None:
             return
         self._saved = {
+            "format": checkpoint.FORMAT,
             "run": self.run_id,
             "peer": self.me,
             "rounds_done": self.rounds_done,

@@ -14,13 +14,14 @@ Rules:
 1. The first message on a connection is HELLO (protocol version, run id, digest of the run file). Nothing else is
    sent until WELCOME comes back, with the sequence number of that HELLO. REFUSED is a named error on the sender's
    side, at once.
-2. WELCOME says which message the receiver expects next; sending goes on there, be it with messages that were sent
-   before, on a connection that broke or to a process that died. HELLO says which message is the oldest that is kept:
-   if the receiver expected an older one, it learns so that it will never come. A receiver takes no message but the
-   one that it expects. It has had those before; and of those after, libzmq may send some on a new connection before
-   anybody knows that others got lost with the old one. Where numbers do not follow on, HELLO is said again first.
-   DURABLE(t) says that everything of rounds before t is in the checkpoint of the receiver before its last one, and
-   need not be kept.
+2. WELCOME says how far the receiver has come; sending goes on there, be it with messages that were sent before, on a
+   connection that broke or to a process that died. HELLO says which message is the oldest that is kept, or comes
+   next. If the receiver expected an older one, it learns so that it will never come; if it has nothing of that round
+   but higher numbers, that the sender fell back to a checkpoint and went other ways since (``Place``). A receiver
+   takes no message but the one that it expects. It has had those before; and of those after, libzmq may send some on
+   a new connection before anybody knows that others got lost with the old one. Where numbers do not follow on, HELLO
+   is said again first. DURABLE(t) says that everything of rounds before t is in the checkpoint of the receiver before
+   its last one, and need not be kept.
 3. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
    The sender in a header must be the one in the identity. The receiver must be us: an address from before a
    restart may by now be another peer's.

@@ -282,7 +282,8 @@ class Life:
             mesh.violated(f"{self} waited {lasted:.1f} s in round {t}; at most {self._wait.longest:.1f} were due")
         for j in sorted(set(expected) - bodies.keys()):
             parted = mesh.network.parted(self.peer, j, self._wait.began - self.schedule.transport.deadline, mesh.now)
-            if self._wait.in_touch.get(j) is self.mesh.lives[j] and self.in_touch(j) and not parted:
+            still_there = j in self._wait.in_touch and self._wait.in_touch[j] is self.mesh.lives[j]
+            if still_there and self.in_touch(j) and not parted:
                 self._misses(j, t, lasted)
 
     def _misses(self, other: PeerId, t: int, waited: float) -> None:

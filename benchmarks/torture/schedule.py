@@ -101,11 +101,11 @@ def draw(random: Random) -> Schedule:
         training=random.choice([0.01, 0.1, 1.0]) if patient else random.choice([0.1, 1.0]),
         faults=random.choices(("crash", "break", "part", "stall", "train", "stop"), k=random.randint(0, 10)),
         pause=random.choice([0.02, 0.2, 1.0, 4.0]),
-        crashes=random.choice([0, 1, 2, 4, 8]),
+        crashes=random.choice([0, 1, 2, 4, 8] if patient else [0, 2, 4, 8, 16]),
         lifetime=random.choice([5.0, 30.0, 100.0, 300.0] if patient else [30.0, 100.0, 300.0, 1000.0]),
         restart=random.choice([0.1, 2.0, 10.0] if patient else [0.1, 4.0, 10.0, 20.0]),
         mortal=frozenset() if patient else frozenset(peer for peer in range(peers) if random.random() < 0.2),
-        rot=random.choice([0.0, 0.0, 0.3]),
+        rot=random.choice([0.0, 0.0, 0.3] if patient else [0.0, 0.3, 0.6]),
     )
 
 

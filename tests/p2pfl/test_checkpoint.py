@@ -27,7 +27,8 @@ RUN = "0123456789abcdef"
 
 
 def state(**more: Any) -> dict[str, Any]:
-    return {"run": RUN, "peer": 3, "rounds_done": 2, "w": torch.arange(1000.0), "sources": [1, 2], **more}
+    belongs = {"format": checkpoint.FORMAT, "run": RUN, "peer": 3}
+    return {**belongs, "rounds_done": 2, "w": torch.arange(1000.0), "sources": [1, 2], **more}
 
 
 @pytest.fixture
@@ -46,6 +47,15 @@ def two(path: Path) -> dict[str, bytes]:
     for rounds in (2, 4):
         checkpoint.save(path, state(rounds_done=rounds))
     return contents(path)
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_left_alone(path: Path) -> None:
+    for rounds in (2, 4):
+        checkpoint.save(path, state(rounds_done=rounds, format=1))
+    before = contents(path)
+    with pytest.raises(CheckpointError, match=r"checkpoint.pt: of format 1, and .* from format 2: resume the run"):
+        checkpoint.load(path, RUN, 3)
+    assert contents(path) == before
 
 
 # ---- snapshots ---------------------------------------------------------------------------------------------
