@@ -141,8 +141,8 @@ def follow(
     crew = Crew(peers)
     policy = Policy(folder, restart)
     here = [place.peer for place in folder.peers()]
-    warm.ask(folder, peers)
     with interrupts() as pressed, progress_on(console) as progress:
+        warm.ask(folder, peers)
         while crew.busy:
             ended = crew.hear(warm.events(LOOK_EVERY), warm.gone)
             again = [peer for peer in ended if policy.wants(peer, crew.codes.get(peer), crew.words.get(peer, ""))]

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from launcher.processes import living
+from launcher.text import ids
 from p2pfl.errors import RunFolderError
 from p2pfl.runfolder import FINAL, PeerFolder, PeerId, RunFolder
 
@@ -68,7 +69,7 @@ def open_logs(folder: RunFolder, peers: Sequence[PeerId]) -> list[LogFile]:
     known = [place.peer for place in folder.peers()]
     for peer in peers:
         if peer not in known:
-            raise RunFolderError(f"{folder.root}: no peer {peer}; the {len(known)} peers are 0 to {known[-1]}")
+            raise RunFolderError(f"{folder.root} has no peer {peer}; it has {ids(known)}")
     return [LogFile(peer, folder.peer(peer).log) for peer in sorted(set(peers)) or known]
 
 
