@@ -315,7 +315,7 @@ def engine() -> str:
 
 def composes() -> dict[str, tuple[str, ...]]:
     """Both versions, if they are there: {version: command}. Raises NoEngine if there is none."""
-    found = {}
+    found: dict[str, tuple[str, ...]] = {}
     for command in (("docker", "compose"), ("docker-compose",)):
         try:
             asked = run(*command, "version", "--short")

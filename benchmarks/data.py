@@ -65,7 +65,7 @@ def wait_for_all(ready: int, peers: int) -> None:
 
 
 def pss(pids: list[int]) -> float:
-    return sum(psutil.Process(pid).memory_full_info().pss for pid in pids) / 1e6
+    return float(sum(psutil.Process(pid).memory_full_info().pss for pid in pids)) / 1e6
 
 
 @click.command()

@@ -78,11 +78,11 @@ class Loose(Body):
 
 
 CONTROL: list[Body] = [
-    Hello("d", 0, 0, 0),
+    Hello("d", 0, 0, 0, 0, 0),
     Durable(3),
     Hold(True),
     Close(),
-    Welcome(3),
+    Welcome(3, 2),
     Closed(),
     Begun(),
     Listening(),
@@ -430,7 +430,7 @@ class Neighbor:
                 self._answer(identity, header, count)
         for identity in self.known:
             with suppress(zmq.Again):
-                frames = mutated(encoded(self.chance.choice([Closed(), Welcome(3)]), ATTACKER), self.chance)
+                frames = mutated(encoded(self.chance.choice([Closed(), Welcome(3, 2)]), ATTACKER), self.chance)
                 self.router.send_multipart([identity, *frames], zmq.NOBLOCK)
                 count["as an answer"] += len(frames)
 
@@ -445,7 +445,8 @@ class Neighbor:
         number = chance.choice((0, 1, 3, chance.randrange(100), 1 << 40, chance.randrange(1 << 53)))
         if chance.random() < 0.2:  # valid, and a lie
             lies = [
-                *(Hello(self.digest, number, number, number), Hello("another", 0, 0, 0)),
+                *(Hello(self.digest, *(number,) * 5), Hello(self.digest, 0, 0, 0, chance.randrange(100), number)),
+                *(Hello("another", 0, 0, 0, 0, 0), Welcome(number, chance.randrange(100))),
                 *(Durable(number), Durable(FOREVER), Hold(chance.random() < 0.5), Close(), Begun(), Listening()),
             ]
             return encoded(chance.choice(lies), ATTACKER, chance.randrange(60), number)
@@ -456,7 +457,7 @@ class Neighbor:
         with suppress(ValueError, IndexError, msgpack.exceptions.UnpackException):
             _, _, kind, _, _, seq, *_ = msgpack.unpackb(header)
             if kind == "Hello":
-                self.router.send_multipart([identity, *encoded(Welcome(0), ATTACKER, 0, seq)])
+                self.router.send_multipart([identity, *encoded(Welcome(0, -1), ATTACKER, 0, seq)])
                 count["as an answer"] += 1
                 self.known.add(identity)
 

@@ -58,7 +58,7 @@ class PerImage(TorchDataset[tuple[Tensor, Tensor, int]]):
         return self.transform(image), self.transform(image), int(self.split.labels[index])
 
 
-def per_image_recipe(channels: int, size: int, *, pil: bool) -> Callable[[object], Tensor]:
+def per_image_recipe(channels: int, size: int, *, pil: bool) -> v2.Compose:
     """The recipe of `p2pfl.data.augmentations.Mapl` in torchvision's words."""
     kernel = max(3, size // 10 | 1)
     colour = [

@@ -590,7 +590,7 @@ class Endpoint:
         for sender, arrived in self._arrived.items():
             while arrived and arrived[0][1] < t:
                 seq, last = arrived.popleft()
-                self.heard[sender] = Place(seq + 1, last)
+                self.heard[sender] = Place(seq + 1, max(last, self.heard[sender].t))
 
     def drop(self, senders: Iterable[PeerId]) -> None:
         self._dropping.update(set(senders) & self.sources - self._told)

@@ -44,7 +44,7 @@ from torch import Tensor
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
 from p2pfl.tensors import is_finite as all_finite
 
-VERSION = 1
+VERSION = 2
 STOP = 1
 ANYWAY = 2
 """Flag: the sender does not hear the receiver after round ``t``."""

@@ -15,13 +15,13 @@ Rules:
    sent until WELCOME comes back, with the sequence number of that HELLO. REFUSED is a named error on the sender's
    side, at once.
 2. WELCOME says how far the receiver has come; sending goes on there, be it with messages that were sent before, on a
-   connection that broke or to a process that died. HELLO says which message is the oldest that is kept, or comes
-   next. If the receiver expected an older one, it learns so that it will never come; if it has nothing of that round
-   but higher numbers, that the sender fell back to a checkpoint and went other ways since (``Place``). A receiver
-   takes no message but the one that it expects. It has had those before; and of those after, libzmq may send some on
-   a new connection before anybody knows that others got lost with the old one. Where numbers do not follow on, HELLO
-   is said again first. DURABLE(t) says that everything of rounds before t is in the checkpoint of the receiver before
-   its last one, and need not be kept.
+   connection that broke or to a process that died. HELLO says which message is the oldest that is kept: if the
+   receiver expected an older one, it learns so that it will never come. It also says which comes next: if the
+   receiver has nothing of that round, but higher numbers, the sender fell back to a checkpoint and went other ways
+   since, and the receiver goes on there (``Place``). A receiver takes no message but the one that it expects. It has
+   had those before; and of those after, libzmq may send some on a new connection before anybody knows that others got
+   lost with the old one. Where numbers do not follow on, HELLO is said again first. DURABLE(t) says that everything
+   of rounds before t is in the checkpoint of the receiver before its last one, and need not be kept.
 3. A DEALER's socket identity is ``sender>receiver``; whoever restarts takes its identity back (ROUTER_HANDOVER).
    The sender in a header must be the one in the identity. The receiver must be us: an address from before a
    restart may by now be another peer's.
@@ -99,12 +99,15 @@ Leaving = Literal["finished", "failed", "stopped"]
 @dataclass(frozen=True)
 class Hello(Body):
     """``durable``: as in Durable. ``first``: number of the oldest message that is kept; ``oldest``: its round, or the
-    sender's present one if nothing is kept."""
+    sender's present one if nothing is kept. ``coming``, ``of``: number and round of the message that comes next, as
+    far as the sender knows what the receiver has; or else of the oldest."""
 
     digest: str
     durable: int
     first: int
     oldest: int
+    coming: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,7 @@ class ZmqLink:
         self.digest = digest
         self.log = log
         self.bound = self.address = ""
-        controls = (Hello("", 0, 0, 0), Durable(0), Hold(True), Close())
+        controls = (Hello("", 0, 0, 0, 0, 0), Durable(0), Hold(True), Close())
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         largest = self._vocabulary.largest(transport.max_message)
         book = transport.book(endpoint.topology.peers)
@@ -505,11 +508,14 @@ class ZmqLink:
                 self._greet(edge)
 
     def _greet(self, edge: _Edge, coming: Kept | None = None) -> None:
-        """Say HELLO; ``coming``: the message that comes next, if it is not the oldest that is kept."""
         t = self.endpoint.t  # before we look for the message: it may be said now, and be the last of its round
-        first, oldest = (coming.seq, coming.t) if coming is not None else self.endpoint.sent[edge.to].first
-        hello = Hello(self.digest, self._durable, first, t if oldest is None else oldest)
+        first, kept_of = self.endpoint.sent[edge.to].first
+        oldest = t if kept_of is None else kept_of
+        of = (first, oldest) if coming is None else (coming.seq, coming.t)
+        hello = Hello(self.digest, self._durable, first, oldest, *of)
         edge.must_greet = not self._control(edge, hello)
+        if edge.must_greet:
+            self._next_look = min(self._next_look, self.now() + TICK)
         edge.durable = hello.durable
 
     def _poll(self, edge: _Edge, events: int) -> None:
@@ -730,21 +736,28 @@ class ZmqLink:
         self._holding.pop(via, None)
         self.endpoint.sent[via].forget_before(hello.durable)
         self._edges[via].finished |= hello.durable == FOREVER
-        place = self._places[via]
-        if hello.first > place.expected:
-            lacking = f"messages {place.expected} to {hello.first - 1}, of rounds before {hello.oldest}"
-            self.refusals.say(f"gaps in what peer {via} has", f"peer {via} no longer has {lacking}")
-        if hello.first != place.expected and not place.has(hello.first, hello.oldest):
-            if hello.first < place.expected:
-                news = f"says other things than before from round {hello.oldest} on"
-                self.log.info("peer %d fell back to a checkpoint, and %s", via, news)
-            place = self._places[via] = Place(hello.first, place.t)
-            self._tell(self.endpoint.missed, via, hello.oldest)
+        place = self._place_after(hello, via)
         self._reply(identity, Welcome(place.expected, place.t), seq)
         edge = self._edges[via]
         if not edge.up:
             self._seen_addresses = 0  # it may listen at a new address: look again, soon
             self._next_look = min(self._next_look, self.now() + TICK)
+
+    def _place_after(self, hello: Hello, via: PeerId) -> Place:
+        """Where we go on in what a neighbour says, now that it has said what it still has."""
+        place = self._places[via]
+        if hello.first > place.expected:
+            lacking = f"messages {place.expected} to {hello.first - 1}, of rounds before {hello.oldest}"
+            self.refusals.say(f"gaps in what peer {via} has", f"peer {via} no longer has {lacking}")
+            self._places[via] = Place(hello.first, place.t)
+            self._tell(self.endpoint.missed, via, hello.oldest)
+        elif hello.coming < place.expected and not place.has(hello.coming, hello.of):
+            news = f"peer {via} fell back to a checkpoint: says other things than before from round {hello.of} on"
+            self.refusals.say(f"falls of peer {via} to a checkpoint", news)
+            self._places[via] = Place(hello.coming, place.t)
+            if hello.oldest > place.t + 1:
+                self._tell(self.endpoint.missed, via, hello.oldest)
+        return self._places[via]
 
     def _reply(self, identity: bytes, body: Body, seq: int) -> None:
         frames = wire.encode(body).to(self.endpoint.run_id, 0, self.me, seq)
@@ -790,7 +803,7 @@ class ZmqLink:
             self._put_out(edge, seq)
 
     def _lacking(self, edge: _Edge, until: int) -> list[int]:
-        """Numbers of the messages up to number ``until`` that are kept and that the neighbour has not got."""
+        """Numbers of the messages before number ``until`` that are kept and that the neighbour has not got."""
         kept = self.endpoint.sent[edge.to].all()
         return [one.seq for one in kept if one.seq < until and not edge.place.has(one.seq, one.t)]
 

@@ -288,9 +288,11 @@ class Life:
 
     def _misses(self, other: PeerId, t: int, waited: float) -> None:
         """A neighbour has been left out though nothing was in its way, as it seems."""
-        mailbox = self.session.endpoint.mailbox
-        if waited >= self.schedule.transport.deadline and self.mesh.lives[other].has_done(t):
+        mailbox, it = self.session.endpoint.mailbox, self.mesh.lives[other]
+        if waited >= self.schedule.transport.deadline and it.has_done(t):
             what = "waits in vain for what was said long ago"
+        elif it.has_done(t) and self.peer not in it.session.endpoint.listeners:
+            return  # we came back to a round that it was done with, and it could not know yet that we hear it again
         elif waited < SHORT and not mailbox.is_gone(other) and mailbox._silent_before.get(other, 0) <= t:
             what = "does not wait for"
         elif waited < SHORT and mailbox.is_gone(other):

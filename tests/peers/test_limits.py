@@ -165,7 +165,7 @@ async def test_what_brings_nothing_is_read_slowly_and_others_in_between(
         if sort == "garbage":
             liar.dealer.send(b"\xc1")
         else:
-            liar.say({"duplicates": block(0), "greetings": Hello("d", 0, 0, 0), "durable": Durable(0)}[sort])
+            liar.say({"duplicates": block(0), "greetings": Hello("d", 0, 0, 0, 0, 0), "durable": Durable(0)}[sort])
     for t in range(20):
         two.begin(t)
         await two.send([0], block(t), t)

@@ -321,7 +321,7 @@ async def test_a_damaged_byte_costs_a_connection_and_nothing_else(
         await one.send([0], Word("before"), 0)
         assert (await zero.take("Word", [1], 0))[1].body == Word("before")
         damage.set()  # the answer to this:
-        one.link._command(lambda: one.link._control(one.link._edges[0], Hello("d", 0, 0, 0)))
+        one.link._command(lambda: one.link._control(one.link._edges[0], Hello("d", 0, 0, 0, 0, 0)))
         await eventually(lambda: "peer 0: connection lost" in caplog.text)
         await one.send([0], Word("after"), 0)
         assert (await zero.take("Word", [1], 0))[1].body == Word("after")

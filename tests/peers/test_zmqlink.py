@@ -29,7 +29,7 @@ from p2pfl.topology import Topology
 from p2pfl.wire import Body, Layout, Vocabulary
 from peers import resolver, zmqlink
 from peers.runtime import allow_many_sockets
-from peers.zmqlink import Close, Closed, Durable, Hello, Refused, Welcome, ZmqLink, _Edge
+from peers.zmqlink import Close, Closed, Durable, Hello, Hold, Refused, Welcome, ZmqLink, _Edge
 from tests.bodies import PAIR, RUN_ID, Block, Word
 
 BLOCK = Block(torch.zeros(1000, 1000))
@@ -37,7 +37,7 @@ LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
 CONTROL = Vocabulary(
     [
         Layout.of(body)
-        for body in (Hello("", 0, 0, 0), Welcome(0, -1), Durable(0), Refused(""), Close(), Closed(), Word(""))
+        for body in (Hello("", 0, 0, 0, 0, 0), Welcome(0, -1), Durable(0), Refused(""), Close(), Closed(), Word(""))
     ]
 )
 
@@ -297,21 +297,21 @@ async def test_peers_of_different_run_files_name_each_other(
 async def test_another_run_is_refused(alone: Any, raw: Any) -> None:
     other = raw(1)
     other.connect(alone.link)
-    other.say(Hello("d", 0, 0, 0), run="another run")
+    other.say(Hello("d", 0, 0, 0, 0, 0), run="another run")
     refused = await other.answer()
     assert isinstance(refused, Refused)
     assert refused.reason == f"a message of run 'another run'; this is run '{RUN_ID}'"
-    other.say(Hello("d", 0, 0, 0))
+    other.say(Hello("d", 0, 0, 0, 0, 0))
     assert isinstance(await other.answer(), Welcome)  # that one is nobody's fault
 
 
 async def test_another_protocol_version_is_refused(alone: Any, raw: Any) -> None:
     other = raw(1)
     other.connect(alone.link)
-    other.dealer.send(msgpack.packb([2, "whatever", "version 2 says"]))
+    other.dealer.send(msgpack.packb([1, "whatever", "version 1 says"]))
     refused = await other.answer()
     assert isinstance(refused, Refused)
-    assert refused.reason == "protocol version 2; this peer speaks 1"
+    assert refused.reason == "protocol version 1; this peer speaks 2"
 
 
 async def test_a_refusal_ends_all_waits(alone: Any, raw: Any) -> None:
@@ -352,7 +352,7 @@ async def test_an_answer_of_another_protocol_version_is_a_refusal(alone: Any, ra
     waiting = asyncio.create_task(alone.begin(0).gather(Word))
     identity, _ = await other.heard()
     other.router.send_multipart([identity, msgpack.packb([7])])
-    with pytest.raises(HandshakeError, match=r"peer 1 .* refuses peer 0: protocol version 7; this peer speaks 1"):
+    with pytest.raises(HandshakeError, match=r"peer 1 .* refuses peer 0: protocol version 7; this peer speaks 2"):
         await waiting
 
 
@@ -436,7 +436,7 @@ async def test_a_tensor_larger_than_the_limit_is_the_senders_error(sockets: Any)
 async def test_a_peer_in_the_middle_of_an_epoch_answers(alone: Any, raw: Any) -> None:
     other = raw(1)
     other.connect(alone.link)
-    other.say(Hello("d", 0, 0, 0))
+    other.say(Hello("d", 0, 0, 0, 0, 0))
     answers: list[Any] = []
     thread = threading.Thread(target=lambda: answers.append(other.dealer.recv_multipart()))
     thread.start()
@@ -452,7 +452,7 @@ async def test_nothing_is_lost_when_more_comes_during_an_epoch_than_may_wait(soc
         other.connect(endpoint.link)
     for number in range(100):
         one.say(Word(str(number)), seq=number)
-    one.say(Hello("d", 0, 0, 0))  # its answer would tell that all has been read
+    one.say(Hello("d", 0, 0, 0, 0, 0))  # its answer would tell that all has been read
     assert not one.dealer.poll(500)  # our event loop does not turn meanwhile
     two.say(Word("me too"))
     net = endpoint.begin(0)
@@ -697,11 +697,11 @@ async def test_a_message_that_got_lost_with_a_connection_is_waited_for(alone: An
     """libzmq sends what waits in a socket as soon as it has connected again, before anybody can say HELLO."""
     other = raw(1)
     other.connect(alone.link)
-    other.say(Hello("d", 0, 0, 0))
+    other.say(Hello("d", 0, 0, 0, 0, 0))
     assert await other.answer() == Welcome(0, -1)
     other.say(Word("first"), seq=0)
     other.say(Word("third"), seq=2)
-    other.say(Hello("d", 0, 0, 0))
+    other.say(Hello("d", 0, 0, 0, 0, 0))
     assert await other.answer() == Welcome(1, 0)
     for seq, text in ((1, "second"), (2, "third")):
         other.say(Word(text), seq=seq)
@@ -727,20 +727,20 @@ async def test_who_falls_back_behind_rounds_that_it_left_out_is_heard_again(alon
     """With numbers below those that it had after the rounds that it left out."""
     other = raw(1)
     other.connect(alone.link)
-    other.say(Hello("d", 0, 3 * SEQUENCES, 3))
+    other.say(Hello("d", 0, 3 * SEQUENCES, 3, 3 * SEQUENCES, 3))
     assert await other.answer() == Welcome(3 * SEQUENCES, -1)
     other.say(Word("round 3"), seq=3 * SEQUENCES, t=3)
     assert (await alone.begin(3).gather(Word))[1].text == "round 3"
 
-    other.say(Hello("d", 0, 0, 0))  # its next process, from a checkpoint of before
+    other.say(Hello("d", 0, 0, 0, 0, 0))  # its next process, from a checkpoint of before
     assert await other.answer() == Welcome(3 * SEQUENCES + 1, 3)
     other.say(Word("round 3, otherwise"), seq=3, t=3)
-    other.say(Hello("d", 0, 4, 4))
+    other.say(Hello("d", 0, 0, 0, 4, 4))
     assert await other.answer() == Welcome(4, 3)
     other.say(Word("round 4"), seq=4, t=4)
     assert (await alone.begin(4).gather(Word))[1].text == "round 4"
 
-    for hello in (Hello("d", 0, 4, 4), Hello("d", 0, 0, 0)):  # the first lay in its socket, maybe
+    for hello in (Hello("d", 0, 0, 0, 4, 4), Hello("d", 0, 0, 0, 0, 0)):  # the first lay in its socket, maybe
         other.say(hello)
         assert await other.answer() == Welcome(5, 4)
     assert alone.mailbox.late == 0
@@ -754,19 +754,50 @@ async def test_who_falls_back_goes_on_where_a_neighbor_is_in_need_of_it(alone: A
         await alone.begin(t).broadcast(Word(f"round {t}"))
     identity, message = await other.heard()
     assert isinstance(message.body, Hello)
-    assert (message.body.first, message.body.oldest) == (2, 2)
+    assert (message.body.first, message.body.coming, message.body.of) == (0, 2, 2)
     other.reply(identity, Welcome(2, 1), seq=message.seq)
     assert (await other.heard())[1].body == Word("round 2")
 
     alone.link.cut(frozenset({1}))  # and so on a new connection
     alone.link.cut(frozenset())
     identity, message = await other.heard()
-    assert (message.body.first, message.body.oldest) == (0, 0)
+    assert (message.body.coming, message.body.of) == (0, 0)
     other.reply(identity, Welcome(3 * SEQUENCES + 1, 0), seq=message.seq)  # it has gone back, too
     identity, message = await other.heard()
-    assert (message.body.first, message.body.oldest) == (1, 1)
+    assert (message.body.coming, message.body.of) == (1, 1)
     other.reply(identity, Welcome(1, 0), seq=message.seq)
     assert [(await other.heard())[1].body for _ in range(2)] == [Word("round 1"), Word("round 2")]
+
+
+async def test_what_was_given_up_at_a_full_queue_is_asked_for_and_sent(
+    sockets: Any, raw: Any, eventually: Any
+) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    link = sockets.link(endpoint, queue=8)
+    await link.start()
+    other = raw(1)
+    other.connect(link)
+    await other.welcome()
+    other.say(Hello("d", 0, 0, 0, 0, 0))
+    await other.answer()
+    await eventually(lambda: link._edges[1].up)
+    other.say(Hold(True))
+    await eventually(lambda: link._edges[1].held)
+    link.transport = link.transport.model_copy(update={"deadline": 0.3})
+    net = endpoint.begin(0)
+    for number in range(9):
+        await net.broadcast(Word(f"{number}"))
+    assert endpoint.undelivered == 1
+    other.say(Hold(False))
+    await other.welcome()
+    assert [(await other.heard())[1].body for _ in range(8)] == [Word(f"{n}") for n in range(8)]
+    await eventually(lambda: not link.full(1))
+    await net.broadcast(Word("9"))
+    identity, message = await other.heard()
+    assert isinstance(message.body, Hello)
+    assert (message.body.first, message.body.coming) == (0, 9)  # the eighth is kept
+    other.reply(identity, Welcome(8, 0), seq=message.seq)
+    assert [(await other.heard())[1].body for _ in range(2)] == [Word("8"), Word("9")]
 
 
 async def test_what_did_not_fit_into_the_queue_is_sent_when_there_is_room_again(
