@@ -150,7 +150,8 @@ class _Calm:
 
     async def _play(self) -> None:
         run, hub = _run_of(self.schedule), LocalHub()
-        sessions = [_Session(run, me, RUN_ID, cast(Any, self)) for me in range(run.peers)]
+        log = logging.Logger("the calm run", logging.CRITICAL)  # what matters is what comes of it
+        sessions = [_Session(run, me, RUN_ID, cast(Any, self), log=log) for me in range(run.peers)]
         for one in sessions:
             hub.join(one.endpoint)
 
