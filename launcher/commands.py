@@ -88,7 +88,7 @@ RESTART = click.option(
 def launch(as_json: bool, restart: Restart, **order: Any) -> None:
     """Start one process per peer, follow them, sum up.
 
-    Ctrl-C stops the peers, a second one kills them. Whatever happens to this command, the peers go on.
+    Ctrl-C stops the peers, a second one kills them. Whatever else ends this command, the peers go on (`p2pfl stop`).
     """
     from launcher.local import launch as run_peers
     from launcher.prepare import Order
@@ -572,7 +572,15 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
 
 
 def _console(*, err: bool = False) -> Console:
-    from rich.console import Console
+    from rich.console import Console as RichConsole
+
+    class Console(RichConsole):
+        def on_broken_pipe(self) -> None:
+            # Who read us has gone (`| head`, or Ctrl-C that ended `| tee`): no reason to leave peers unattended.
+            self.quiet = True
+            nobody = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nobody, self.file.fileno())  # also for what is in its buffer
+            os.close(nobody)
 
     console = Console(stderr=err, markup=False, highlight=False)
     if not console.is_terminal:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -102,7 +106,13 @@ def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
     transport = run.file.transport
     if transport.keys is not None:
         try:
-            keys.check(transport.keys, run.peers, peers, transport.public_keys)
+            public = keys.check(transport.keys, run.peers, peers, transport.public_keys)
+            # Which belong together says libzmq, which is none of ours.
+            checking = [sys.executable, "-P", "-m", "peers.keys", "--check", str(transport.keys), *map(str, peers)]
+            said = json.dumps([key.hex() for key in public])
+            done = subprocess.run(checking, input=said, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise KeysError(done.stderr.strip().removeprefix("error: "))
         except KeysError as error:
             raise run.blame("transport.keys", error) from None
 
@@ -141,7 +151,7 @@ def follow(
     crew = Crew(peers)
     policy = Policy(folder, restart)
     here = [place.peer for place in folder.peers()]
-    with interrupts() as pressed, progress_on(console) as progress:
+    with interrupts() as pressed, progress_on(console) as progress, farewell(folder, progress):
         warm.ask(folder, peers)
         while crew.busy:
             ended = crew.hear(warm.events(LOOK_EVERY), warm.gone)
@@ -166,13 +176,14 @@ def follow(
 
 
 def _stop(crew: Crew, warm: WarmProcess, *, kill: bool, progress: Progress) -> None:
-    if not crew.stopping:
-        progress.say("stopping: each peer ends its batch and writes a checkpoint; Ctrl-C again to kill")
-    elif kill and not crew.killing:
-        progress.say("killing")
-    crew.stop(kill=kill)
+    first, last = not crew.stopping, kill and not crew.killing
+    crew.stop(kill=kill)  # before a word is said, which may fail
     if not crew.started and not warm.gone:
         warm.kill()  # it is still importing; no peer has begun
+    if first:
+        progress.say("stopping: each peer ends its batch and writes a checkpoint; Ctrl-C again to kill")
+    elif last:
+        progress.say("killing")
 
 
 class Size(Protocol):
@@ -282,6 +293,23 @@ class Crew:
         with suppress(psutil.NoSuchProcess):
             return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
         return False
+
+
+@contextmanager
+def farewell(folder: RunFolder, progress: Progress) -> Iterator[None]:
+    """SIGTERM ends this command and no peer, which is said inside."""
+
+    def leave(signum: int, frame: FrameType | None) -> None:
+        progress.__exit__(None, None, None)  # gives the terminal back
+        progress.say(f"ended by SIGTERM; the peers go on: `p2pfl stop {folder.root}` stops them")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -132,7 +132,6 @@ class LineProgress:
     def say(self, line: str) -> None:
         # Python's own print would do, were it not for --json, which moves everything but JSON to stderr.
         self._console.print(line, soft_wrap=True)
-        self._console.file.flush()
 
 
 def _rounds(snapshot: Snapshot) -> str:

@@ -48,11 +48,14 @@ class Keys:
         return cls(public_keys(folder, peers, public), private_key(folder, me))
 
 
-def check(folder: Path, peers: int, here: Iterable[PeerId], public: Mapping[PeerId, str] | None = None) -> None:
-    """Raise KeysError if the keys would not do for peers ``here`` to start on this host."""
-    public_keys(folder, peers, public)
+def check(
+    folder: Path, peers: int, here: Iterable[PeerId], public: Mapping[PeerId, str] | None = None
+) -> tuple[bytes, ...]:
+    """The public keys of all. Raises KeysError if a key is lacking for peers ``here`` to start on this host."""
+    everybody = public_keys(folder, peers, public)
     for peer in here:
         private_key(folder, peer)
+    return everybody
 
 
 def is_loopback(host: str) -> bool:

@@ -1,10 +1,12 @@
-"""``python -m peers.keys FOLDER 0 1 2 …``: new key pairs; the door through which `p2pfl keys new` makes them.
+"""``python -m peers.keys FOLDER 0 1 2 …``: new key pairs; the door through which `p2pfl keys new` makes them. With
+``--check`` it looks whether pairs belong together, before `p2pfl launch` starts anybody.
 
 ZeroMQ's own functions make them, so that they are what its CURVE sockets take.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser
 from pathlib import Path
@@ -40,9 +42,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("peers", type=int, nargs="+")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--owner", type=int)
+    parser.add_argument("--check", action="store_true", help="private keys against public ones: JSON on stdin")
     given = parser.parse_args(arguments)
     try:
-        if given.apart:
+        if given.check:
+            public = dict(enumerate(json.load(sys.stdin)))
+            for peer in given.peers:
+                read_keys(given.folder, peer, len(public), public)
+        elif given.apart:
             write_apart(given.folder, given.peers, new_pair, given.owner)
         else:
             write_new(given.folder, {peer: new_pair() for peer in given.peers})

@@ -94,6 +94,10 @@ def test_keys_are_made_without_torch(tmp_path):
         (lambda keys: keys.joinpath("01.key").unlink(), r"01\.key: not there; copy it to the host where peer 1 runs"),
         (lambda keys: keys.joinpath("01.key").chmod(0o640), r"01\.key: mode 0640 lets others at this private key"),
         (lambda keys: keys.joinpath("public.yaml").write_text(""), r"public\.yaml: no key of peer 0, 1, 2"),
+        (
+            lambda keys: keys.joinpath("01.key").write_text(keys.joinpath("02.key").read_text()),
+            r"01\.key: not the private key that belongs to public key [0-9a-f]{12}… of peer 1",
+        ),
     ],
 )
 def test_a_launch_without_the_keys_it_needs_starts_nothing(file, tmp_path, invoke, change, problem):

@@ -17,8 +17,9 @@ from click.testing import Result as Outcome
 from rich.console import Console
 
 from launcher.errors import LaunchError
-from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, follow, resume
+from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, farewell, follow, resume
 from launcher.mps import CONTROL, multi_process_service
+from launcher.progress import LineProgress
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
 from p2pfl.errors import Unwritable
@@ -160,6 +161,16 @@ def test_ctrl_c_stops_and_a_second_one_kills(play, until, listening):
     ]  # fmt: skip
     assert "stopping: " in said
     assert "killing" in said
+
+
+def test_sigterm_ends_the_launcher_which_says_that_the_peers_go_on(make_folder, monkeypatch):
+    folder, out = make_folder(peers=1), io.StringIO()
+    killed = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number, signal.getsignal(number))))
+    with farewell(folder, LineProgress(Console(file=out))):
+        signal.raise_signal(signal.SIGTERM)
+    assert killed == [(os.getpid(), signal.SIGTERM, signal.SIG_DFL)]
+    assert f"the peers go on: `p2pfl stop {folder.root}` stops them" in out.getvalue().replace("\n", " ")
 
 
 def test_ctrl_c_before_any_peer_is_up_leaves_nothing_behind(make_folder, fake_peers, listening):

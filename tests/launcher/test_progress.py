@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
 
 import pytest
 from rich.console import Console
 
-from launcher import progress, text
+from launcher import commands, progress, text
 from launcher.progress import Clock, LineProgress, LiveProgress, progress_on
 from launcher.snapshot import Snapshot
 from p2pfl.runfolder import Status
@@ -86,6 +88,17 @@ def test_a_line_says_what_matters(time):
 def test_a_terminal_gets_a_live_display_and_a_pipe_gets_lines():
     assert isinstance(progress_on(console()), LineProgress)
     assert isinstance(progress_on(console(force_terminal=True)), LiveProgress)
+
+
+def test_nobody_who_reads_is_no_error(monkeypatch):
+    """`p2pfl launch … | tee` and Ctrl-C, which ends tee: the peers are still to be stopped."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as nobody:
+        monkeypatch.setattr(sys, "stdout", nobody)
+        lines = progress_on(commands._console())
+        lines.say("stopping")
+        lines.say("killing")
 
 
 def test_the_live_display(time):
