@@ -142,6 +142,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
                 *(len(session.algorithm.data.train), link.address),
                 extra=details(
                     f"listens at {link.bound}",
+                    *(["encrypted (CURVE)"] if keys is not None else []),
                     f"neighbours {_short(session.endpoint.neighbors)}",
                     f"process {os.getpid()}",
                 ),

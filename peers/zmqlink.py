@@ -230,6 +230,7 @@ class ZmqLink:
         self.digest = digest
         self.log = log
         self.bound = self.address = ""
+        self._addresses = addresses
         controls = (Hello("", 0, 0, 0, 0, 0), Durable(0), Hold(True), Close())
         self._vocabulary = Vocabulary([*endpoint.layouts, *map(Layout.of, controls)])
         largest = self._vocabulary.largest(transport.max_message)
@@ -485,7 +486,9 @@ class ZmqLink:
         if edges:
             words = [f"peer {edge.to} at {edge.address or 'no known address'}" for edge in edges[:most]]
             others = f" and {len(edges) - most} others" if len(edges) > most else ""
-            self.log.info("not reached yet: %s%s", ", ".join(words), others)
+            unwritten = any(not edge.address and not self.world.settled(edge.to) for edge in edges)
+            where = f"; each writes its address into {self._addresses}, unless transport.hosts tells it" * unwritten
+            self.log.info("not reached yet: %s%s%s", ", ".join(words), others, where)
 
     def _look_for_addresses(self, down: list[_Edge], now: float) -> None:
         """Connect to neighbours whose address has appeared or changed."""

@@ -369,6 +369,7 @@ def test_a_run_with_keys_ends_with_the_bits_of_one_without(
         # A peer that gets no turn for long enough cuts off connections in their handshake; they are made again.
         said = [line for line in place.log.read_text().splitlines() if "cut off, in its handshake" not in line]
         assert not any("refused" in line for line in said)
+        assert "encrypted (CURVE)" in place.log.read_text()
         assert "insecure" not in place.log.read_text()
     secrets = [(tmp_path / "keys" / f"0{peer}.key").read_text().strip() for peer in range(4)]
     for path in (path for path in folder.root.rglob("*") if path.is_file()):
@@ -396,6 +397,7 @@ def test_a_run_that_is_insecure_says_so(make_run: Any, prepare: Any, warm: Any, 
     assert set(warm.run(folder).values()) == {0}
     for place in folder.peers():
         assert "insecure: whoever reaches tcp://0.0.0.0:" in place.log.read_text()
+        assert "encrypted" not in place.log.read_text()
 
 
 def test_a_private_key_is_in_no_log() -> None:

@@ -629,7 +629,8 @@ async def test_neighbors_that_have_not_been_reached_are_named_once(
     look = links[0]._next_look
     await eventually(lambda: links[0]._next_look > look + zmqlink.TICK)
     said = [record.getMessage() for record in caplog.records if "not reached yet" in record.getMessage()]
-    assert said == ["not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9"]
+    where = f"each writes its address into {sockets.addresses}, unless transport.hosts tells it"
+    assert said == [f"not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9; {where}"]
 
 
 async def test_send_blocks_while_the_queue_is_full_and_gives_up_at_the_deadline(sockets: Any, caplog: Any) -> None:
