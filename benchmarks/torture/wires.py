@@ -9,6 +9,8 @@ What is modelled of libzmq and TCP, because a protocol can trip over it:
 - The DEALER connects again by itself, and what waits in it goes out *first*, before the link knows of anything.
 - The ROUTER is not told anything. A new connection under the same identity takes the old one's place
   (ROUTER_HANDOVER): what is still unread of the old one is lost. Answers go to the latest connection, or get lost.
+- With keys, each DEALER has an identity of its own (peers/sockets.py): what is unread of the old one, be it of a
+  process that is no more, is read by and by, before or after what the new one says. Answers go to the one heard last.
 - A partition delays everything between its sides until it heals; after SILENCE, heartbeats break the connections.
 - Ports of those that died are given to others.
 """
@@ -71,6 +73,7 @@ class Weather:
         wild: share of the messages that take up to a hundred times as long.
         fits: messages that fit into one direction of a connection.
         turn: mean seconds until a thread that has something to do runs.
+        keys: whether the peers have keys.
         partitions: when which peers are cut off.
     """
 
@@ -78,6 +81,7 @@ class Weather:
     wild: float
     fits: int
     turn: float
+    keys: bool = False
     partitions: Sequence[Partition] = ()
 
 
@@ -233,6 +237,8 @@ class SimulatedRouter:
         self.watched = True
         self.inbox: deque[tuple[Connection, list[bytes]]] = deque()
         self.by_identity: dict[bytes, Connection] = {}
+        self.routes: dict[bytes, bytes] = {}
+        """With keys: by the sender's name, the identity under which it was heard last."""
         self.network.routers[self.address] = self
 
     @property
@@ -258,15 +264,22 @@ class SimulatedRouter:
         if not self.inbox:
             return None
         self.life.act("read a message")
-        connection, frames = self.inbox.popleft()
+        place = 0
+        if self.network.weather.keys:
+            read = self.network.random.choice(list(dict.fromkeys(one for one, _ in self.inbox)))
+            place = next(n for n, (one, _) in enumerate(self.inbox) if one is read)
+        connection, frames = self.inbox[place]
+        del self.inbox[place]
         connection.unread -= 1
         connection.dealer.pump()
-        return connection.dealer.identity, list(frames)
+        name = connection.dealer.name.encode()
+        self.routes[name] = connection.dealer.identity
+        return name, list(frames)
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
         label = _label(frames)
         self.life.act(f"answer {label}")
-        connection = self.by_identity.get(identity)
+        connection = self.by_identity.get(self.routes.get(identity, identity))
         if connection is not None and connection.up:
             connection.back.carry(frames, label)
         else:
@@ -292,6 +305,8 @@ class SimulatedDealer:
         self.to = to
         self.name = f"{self.life.peer}>{to}"
         self.identity = self.name.encode()
+        if self.network.weather.keys:
+            self.identity += f".{self.network.random.getrandbits(64):016x}".encode()
         self.open = True
         self.watched = 0
         self.address = ""
