@@ -1,4 +1,4 @@
-"""What README and the pages say is tried: run files load, graphs are built, tables are complete, messages are as shown."""
+"""What README and the pages say is tried: links, run files, examples of graphs, tables, messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/extending.md: the algorithm on that page learns, over sockets and in one process alike, and survives kill -9."""
+"""The algorithm on docs/extending.md learns, over sockets and in one process alike, and survives kill -9."""
 
 from __future__ import annotations
 
