@@ -8,6 +8,7 @@ BIN    := $(VENV)/bin
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml
+	@echo 'Installing into $(VENV): some minutes, most of them for torch (no news until it is done).'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev]'
@@ -29,7 +30,7 @@ types: install
 # Everything that CI does besides a short launch.
 check: lint types test
 
-# What the papers say will come out, on real data (P2PFL_DATA). About an hour on two cores.
+# What the papers say will come out, on real data (P2PFL_DATA). Hours on two cores: docs/claims.md.
 claims: install
 	$(BIN)/python -m benchmarks.claims
 

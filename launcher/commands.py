@@ -375,7 +375,9 @@ def algorithms(name: str | None, as_json: bool) -> None:
         return
     for one in found:
         click.echo(f"{click.style(one['name'], bold=True)}: {one['title']}")
-        click.echo("    " + ", ".join(part for part in (one["authors"], one["venue"], one["url"]) if part))
+        click.echo(f"    {one['gist']}")
+        if paper := ", ".join(one[key] for key in ("authors", "venue", "url") if one[key] != "—"):
+            click.echo(f"    {paper}")
         if name:
             click.echo()
             _table(

@@ -16,12 +16,12 @@ from p2pfl.topology import Topology
 
 
 def describe_algorithm(name: str) -> dict[str, Any]:
-    """Paper and hyper-parameters of one algorithm. Raises OptionErrors for a name that is not known."""
+    """Gist, paper and hyper-parameters of one algorithm. Raises OptionErrors for a name that is not known."""
     from p2pfl.algorithms import ALGORITHMS
     from p2pfl.options import notes
 
     algorithm = ALGORITHMS.find(name)
-    paper = {key: getattr(algorithm, key) for key in ("name", "title", "authors", "venue", "url")}
+    paper = {key: getattr(algorithm, key) for key in ("name", "gist", "title", "authors", "venue", "url")}
     return {**paper, "hyper": [asdict(note) for note in notes(algorithm.Hyper)]}
 
 

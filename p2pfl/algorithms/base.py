@@ -52,6 +52,8 @@ class Algorithm(ABC, Generic[H]):
     """Base of all methods. A subclass sets the class attributes, ``setup``, ``round``, ``loss``, ``layouts``."""
 
     name: ClassVar[str]
+    gist: ClassVar[str]
+    """What travels and what becomes of it, in one line: `p2pfl algorithms` tells methods of one paper apart by it."""
     title: ClassVar[str]
     authors: ClassVar[str]
     venue: ClassVar[str]

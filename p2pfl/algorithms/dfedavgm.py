@@ -57,6 +57,7 @@ class DFedAvgM(Algorithm[Hyper]):
     """DFedAvgM, Algorithm 1."""
 
     name = "dfedavgm"
+    gist = "whole models travel; mixed by the graph's Metropolis weights after an epoch with momentum"
     title = "Decentralized Federated Averaging"
     authors = "Sun, Li, Wang"
     venue = "IEEE TPAMI 2022"

@@ -226,6 +226,7 @@ class DFML(Algorithm[Hyper]):
     """DFML, Algorithm 1."""
 
     name = "dfml"
+    gist = "whole models travel to one aggregator a round, teach one another there, and go back"
     title = "DFML: Decentralized Federated Mutual Learning"
     authors = "Khalil, Estiri, Beitollahi, Asadi, Hemati, Li, Zhang, Chen"
     venue = "TMLR 2024"

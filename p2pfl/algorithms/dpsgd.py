@@ -80,6 +80,7 @@ class DPSGD(Algorithm[Hyper]):
     """D-PSGD, Algorithm 1."""
 
     name = "dpsgd"
+    gist = "whole models travel; mixed by the graph's Metropolis weights around one gradient step"
     title = "Can Decentralized Algorithms Outperform Centralized Algorithms?"
     authors = "Lian, Zhang, Zhang, Hsieh, Zhang, Liu"
     venue = "NeurIPS 2017"

@@ -74,6 +74,7 @@ class FedAvg(Algorithm[Hyper]):
     """FedAvg, Algorithm 1."""
 
     name = "fedavg"
+    gist = "whole models travel; each peer averages its own and its neighbours', weighted by samples"
     title = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     authors = "McMahan, Moore, Ramage, Hampson, Agüera y Arcas"
     venue = "AISTATS 2017"

@@ -113,6 +113,7 @@ class FedAvgDec(Algorithm[Hyper]):
     """Decentralized FedAvg, Algorithm 2."""
 
     name = "fedavg-dec"
+    gist = "as dfml, but the aggregator averages, only models of one architecture with one another"
     title = "DFML: Decentralized Federated Mutual Learning"
     authors = "Khalil, Estiri, Beitollahi, Asadi, Hemati, Li, Zhang, Chen"
     venue = "TMLR 2024, Algorithm 2"
@@ -184,6 +185,7 @@ class FedProxDec(FedAvgDec):
     """Decentralized FedProx, Algorithm 2: each peer's own model at the start of the round is its global one."""
 
     name = "fedprox-dec"
+    gist = "as fedavg-dec, and a proximal term keeps local training near where the round began"
     Hyper = ProxHyper
     hyper: ProxHyper
 

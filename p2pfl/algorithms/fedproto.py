@@ -317,6 +317,7 @@ class FedProto(Guided[Hyper]):
     """FedProto: global prototypes are means."""
 
     name = "fedproto"
+    gist = "class prototypes travel and are averaged; features are drawn to them, the nearest classifies"
     title = "FedProto: Federated Prototype Learning across Heterogeneous Clients"
     authors = "Tan, Long, Liu, Zhou, Lu, Jiang, Zhang"
     venue = "AAAI 2022"

@@ -258,6 +258,7 @@ class FedStyle(Algorithm[Hyper]):
     """FedStyle, Algorithm 4."""
 
     name = "fedstyle"
+    gist = "content nets travel and are averaged; trained without labels, with each peer's own style mixed in"
     title = "More Generalized and Personalized Unsupervised Representation Learning In A Distributed System"
     authors = "Yang, Sun, Li, Li, Chen"
     venue = "arXiv 2022"

@@ -171,6 +171,7 @@ class FedTGP(Guided[Hyper]):
     """FedTGP, Algorithm 1. It observes δ(t) too, as ``delta``."""
 
     name = "fedtgp"
+    gist = "as fedproto, but the global prototypes are trained to lie apart, not averaged"
     title = (
         "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning "
         "for Data and Model Heterogeneity in Federated Learning"

@@ -143,6 +143,7 @@ class L2C(Algorithm[Hyper]):
     """L2C, Algorithm 1."""
 
     name = "l2c"
+    gist = "model updates travel; each peer learns a weight for each neighbour on its validation samples"
     title = "Learning to Collaborate in Decentralized Learning of Personalized Models"
     authors = "Li, Zhou, Tian, Tao"
     venue = "CVPR 2022"

@@ -30,6 +30,7 @@ class LGFedAvg(FedAvg):
     """LG-FedAvg: FedAvg of the heads."""
 
     name = "lg-fedavg"
+    gist = "heads travel and are averaged; backbones stay local and may differ"
     title = "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
     authors = "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency"
     venue = "arXiv 2020"

@@ -36,6 +36,7 @@ class Local(Algorithm[Hyper]):
     """Each peer trains on its own samples with the cross-entropy."""
 
     name = "local"
+    gist = "nothing travels; each peer trains on its own samples: the yardstick of the others"
     title = "Local training"
     authors = "—"
     venue = "—"

@@ -280,6 +280,7 @@ class MAPL(Algorithm[Hyper]):
     """MAPL, Algorithm 3."""
 
     name = "mapl"
+    gist = "prototypes travel, later heads too; each peer learns whom to mix with from how alike the heads are"
     title = "MAPL: Model Agnostic Peer-to-peer Learning"
     authors = "Mukherjee, Simonetto, Jamali-Rad"
     venue = "arXiv 2024"

@@ -71,6 +71,7 @@ class MAPLPlus(MAPL):
     """MAPL+: MAPL, and backbones and projectors mixed with the learned weights."""
 
     name = "mapl+"
+    gist = "as mapl, and backbones travel too, mixed by the weights that mapl learns"
     Hyper = Hyper
     homogeneous = True
 

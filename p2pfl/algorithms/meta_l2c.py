@@ -205,6 +205,7 @@ class MetaL2C(Algorithm[Hyper]):
     """meta-L2C, Algorithm 1."""
 
     name = "meta-l2c"
+    gist = "as l2c, but weights come from an encoder of updates, which the peers learn together"
     title = "Learning to Collaborate in Decentralized Learning of Personalized Models"
     authors = "Li, Zhou, Tian, Tao"
     venue = "CVPR 2022"

@@ -91,6 +91,16 @@ def test_algorithms(invoke):
     assert "warmup" in invoke("algorithms", "mapl").stdout
 
 
+def test_algorithms_of_one_paper_are_told_apart_and_none_has_dashes_for_a_paper(invoke):
+    found = json.loads(invoke("algorithms", "--json").stdout)
+    gists = [one["gist"] for one in found]
+    assert len(set(gists)) == len(gists)
+    lines = invoke("algorithms").stdout.splitlines()
+    assert {f"    {gist}" for gist in gists} <= set(lines)
+    assert all(len(gist) <= 116 for gist in gists)
+    assert not any("—" in line for line in lines)
+
+
 def test_models_of_one_group_and_of_one_member(invoke):
     found = json.loads(invoke("models", "tiny4", "--channels", "1", "--size", "8", "--json").stdout)
     assert found["name"] == "tiny4"
