@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,10 +140,11 @@ def simulate(as_json: bool, **order: Any) -> None:
     from launcher.prepare import Order
     from launcher.simulation import simulate as run_here
 
-    _run(lambda console: run_here(Order(**order), console), as_json)
+    # Its peers keep nothing that they have sent, so one that goes on would miss what others have said in that round.
+    _run(lambda console: run_here(Order(**order), console), as_json, can_go_on=False)
 
 
-def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool) -> None:
+def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool, *, can_go_on: bool = True) -> None:
     from launcher.summary import failures, show
 
     console = _console(err=as_json)
@@ -153,10 +155,15 @@ def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool)
         show(summary, console)
     for line in failures(summary):
         click.echo(line, err=True)
-    if any(peer.ended == "stopped" for peer in summary.peers):
-        click.echo(f"a stopped peer can go on: p2pfl peer --run {folder.root} --me N", err=True)
-    click.echo(f"run: {folder.root}", err=as_json)
+    if can_go_on and any(peer.ended == "stopped" for peer in summary.peers):
+        click.echo(f"it can go on from its checkpoints: p2pfl resume {_typed(folder.root)}", err=True)
     sys.exit(0 if summary.finished else 1)
+
+
+def _typed(path: Path) -> str:
+    """A path as one would type it into a shell here."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if here in path.parents else path))
 
 
 @commands.command(

@@ -18,7 +18,7 @@ from launcher.here import elsewhere
 from launcher.mps import multi_process_service
 from launcher.prepare import Order
 from launcher.processes import how_it_ended, living
-from launcher.progress import Progress, progress_on
+from launcher.progress import Progress, progress_on, tell
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
 from launcher.warm import Event, WarmProcess
@@ -110,6 +110,7 @@ def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
 def _run(
     run: Run, folder: RunFolder, peers: Sequence[PeerId], warm: WarmProcess, console: Console, restart: Restart
 ) -> Summary:
+    tell(folder, console)
     with ExitStack() as services:
         environment = threads(run.file.threads)
         if run.file.gpu.mps:

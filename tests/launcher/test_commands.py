@@ -12,6 +12,7 @@ import pytest
 
 from launcher import cli
 from launcher.commands import commands
+from launcher.summary import summarize
 from p2pfl.models import GROUPS
 
 BAD = "name: toy\nrounds: 0\npeers: 2\nalgorithm: {name: mapel}\ndata: {dataset: digits}\n"
@@ -253,6 +254,14 @@ def test_digest(make_folder, invoke):
         assert json.loads(outcome.stdout) == {"same": False, "differ": peers}
     assert invoke("digest", partial.root, partial.root).exit_code == 1  # nothing says that they are the same
     assert invoke("digest", one.root, other.root).stdout == "different: peers 1\n"
+
+
+def test_a_stopped_simulation_promises_nothing(make_folder, invoke, monkeypatch):
+    folder = make_folder(results={0: {"phase": "stopped"}, 1: {"phase": "stopped"}})
+    monkeypatch.setattr("launcher.simulation.simulate", lambda order, console: (folder, summarize(folder)))
+    outcome = invoke("simulate", "toy.yaml")
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "peers 0-1: stopped\n"
 
 
 def test_the_module_runs_as_a_program(tmp_path: Path):

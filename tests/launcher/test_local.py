@@ -222,7 +222,9 @@ def environment(root: Path) -> dict[str, str | None]:
 def test_a_launch_that_ends_well(launch):
     outcome, root = launch(["finishes", "finishes"])
     assert outcome.exit_code == 0
-    assert outcome.stdout.splitlines()[-1] == f"run: {root}"
+    first, *rest = outcome.stdout.splitlines()
+    assert first == f"run: {root}"
+    assert str(root) not in "".join(rest)
     assert outcome.stderr == ""
     assert (root / "summary.json").exists()
     assert environment(root)["OMP_NUM_THREADS"] == "1"
@@ -231,8 +233,18 @@ def test_a_launch_that_ends_well(launch):
 def test_a_launch_of_which_a_peer_dies(launch):
     outcome, root = launch(["finishes", "crashes"])
     assert outcome.exit_code == 1
-    assert outcome.stdout.splitlines()[-1] == f"run: {root}"
+    assert outcome.stdout.splitlines()[0] == f"run: {root}"
     assert outcome.stderr == f"peer 1: killed by SIGSEGV; see {root}/peers/01/peer.log\n"
+
+
+@pytest.mark.parametrize(("here", "typed"), [("", "run"), ("elsewhere", "{root}"), ("run", "{root}")])
+def test_whoever_has_stopped_peers_is_told_how_they_go_on(launch, tmp_path, monkeypatch, here, typed):
+    (tmp_path / here).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / here)
+    outcome, root = launch(["finishes", "stops"])
+    assert outcome.exit_code == 1
+    hint = f"it can go on from its checkpoints: p2pfl resume {typed.format(root=root)}"
+    assert outcome.stderr.splitlines() == ["peer 1: stopped", hint]
 
 
 def test_json_has_stdout_to_itself(launch):
@@ -240,7 +252,7 @@ def test_json_has_stdout_to_itself(launch):
     summary = json.loads(outcome.stdout)
     assert summary["finished"] is True
     assert summary["run"] == str(root)
-    assert outcome.stderr.splitlines()[-1] == f"run: {root}"
+    assert outcome.stderr.splitlines()[0] == f"run: {root}"
 
 
 def test_peers_get_the_threads_that_the_run_file_says(launch):
