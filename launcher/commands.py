@@ -251,9 +251,13 @@ def _show_entry(entry: Entry, several: bool) -> None:
 def digest(run: Path, other: Path | None, as_json: bool) -> None:
     """Hash every peer's final state, or compare two runs.
 
-    Prints the SHA-256 of each. With RUN2, names the peers that differ and exits with 1 if there are any.
+    Prints the SHA-256 of each. With RUN2, names the peers that differ, and those that have not finished and so cannot
+    be compared; exits with 1 if there are any.
     """
-    from launcher.digests import differing, digests
+    from dataclasses import asdict
+
+    from launcher.digests import compare, digests, unfinished
+    from launcher.text import ids
     from p2pfl.runfolder import RunFolder
 
     one = RunFolder.open(run)
@@ -266,15 +270,28 @@ def digest(run: Path, other: Path | None, as_json: bool) -> None:
                 ["peer", "rounds", "digest"],
                 [[str(peer), str(found[peer].rounds_done), found[peer].digest] for peer in sorted(found)],
             )
+        if left := unfinished(one):
+            click.echo(str(left), err=True)
         return
-    peers = differing(one, RunFolder.open(other))
+    compared = compare(one, RunFolder.open(other))
     if as_json:
-        click.echo(json.dumps({"same": not peers, "differ": peers}))
-    elif peers:
-        click.echo(f"different: peers {', '.join(map(str, peers))}")
-    else:
+        click.echo(json.dumps({"same": compared.same, **asdict(compared)}))
+        sys.exit(0 if compared.same else 1)
+    if compared.same:
         click.echo("the same: all peers ended with the same bits")
-    sys.exit(1 if peers else 0)
+        return
+    if compared.peers[0] != compared.peers[1]:
+        click.echo(f"different: {run} is a run of {compared.peers[0]} peers, {other} of {compared.peers[1]}")
+    if compared.differ:
+        click.echo(f"different: peers {', '.join(map(str, compared.differ))}")
+    for path, left, absent in zip((run, other), compared.unfinished, compared.absent, strict=True):
+        if left:
+            click.echo(f"{path}: {left}")
+        if absent:
+            click.echo(f"{path}: nothing of peers {ids(absent)} is there")
+    if compared.agree and not compared.differ:
+        click.echo(f"the same: peers {ids(compared.agree)}")
+    sys.exit(1)
 
 
 @commands.command()
