@@ -12,6 +12,7 @@ import os
 import pwd
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -171,24 +172,31 @@ def _typed(path: Path) -> str:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def peer(arguments: tuple[str, ...]) -> None:
-    """Be one peer of a run: --run RUN --me N. It goes on after its last checkpoint."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "peers", *arguments])
+    """Be one peer: --run RUN --me N [--file FILE]. It goes on after its last checkpoint."""
+    # Not -m peers: it would call itself by that name where it tells how to call it.
+    program = "from peers.__main__ import main; main(prog_name='p2pfl peer')"
+    os.execv(sys.executable, [sys.executable, "-P", "-c", program, *arguments])
 
 
 # ---- looking at runs ----------------------------------------------------------------------------------------
 
 
 @commands.command("list")
-@click.argument("where", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
+@click.argument("where", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @JSON
-def list_runs(where: Path, as_json: bool) -> None:
+def list_runs(where: Path | None, as_json: bool) -> None:
     """The runs in DIR (default: runs) and how they do."""
     from launcher.runs import find_runs
     from launcher.text import percent
 
-    lines = list(find_runs(where))
+    folder = where or Path("runs")
+    # The first launch makes the folder; whoever asks before has made no mistake.
+    lines = list(find_runs(folder)) if where is not None or folder.exists() else []
     if as_json:
         click.echo(json.dumps([vars(line) for line in lines]))
+        return
+    if not lines:
+        click.echo(f"no runs yet in {folder}")
         return
     rows = [
         [
@@ -214,15 +222,16 @@ def _state(line: RunLine) -> str:
 @click.option("--peer", "peers", type=click.IntRange(min=0), multiple=True, help="Only this peer; repeatable.")
 @click.option("-f", "--follow", "follow", is_flag=True, help="Go on until these peers have ended.")
 @click.option("--grep", "pattern", metavar="REGEX", default="", help="Only entries that match.")
+@click.option("-i", "--ignore-case", is_flag=True, help="With --grep: upper and lower case are the same.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N entries of what is there.")
-def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, lines: int | None) -> None:
+def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, ignore_case: bool, lines: int | None) -> None:
     """What the peers of RUN say, merged by time."""
     from launcher.logs import follow as follow_logs
     from launcher.logs import last, open_logs, read_all
     from p2pfl.runfolder import RunFolder
 
     try:
-        matches = re.compile(pattern).search
+        matches = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
     except re.error as error:
         raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--grep") from None
     folder = RunFolder.open(run)
@@ -233,8 +242,12 @@ def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, lines: i
     if follow and "collected" in folder.about:
         click.echo(f"that is all that was collected; for what has been said since: p2pfl collect {run}", err=True)
     elif follow:
-        for entry in follow_logs(folder, files, matches):
-            _show_entry(entry, several)
+        try:
+            for entry in follow_logs(folder, files, matches):
+                _show_entry(entry, several)
+        except KeyboardInterrupt:  # how one leaves it: nothing was aborted
+            click.echo(err=True)  # after the terminal's ^C
+            sys.exit(128 + signal.SIGINT)
 
 
 def _show_entry(entry: Entry, several: bool) -> None:
@@ -464,6 +477,7 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) ->
     topology = load(file, sets).topology
     if png is not None:
         draw_graph(topology, png)
+        click.echo(f"drawn: {png}", err=True)
     found = describe_graph(topology)
     if as_json:
         click.echo(json.dumps(found))
@@ -494,7 +508,10 @@ def compose(file: Path, **options: Any) -> None:
 
 @commands.group()
 def keys() -> None:
-    """Who may speak."""
+    """Make keys, by which peers know each other.
+
+    What they say to each other is encrypted with them.
+    """
 
 
 @keys.command("new")
@@ -554,7 +571,7 @@ def _user_id(user: str) -> int:
 
 @commands.group()
 def data() -> None:
-    """Who learns from what."""
+    """Show how a dataset is divided among the peers."""
 
 
 @data.command("show")
@@ -576,6 +593,7 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     found = describe(run, dataset, shares)
     if png is not None:
         draw(found, png)
+        click.echo(f"drawn: {png}", err=True)
     if as_json:
         click.echo(json.dumps(found))
         return

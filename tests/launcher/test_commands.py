@@ -42,9 +42,17 @@ def test_every_command_has_help(invoke):
             assert "Usage:" in invoke(name, "--help").output
 
 
+def test_the_list_of_commands_says_what_each_does_without_cutting_it_off(invoke):
+    listed = invoke("--help").stdout
+    assert "  data        Show how a dataset is divided among the peers.\n" in listed
+    assert "  keys        Make keys, by which peers know each other.\n" in listed
+    assert "  peer        Be one peer: --run RUN --me N [--file FILE].\n" in listed
+
+
 def test_peer_is_the_door_to_the_peers_package():
     done = subprocess.run([sys.executable, "-m", "launcher.cli", "peer", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
+    assert done.stdout.startswith("Usage: p2pfl peer [OPTIONS]\n")
     assert "--me" in done.stdout
 
 
@@ -150,8 +158,11 @@ def test_graph(ring, invoke):
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 def test_graph_draws_a_png(tmp_path, ring, invoke, graph):
     pytest.importorskip("matplotlib")
-    assert invoke("graph", ring, "--set", f"graph={graph}", "--png", tmp_path / "g.png").exit_code == 0
-    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+    # Also under a name that does not say so.
+    outcome = invoke("graph", ring, "--set", f"graph={graph}", "--png", tmp_path / graph)
+    assert outcome.exit_code == 0
+    assert outcome.stderr == f"drawn: {tmp_path / graph}\n"
+    assert (tmp_path / graph).read_bytes().startswith(b"\x89PNG")
 
 
 def test_graph_names_the_extra_that_draws(tmp_path, ring, invoke, monkeypatch):
@@ -211,8 +222,10 @@ def test_classes_are_listed_in_short(counts, text):
 @pytest.mark.parametrize("peers", [1, 100])
 def test_data_show_draws_a_png(tmp_path, ring, invoke, peers):
     pytest.importorskip("matplotlib")
-    assert invoke("data", "show", ring, "--set", f"peers={peers}", "--set", "graph=complete", "--png",
-                  tmp_path / "d.png").exit_code == 0  # fmt: skip
+    sets = ["--set", f"peers={peers}", "--set", "graph=complete"]
+    outcome = invoke("data", "show", ring, *sets, "--png", tmp_path / "d.png")
+    assert outcome.exit_code == 0
+    assert outcome.stderr == f"drawn: {tmp_path / 'd.png'}\n"
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
