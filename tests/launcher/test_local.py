@@ -344,3 +344,17 @@ def test_resume_starts_those_peers_that_have_a_place_here(make_folder, fake_peer
     assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
     with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
         resume(folder, [4], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("written", ['{"seconds": 1000.0}', '{"seconds": null}', "damaged"])
+def test_the_time_of_a_resumed_run_is_that_of_all_its_parts(make_folder, fake_peers, monkeypatch, written):
+    folder = make_folder(peers=2, results={0: {"seconds": {"total": 700.0}}, 1: {"phase": "stopped"}})
+    folder.summary.write_text(written)
+    for name, value in fake_peers(["waits", "finishes"]).items():
+        monkeypatch.setenv(name, value)
+    _, summary = resume(folder, [1], Console(file=io.StringIO()))
+    assert summary.finished
+    # Where the first part is not known, the slowest peer's own time tells what it was at least.
+    least = 1000 if "1000" in written else 700
+    assert least <= summary.seconds < least + 200
+    assert json.loads(folder.summary.read_text())["seconds"] == summary.seconds
