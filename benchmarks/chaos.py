@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from launcher.digests import differing
+from launcher.digests import compare
 from p2pfl import metrics
 from p2pfl.runfolder import RunFolder
 
@@ -61,10 +61,10 @@ def kills(seeds: int, files: tuple[str, ...], calm: int) -> None:
             for seed in range(seeds):
                 if seed % every == 0 and len(calm_seconds) < calm:
                     folder, summary = p2pfl("launch", file, Path(root) / f"calm{seed}", "chaos={}")
-                    assert not differing(folder, expected)
+                    assert compare(folder, expected).same
                     calm_seconds.append(summary["seconds"])
                 folder, summary = p2pfl("launch", file, Path(root) / f"chaos{seed}", f"chaos.seed={seed}")
-                same = summary["finished"] and not differing(folder, expected)
+                same = summary["finished"] and compare(folder, expected).same
                 unlike += not same
                 blows = sum(len(place.injected()) for place in folder.peers())
                 again = sum(computed_again(folder))

@@ -34,7 +34,7 @@ import click
 import yaml
 
 from benchmarks.switch import Switch, Weather, tap
-from launcher.digests import differing
+from launcher.digests import compare
 from p2pfl.runfolder import PeerId, Result, RunFolder
 
 NOT_POSSIBLE = 77
@@ -348,7 +348,7 @@ def run(name: str, root: Path, apart: float, seed: int, limit: float, expected: 
     lost = sum(place.log.read_text(encoding="utf-8").count(": connection lost") for place in folder.peers())
     kinds = [kind for out, _ in counts(folder) for to_one in out.values() for kind in to_one.values()]
     said, carried = sum(body + header for _, body, header in kinds), switch.count.bytes
-    same = not differing(folder, expected) and counts(folder) == counts(expected)
+    same = compare(folder, expected).same and counts(folder) == counts(expected)
     row = [name, scenario.addresses, scenario, f"{seconds:.0f}", f"{said / 1e6:.1f}", f"{carried / 1e6:.1f}"]
     row += [segments, again, lost, missing, "yes" if same else "NO"]
     click.echo(f"| {' | '.join(map(str, row))} |")

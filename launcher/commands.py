@@ -11,6 +11,8 @@ import json
 import os
 import pwd
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,10 +141,11 @@ def simulate(as_json: bool, **order: Any) -> None:
     from launcher.prepare import Order
     from launcher.simulation import simulate as run_here
 
-    _run(lambda console: run_here(Order(**order), console), as_json)
+    # Its peers keep nothing that they have sent, so one that goes on would miss what others have said in that round.
+    _run(lambda console: run_here(Order(**order), console), as_json, can_go_on=False)
 
 
-def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool) -> None:
+def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool, *, can_go_on: bool = True) -> None:
     from launcher.summary import failures, show
 
     console = _console(err=as_json)
@@ -153,10 +156,15 @@ def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool)
         show(summary, console)
     for line in failures(summary):
         click.echo(line, err=True)
-    if any(peer.ended == "stopped" for peer in summary.peers):
-        click.echo(f"a stopped peer can go on: p2pfl peer --run {folder.root} --me N", err=True)
-    click.echo(f"run: {folder.root}", err=as_json)
+    if can_go_on and any(peer.ended == "stopped" for peer in summary.peers):
+        click.echo(f"it can go on from its checkpoints: p2pfl resume {_typed(folder.root)}", err=True)
     sys.exit(0 if summary.finished else 1)
+
+
+def _typed(path: Path) -> str:
+    """A path as one would type it into a shell here."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if here in path.parents else path))
 
 
 @commands.command(
@@ -164,24 +172,31 @@ def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool)
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def peer(arguments: tuple[str, ...]) -> None:
-    """Be one peer of a run: --run RUN --me N. It goes on after its last checkpoint."""
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "peers", *arguments])
+    """Be one peer: --run RUN --me N [--file FILE]. It goes on after its last checkpoint."""
+    # Not -m peers: it would call itself by that name where it tells how to call it.
+    program = "from peers.__main__ import main; main(prog_name='p2pfl peer')"
+    os.execv(sys.executable, [sys.executable, "-P", "-c", program, *arguments])
 
 
 # ---- looking at runs ----------------------------------------------------------------------------------------
 
 
 @commands.command("list")
-@click.argument("where", metavar="[DIR]", type=click.Path(path_type=Path), default=Path("runs"))
+@click.argument("where", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @JSON
-def list_runs(where: Path, as_json: bool) -> None:
+def list_runs(where: Path | None, as_json: bool) -> None:
     """The runs in DIR (default: runs) and how they do."""
     from launcher.runs import find_runs
     from launcher.text import percent
 
-    lines = list(find_runs(where))
+    folder = where or Path("runs")
+    # The first launch makes the folder; whoever asks before has made no mistake.
+    lines = list(find_runs(folder)) if where is not None or folder.exists() else []
     if as_json:
         click.echo(json.dumps([vars(line) for line in lines]))
+        return
+    if not lines:
+        click.echo(f"no runs yet in {folder}")
         return
     rows = [
         [
@@ -207,15 +222,16 @@ def _state(line: RunLine) -> str:
 @click.option("--peer", "peers", type=click.IntRange(min=0), multiple=True, help="Only this peer; repeatable.")
 @click.option("-f", "--follow", "follow", is_flag=True, help="Go on until these peers have ended.")
 @click.option("--grep", "pattern", metavar="REGEX", default="", help="Only entries that match.")
+@click.option("-i", "--ignore-case", is_flag=True, help="With --grep: upper and lower case are the same.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last N entries of what is there.")
-def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, lines: int | None) -> None:
+def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, ignore_case: bool, lines: int | None) -> None:
     """What the peers of RUN say, merged by time."""
     from launcher.logs import follow as follow_logs
     from launcher.logs import last, open_logs, read_all
     from p2pfl.runfolder import RunFolder
 
     try:
-        matches = re.compile(pattern).search
+        matches = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
     except re.error as error:
         raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--grep") from None
     folder = RunFolder.open(run)
@@ -226,8 +242,12 @@ def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, lines: i
     if follow and "collected" in folder.about:
         click.echo(f"that is all that was collected; for what has been said since: p2pfl collect {run}", err=True)
     elif follow:
-        for entry in follow_logs(folder, files, matches):
-            _show_entry(entry, several)
+        try:
+            for entry in follow_logs(folder, files, matches):
+                _show_entry(entry, several)
+        except KeyboardInterrupt:  # how one leaves it: nothing was aborted
+            click.echo(err=True)  # after the terminal's ^C
+            sys.exit(128 + signal.SIGINT)
 
 
 def _show_entry(entry: Entry, several: bool) -> None:
@@ -244,9 +264,13 @@ def _show_entry(entry: Entry, several: bool) -> None:
 def digest(run: Path, other: Path | None, as_json: bool) -> None:
     """Hash every peer's final state, or compare two runs.
 
-    Prints the SHA-256 of each. With RUN2, names the peers that differ and exits with 1 if there are any.
+    Prints the SHA-256 of each. With RUN2, names the peers that differ, and those that have not finished and so cannot
+    be compared; exits with 1 if there are any.
     """
-    from launcher.digests import differing, digests
+    from dataclasses import asdict
+
+    from launcher.digests import compare, digests, unfinished
+    from launcher.text import ids
     from p2pfl.runfolder import RunFolder
 
     one = RunFolder.open(run)
@@ -259,15 +283,28 @@ def digest(run: Path, other: Path | None, as_json: bool) -> None:
                 ["peer", "rounds", "digest"],
                 [[str(peer), str(found[peer].rounds_done), found[peer].digest] for peer in sorted(found)],
             )
+        if left := unfinished(one):
+            click.echo(str(left), err=True)
         return
-    peers = differing(one, RunFolder.open(other))
+    compared = compare(one, RunFolder.open(other))
     if as_json:
-        click.echo(json.dumps({"same": not peers, "differ": peers}))
-    elif peers:
-        click.echo(f"different: peers {', '.join(map(str, peers))}")
-    else:
+        click.echo(json.dumps({"same": compared.same, **asdict(compared)}))
+        sys.exit(0 if compared.same else 1)
+    if compared.same:
         click.echo("the same: all peers ended with the same bits")
-    sys.exit(1 if peers else 0)
+        return
+    if compared.peers[0] != compared.peers[1]:
+        click.echo(f"different: {run} is a run of {compared.peers[0]} peers, {other} of {compared.peers[1]}")
+    if compared.differ:
+        click.echo(f"different: peers {', '.join(map(str, compared.differ))}")
+    for path, left, absent in zip((run, other), compared.unfinished, compared.absent, strict=True):
+        if left:
+            click.echo(f"{path}: {left}")
+        if absent:
+            click.echo(f"{path}: nothing of peers {ids(absent)} is there")
+    if compared.agree and not compared.differ:
+        click.echo(f"the same: peers {ids(compared.agree)}")
+    sys.exit(1)
 
 
 @commands.command()
@@ -442,6 +479,7 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) ->
     topology = load(file, sets).topology
     if png is not None:
         draw_graph(topology, png)
+        click.echo(f"drawn: {png}", err=True)
     found = describe_graph(topology)
     if as_json:
         click.echo(json.dumps(found))
@@ -472,7 +510,10 @@ def compose(file: Path, **options: Any) -> None:
 
 @commands.group()
 def keys() -> None:
-    """Who may speak."""
+    """Make keys, by which peers know each other.
+
+    What they say to each other is encrypted with them.
+    """
 
 
 @keys.command("new")
@@ -532,7 +573,7 @@ def _user_id(user: str) -> int:
 
 @commands.group()
 def data() -> None:
-    """Who learns from what."""
+    """Show how a dataset is divided among the peers."""
 
 
 @data.command("show")
@@ -554,6 +595,7 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     found = describe(run, dataset, shares)
     if png is not None:
         draw(found, png)
+        click.echo(f"drawn: {png}", err=True)
     if as_json:
         click.echo(json.dumps(found))
         return

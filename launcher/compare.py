@@ -10,8 +10,8 @@ from typing import Any
 from rich.table import Table
 
 from launcher import text
-from launcher.summary import Spread, Summary, settings, summarize
-from p2pfl.runfolder import RunFolder, read_json
+from launcher.summary import Spread, Summary, settings, summarize, watched
+from p2pfl.runfolder import RunFolder
 
 SAME = ("seed", "rounds", "peers", "graph", "data", "models", "masked_test")
 """Keys of the run file that runs should have in common, or their accuracies measure something else as well."""
@@ -37,13 +37,7 @@ class Line:
 
 def lines(folders: Sequence[RunFolder]) -> list[Line]:
     """One for each run, in the given order."""
-    return [_line(summarize(folder, seconds=_watched(folder))) for folder in folders]
-
-
-def _watched(folder: RunFolder) -> float | None:
-    """Seconds that the launcher has measured, if it stayed to the end."""
-    seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
-    return seconds
+    return [_line(summarize(folder, seconds=watched(folder))) for folder in folders]
 
 
 def _line(summary: Summary) -> Line:

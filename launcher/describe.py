@@ -85,4 +85,4 @@ def draw_graph(topology: Topology, file: Path) -> None:
         x, y = places[peer]
         axes.scatter(x, y, s=220, color="white", edgecolors="black", zorder=2)
         axes.annotate(str(peer), (x, y), ha="center", va="center", fontsize=8, zorder=3)
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, format="png")  # whatever it is called

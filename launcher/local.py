@@ -22,11 +22,11 @@ from launcher.here import elsewhere
 from launcher.mps import multi_process_service
 from launcher.prepare import Order
 from launcher.processes import how_it_ended, living
-from launcher.progress import Progress, progress_on
+from launcher.progress import Progress, progress_on, tell
 from launcher.snapshot import Snapshot
-from launcher.summary import Summary, summarize
+from launcher.summary import Summary, summarize, watched
 from launcher.warm import Event, WarmProcess
-from p2pfl.errors import KeysError, Unwritable
+from p2pfl.errors import KeysError, RunFolderError, Unwritable
 from p2pfl.runfolder import PeerId, RunFolder
 
 if TYPE_CHECKING:
@@ -83,8 +83,12 @@ def resume(
             raise LaunchError(f"{folder.root}: nothing to resume: all peers have finished or live")
         # Not where others look for them: they have been started here before, maybe with an address of their router.
         _check_keys(run, [place.peer for place in dead])
+        before = 0.0
+        if not alive:  # else another launcher may follow them still, and the time would count twice
+            with suppress(RunFolderError):
+                before = watched(folder) or 0.0
         # Those that have finished too: others may need what they said last.
-        return folder, _run(run, folder, [place.peer for place in dead], warm, console, restart)
+        return folder, _run(run, folder, [place.peer for place in dead], warm, console, restart, before)
 
 
 def _check_here(run: Run, peers: Iterable[PeerId]) -> None:
@@ -118,8 +122,16 @@ def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
 
 
 def _run(
-    run: Run, folder: RunFolder, peers: Sequence[PeerId], warm: WarmProcess, console: Console, restart: Restart
+    run: Run,
+    folder: RunFolder,
+    peers: Sequence[PeerId],
+    warm: WarmProcess,
+    console: Console,
+    restart: Restart,
+    before: float = 0.0,
 ) -> Summary:
+    """``before``: seconds that earlier parts of the run took."""
+    tell(folder, console)
     with ExitStack() as services:
         environment = threads(run.file.threads)
         if run.file.gpu.mps:
@@ -131,7 +143,7 @@ def _run(
             warm.kill()
             with WarmProcess(environment) as other:
                 crew = follow(folder, peers, run, other, console, restart)
-    return summarize(folder, crew.codes, crew.seconds, run.topology, crew.words)
+    return summarize(folder, crew.codes, before + crew.seconds, run.topology, crew.words)
 
 
 def threads(count: int) -> dict[str, str]:

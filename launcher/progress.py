@@ -14,6 +14,7 @@ from rich.text import Text
 
 from launcher import text
 from launcher.snapshot import Snapshot
+from p2pfl.runfolder import RunFolder
 
 LINE_EVERY = 10.0
 """Seconds between two lines, at most; a line also comes with each tenth of the rounds."""
@@ -37,6 +38,11 @@ class Progress(Protocol):
 
 def progress_on(console: Console) -> Progress:
     return LiveProgress(console) if console.is_terminal else LineProgress(console)
+
+
+def tell(folder: RunFolder, console: Console) -> None:
+    """Say where a run is, before it begins: `p2pfl logs -f` and `p2pfl stop` need to know."""
+    console.print(f"run: {folder.root}", soft_wrap=True)  # a path in two lines could not be copied
 
 
 class Clock:

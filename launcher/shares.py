@@ -132,4 +132,4 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     axes.set_title(
         f"{found['dataset']['name']}, {found['partition']['name']}: largest circle {count.max()} samples", fontsize=10
     )
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, format="png")  # whatever it is called

@@ -10,7 +10,7 @@ from setproctitle import setproctitle
 
 from launcher.prepare import Order
 from launcher.processes import simulation_title
-from launcher.progress import progress_on
+from launcher.progress import progress_on, tell
 from launcher.snapshot import Snapshot
 from launcher.summary import Summary, summarize
 from p2pfl.runfolder import PeerId, RunFolder
@@ -25,6 +25,7 @@ def simulate(order: Order, console: Console) -> tuple[RunFolder, Summary]:
 
     run = order.load()
     folder = order.prepare(run)
+    tell(folder, console)
     setproctitle(simulation_title(folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what `p2pfl stop` sends ends it like Ctrl-C
     began = shown = time.monotonic()

@@ -1,7 +1,7 @@
 """What a run came to: the tables printed at its end, and summary.json.
 
     {"name": "mesh20", "algorithm": "mapl", "seed": 0, "rounds": 60, "started": "2026-11-21T09:30:00+00:00",
-     "run": "<folder>", "seconds": 93.1,        from asking for the peers to the last exit; null if nobody watched
+     "run": "<folder>", "seconds": 93.1,        from asking for the peers to the last exit (*); null if nobody watched
      "finished": true,                          all peers did
      "parts": [[0, 1, 2], [4, 5]] | null,       those into which the graph has fallen without the peers that did not
      "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
@@ -15,6 +15,9 @@
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent, by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null}
+
+(*) Of a run that was resumed, the sum over its parts, without the time between them; and never less than what the
+slowest peer took, for there may be parts that nobody watched to their end.
 
 ``std`` is that of the population. ``worst_tenth`` and ``worst_fifth`` are the means over the tenth and the fifth of
 the peers (at least one) with the lowest values. ``collaboration.weights[a][b]`` is what the a-th of
@@ -40,7 +43,7 @@ from launcher import text
 from launcher.picture import MOST_PEERS, draw
 from launcher.processes import NOT_COLLECTED, how_it_ended
 from p2pfl.errors import RunFolderError, Unwritable
-from p2pfl.runfolder import PeerFolder, PeerId, Result, RunFolder, write_json
+from p2pfl.runfolder import PeerFolder, PeerId, Result, RunFolder, read_json, write_json
 
 if TYPE_CHECKING:
     from p2pfl.topology import Topology
@@ -162,6 +165,12 @@ def settings(folder: RunFolder) -> dict[str, Any]:
     return plain
 
 
+def watched(folder: RunFolder) -> float | None:
+    """Seconds that launchers have measured so far; None if none stayed to the end of its part."""
+    seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
+    return seconds
+
+
 def summarize(
     folder: RunFolder,
     codes: Mapping[PeerId, int] | None = None,
@@ -171,7 +180,8 @@ def summarize(
 ) -> Summary:
     """Read what the peers left behind, and write summary.json.
 
-    Where known, ``codes`` are exit codes and ``words`` what peers have said of why they failed.
+    Where known, ``codes`` are exit codes and ``words`` what peers have said of why they failed; ``seconds`` are those
+    that were watched.
     """
     plain = settings(folder)
     places = list(folder.peers())
@@ -184,7 +194,7 @@ def summarize(
         rounds=plain["rounds"],
         started=folder.about["started"],
         run=str(folder.root),
-        seconds=seconds,
+        seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
         finished=all(peer.ended == "finished" for peer in peers),
         parts=_parts(topology, {peer.peer for peer in peers if peer.ended != "finished"}) if topology else None,
         peers=peers,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -38,7 +39,7 @@ from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Partit
 from p2pfl.errors import P2pflError, Problem, RunFileError
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.net import Patience
-from p2pfl.options import Loc, OptionErrors, Options, Section, Table, explain, unknown_key
+from p2pfl.options import MISSING, Loc, OptionErrors, Options, Section, Table, explain, unknown_key
 from p2pfl.runfolder import PeerId
 from p2pfl.topology import GRAPHS, Graph, Topology
 
@@ -420,6 +421,27 @@ class _Source:
         where = self.places[nearest[0]] if nearest else self.name
         return Problem(where, ".".join(path), message)
 
+    def in_order(self, problems: Iterable[Problem]) -> list[Problem]:
+        """By line, then what has none; without keys that are missing only because they are misspelt."""
+        problems = list(problems)
+        unknown = [one for one in problems if one.message.startswith("unknown key")]
+        meant = {(_section(one.key), one.message.rpartition("did you mean ")[2]) for one in unknown}
+
+        def line(problem: Problem) -> float:
+            number = problem.where.removeprefix(f"{self.name}:")
+            return int(number) if number.isdecimal() else math.inf
+
+        left = [
+            one
+            for one in problems
+            if one.message != MISSING or (_section(one.key), f"{one.key.rpartition('.')[2]!r}?") not in meant
+        ]
+        return sorted(left, key=line)
+
+
+def _section(key: str) -> str:
+    return key.rpartition(".")[0]
+
 
 # ---- from plain values to a Run -----------------------------------------------------------------------------
 
@@ -460,7 +482,7 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
     partition = resolve(("data", "partition"), PARTITIONS)
     augmentation = resolve(("data", "augment"), AUGMENTATIONS)
     if file is None:
-        raise RunFileError(problems)
+        raise RunFileError(source.in_order(problems))
 
     problems.extend(source.problem(loc, text) for loc, text in _odd_times(file))
     if file.models.name not in MODELS:
@@ -479,7 +501,7 @@ def _check(tree: dict[str, Any], source: _Source, base: Path) -> Run:
         except P2pflError as error:
             problems.append(source.problem(("graph",), str(error)))
     if problems:
-        raise RunFileError(problems)
+        raise RunFileError(source.in_order(problems))
     parts = (hyper, graph, topology, dataset, partition, augmentation)
     assert all(part is not None for part in parts)  # else there were problems
     return Run(file, *parts, source.problem)  # type: ignore[arg-type]

@@ -131,6 +131,8 @@ def unknown(found: object, known: Iterable[str]) -> str:
     return f"{text}; did you mean {close[0]!r}?" if close else text
 
 
+MISSING = "missing; it has no default"
+
 _SHOULD_BE = {
     **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
@@ -154,7 +156,7 @@ def explain(error: ValidationError, options: type[Options] | Iterable[str]) -> l
         elif kind == "invalid_key":
             text = "a key should be text; quotes make text of it"
         elif kind in ("missing", "missing_argument"):
-            text = "missing; it has no default"
+            text = MISSING
         elif kind == "literal_error":
             text = unknown(found, re.findall("'([^']*)'", context["expected"]))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -12,7 +13,9 @@ import pytest
 
 from launcher import cli
 from launcher.commands import commands
+from launcher.summary import summarize
 from p2pfl.models import GROUPS
+from p2pfl.runfolder import Status
 
 BAD = "name: toy\nrounds: 0\npeers: 2\nalgorithm: {name: mapel}\ndata: {dataset: digits}\n"
 
@@ -39,9 +42,17 @@ def test_every_command_has_help(invoke):
             assert "Usage:" in invoke(name, "--help").output
 
 
+def test_the_list_of_commands_says_what_each_does_without_cutting_it_off(invoke):
+    listed = invoke("--help").stdout
+    assert "  data        Show how a dataset is divided among the peers.\n" in listed
+    assert "  keys        Make keys, by which peers know each other.\n" in listed
+    assert "  peer        Be one peer: --run RUN --me N [--file FILE].\n" in listed
+
+
 def test_peer_is_the_door_to_the_peers_package():
     done = subprocess.run([sys.executable, "-m", "launcher.cli", "peer", "--help"], capture_output=True, text=True)
     assert done.returncode == 0
+    assert done.stdout.startswith("Usage: p2pfl peer [OPTIONS]\n")
     assert "--me" in done.stdout
 
 
@@ -157,8 +168,11 @@ def test_graph(ring, invoke):
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 def test_graph_draws_a_png(tmp_path, ring, invoke, graph):
     pytest.importorskip("matplotlib")
-    assert invoke("graph", ring, "--set", f"graph={graph}", "--png", tmp_path / "g.png").exit_code == 0
-    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+    # Also under a name that does not say so.
+    outcome = invoke("graph", ring, "--set", f"graph={graph}", "--png", tmp_path / graph)
+    assert outcome.exit_code == 0
+    assert outcome.stderr == f"drawn: {tmp_path / graph}\n"
+    assert (tmp_path / graph).read_bytes().startswith(b"\x89PNG")
 
 
 def test_graph_names_the_extra_that_draws(tmp_path, ring, invoke, monkeypatch):
@@ -218,8 +232,10 @@ def test_classes_are_listed_in_short(counts, text):
 @pytest.mark.parametrize("peers", [1, 100])
 def test_data_show_draws_a_png(tmp_path, ring, invoke, peers):
     pytest.importorskip("matplotlib")
-    assert invoke("data", "show", ring, "--set", f"peers={peers}", "--set", "graph=complete", "--png",
-                  tmp_path / "d.png").exit_code == 0  # fmt: skip
+    sets = ["--set", f"peers={peers}", "--set", "graph=complete"]
+    outcome = invoke("data", "show", ring, *sets, "--png", tmp_path / "d.png")
+    assert outcome.exit_code == 0
+    assert outcome.stderr == f"drawn: {tmp_path / 'd.png'}\n"
     assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -257,12 +273,56 @@ def test_digest(make_folder, invoke):
     }  # fmt: skip
     assert f"{1:064x}" in invoke("digest", one.root).stdout
     assert invoke("digest", one.root, same.root).exit_code == 0
-    for there, peers in ((other, [1]), (partial, [0])):
+    for there, differ, unfinished in (
+        (other, [1], [None, None]),
+        (partial, [], [None, {"peers": [0], "slowest": 0, "fastest": 0, "rounds": 3}]),
+    ):
         outcome = invoke("digest", one.root, there.root, "--json")
         assert outcome.exit_code == 1
-        assert json.loads(outcome.stdout) == {"same": False, "differ": peers}
+        plain = json.loads(outcome.stdout)
+        assert (plain["same"], plain["differ"], plain["unfinished"]) == (False, differ, unfinished)
     assert invoke("digest", partial.root, partial.root).exit_code == 1  # nothing says that they are the same
     assert invoke("digest", one.root, other.root).stdout == "different: peers 1\n"
+
+
+def test_digest_tells_peers_that_have_not_finished_from_those_that_differ(make_folder, invoke):
+    one = make_folder("one", peers=4)
+    under_way = make_folder(
+        "under way", peers=4, results={0: None, 1: None, 3: {"phase": "stopped", "rounds_done": 2}}
+    )
+    under_way.peer(1).write_status(Status(1, 1, "training", rounds_done=1))
+    outcome = invoke("digest", one.root, under_way.root)
+    assert outcome.exit_code == 1
+    assert outcome.stdout.splitlines() == [
+        f"{under_way.root}: peers 0-1 3 have not finished (0 to 2 of 3 rounds done)",
+        "the same: peers 2",
+    ]
+    assert invoke("digest", under_way.root).stderr == "peers 0-1 3 have not finished (0 to 2 of 3 rounds done)\n"
+    # Stopped after the same rounds, they can be compared.
+    stopped = {peer: {"phase": "stopped", "rounds_done": 2} for peer in range(4)}
+    early, also_early = make_folder("early", peers=4, results=stopped), make_folder("too", peers=4, results=stopped)
+    assert invoke("digest", early.root, also_early.root).exit_code == 0
+
+
+def test_digest_of_runs_that_have_not_the_same_peers(make_folder, invoke):
+    four, six = make_folder("four", peers=4), make_folder("six", peers=6)
+    outcome = invoke("digest", four.root, six.root)
+    assert outcome.exit_code == 1
+    assert outcome.stdout == f"different: {four.root} is a run of 4 peers, {six.root} of 6\n"
+    alone = make_folder("alone", peers=4)
+    for peer in (0, 1, 3):  # started on other hosts
+        shutil.rmtree(alone.peer(peer).root)
+    outcome = invoke("digest", four.root, alone.root)
+    assert outcome.exit_code == 1
+    assert outcome.stdout == f"{alone.root}: nothing of peers 0-1 3 is there\nthe same: peers 2\n"
+
+
+def test_a_stopped_simulation_promises_nothing(make_folder, invoke, monkeypatch):
+    folder = make_folder(results={0: {"phase": "stopped"}, 1: {"phase": "stopped"}})
+    monkeypatch.setattr("launcher.simulation.simulate", lambda order, console: (folder, summarize(folder)))
+    outcome = invoke("simulate", "toy.yaml")
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "peers 0-1: stopped\n"
 
 
 def test_the_module_runs_as_a_program(tmp_path: Path):

@@ -233,7 +233,9 @@ def environment(root: Path) -> dict[str, str | None]:
 def test_a_launch_that_ends_well(launch):
     outcome, root = launch(["finishes", "finishes"])
     assert outcome.exit_code == 0
-    assert outcome.stdout.splitlines()[-1] == f"run: {root}"
+    first, *rest = outcome.stdout.splitlines()
+    assert first == f"run: {root}"
+    assert str(root) not in "".join(rest)
     assert outcome.stderr == ""
     assert (root / "summary.json").exists()
     assert environment(root)["OMP_NUM_THREADS"] == "1"
@@ -242,8 +244,18 @@ def test_a_launch_that_ends_well(launch):
 def test_a_launch_of_which_a_peer_dies(launch):
     outcome, root = launch(["finishes", "crashes"])
     assert outcome.exit_code == 1
-    assert outcome.stdout.splitlines()[-1] == f"run: {root}"
+    assert outcome.stdout.splitlines()[0] == f"run: {root}"
     assert outcome.stderr == f"peer 1: killed by SIGSEGV; see {root}/peers/01/peer.log\n"
+
+
+@pytest.mark.parametrize(("here", "typed"), [("", "run"), ("elsewhere", "{root}"), ("run", "{root}")])
+def test_whoever_has_stopped_peers_is_told_how_they_go_on(launch, tmp_path, monkeypatch, here, typed):
+    (tmp_path / here).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / here)
+    outcome, root = launch(["finishes", "stops"])
+    assert outcome.exit_code == 1
+    hint = f"it can go on from its checkpoints: p2pfl resume {typed.format(root=root)}"
+    assert outcome.stderr.splitlines() == ["peer 1: stopped", hint]
 
 
 def test_json_has_stdout_to_itself(launch):
@@ -251,7 +263,7 @@ def test_json_has_stdout_to_itself(launch):
     summary = json.loads(outcome.stdout)
     assert summary["finished"] is True
     assert summary["run"] == str(root)
-    assert outcome.stderr.splitlines()[-1] == f"run: {root}"
+    assert outcome.stderr.splitlines()[0] == f"run: {root}"
 
 
 def test_peers_get_the_threads_that_the_run_file_says(launch):
@@ -343,3 +355,17 @@ def test_resume_starts_those_peers_that_have_a_place_here(make_folder, fake_peer
     assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
     with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
         resume(folder, [4], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("written", ['{"seconds": 1000.0}', '{"seconds": null}', "damaged"])
+def test_the_time_of_a_resumed_run_is_that_of_all_its_parts(make_folder, fake_peers, monkeypatch, written):
+    folder = make_folder(peers=2, results={0: {"seconds": {"total": 700.0}}, 1: {"phase": "stopped"}})
+    folder.summary.write_text(written)
+    for name, value in fake_peers(["waits", "finishes"]).items():
+        monkeypatch.setenv(name, value)
+    _, summary = resume(folder, [1], Console(file=io.StringIO()))
+    assert summary.finished
+    # Where the first part is not known, the slowest peer's own time tells what it was at least.
+    least = 1000 if "1000" in written else 700
+    assert least <= summary.seconds < least + 200
+    assert json.loads(folder.summary.read_text())["seconds"] == summary.seconds

@@ -48,6 +48,23 @@ def test_grep_keeps_whole_entries(folder, invoke):
     ]  # fmt: skip
 
 
+def test_grep_minds_case_unless_it_is_told_not_to(folder, invoke):
+    assert lines(invoke("logs", folder.root, "--grep", "ROUND")) == []
+    assert len(lines(invoke("logs", folder.root, "-i", "--grep", "ROUND"))) == 5
+
+
+def test_following_ends_quietly_with_ctrl_c(folder, invoke, monkeypatch):
+    def press(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs, "has_ended", lambda folder, place: False)
+    monkeypatch.setattr(logs.time, "sleep", press)
+    outcome = invoke("logs", folder.root, "--follow", "--peer", 0)
+    assert outcome.exit_code == 130
+    assert len(outcome.stdout.splitlines()) == 2
+    assert outcome.stderr == "\n"
+
+
 def test_lines_counts_entries_from_the_end(folder, invoke):
     assert lines(invoke("logs", folder.root, "--lines", 2)) == ["  0 │ 04 round 1", "  1 │ 05 over"]
     assert lines(invoke("logs", folder.root, "--lines", 0)) == []

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from launcher import commands, progress, text
-from launcher.progress import Clock, LineProgress, LiveProgress, progress_on
+from launcher.progress import Clock, LineProgress, LiveProgress, progress_on, tell
 from launcher.snapshot import Snapshot
 from p2pfl.runfolder import Status
 
@@ -121,3 +121,9 @@ def test_numbers_for_people():
     assert text.percent(0.97345) == "97.3"
     assert text.ids([3, 1, 2, 7, 9]) == "1-3 7 9"
     assert text.ids(range(0, 40, 2)) == "0 2 4 6 8 10 12 14 …"
+
+
+def test_a_runs_path_stays_in_one_line_however_narrow_the_terminal(make_folder):
+    folder, out = make_folder(), console(width=20)
+    tell(folder, out)
+    assert out.file.getvalue() == f"run: {folder.root}\n"

@@ -87,6 +87,15 @@ def test_list(make_folder, make_process, tmp_path, invoke):
     assert "62.5" in text
 
 
+def test_before_the_first_run_there_are_none(tmp_path, monkeypatch, invoke):
+    monkeypatch.chdir(tmp_path)
+    assert (invoke("list").stdout, invoke("list", "--json").stdout) == ("no runs yet in runs\n", "[]\n")
+    assert invoke("list").exit_code == 0
+    assert invoke("list", "runs").exit_code == 1  # who names a folder means one that is there
+    (tmp_path / "runs").mkdir()
+    assert invoke("list", "runs").stdout == "no runs yet in runs\n"
+
+
 def test_stop_ends_those_that_live(make_folder, make_process, invoke):
     folder = make_folder()
     process = make_process(folder, 1)

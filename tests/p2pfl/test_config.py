@@ -461,13 +461,29 @@ def test_all_problems_are_reported_at_once_with_their_lines() -> None:
         .replace("digits", "digit")
         .replace("warmup", "warmpu")
     )
-    assert sorted(complaints(text)) == [
-        f"run.yaml:10: algorithm.warmpu: unknown key 'warmpu'; known: {hyper_names('mapl')}; did you mean 'warmup'?",
+    assert complaints(text) == [
         f"run.yaml:2: sed: unknown key 'sed'; known: {TOP}; did you mean 'seed'?",
         "run.yaml:3: rounds: should be greater than 0 (found -3)",
         f"run.yaml:5: graph.name: unknown 'rong'; known: {GRAPH_NAMES}; did you mean 'ring'?",
         f"run.yaml:7: data.dataset.name: unknown 'digit'; known: {', '.join(DATASETS)}; did you mean 'digits'?",
+        f"run.yaml:10: algorithm.warmpu: unknown key 'warmpu'; known: {hyper_names('mapl')}; did you mean 'warmup'?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "misspelt"),
+    [
+        ("rounds: 3", "ronds: 3", "run.yaml:3: ronds"),
+        ("dataset: digits", "datset: digits", "run.yaml:7: data.datset"),
+        ("graph: ring", "graph: {name: regular, degre: 2}", "run.yaml:5: graph.degre"),
+    ],
+)
+def test_a_key_that_is_misspelt_is_not_missing_too(old: str, new: str, misspelt: str) -> None:
+    [complaint] = complaints(changed(old, new))
+    assert complaint.startswith(f"{misspelt}: unknown key")
+    # Another one that is missing is.
+    found = complaints(changed(old, new).replace("peers: 4\n", ""))
+    assert found[-1] == "run.yaml: peers: missing; it has no default"
 
 
 def test_a_broken_named_thing_is_reported_once() -> None:
