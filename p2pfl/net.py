@@ -495,7 +495,8 @@ class Endpoint:
         self.listeners = set(self.sources)
         self._met = set(self.sources)  # neighbours that take part
         self._ahead: dict[PeerId, int] = {}  # the first round of which these neighbours keep what they said
-        self._flagged: dict[PeerId, tuple[int, int]] = {}  # round and number of what told us last whether it hears us
+        self._arrivals = 0  # messages that have been accepted
+        self._flagged: dict[PeerId, int] = {}  # arrival of the message that told us last whether its sender hears us
         self._again: set[PeerId] = set()  # told us in this round that they hear us, which we did not know
         self._greeting = range(0)  # rounds in which all are told whether we hear them
         self._answers: set[asyncio.Task[None]] = set()
@@ -645,6 +646,9 @@ class Endpoint:
         return message
 
     def accept(self, message: Message) -> None:
+        """Take a message that has come: each once, those of a sender in the order in which it said them."""
+        self._arrivals += 1
+        message = replace(message, arrival=self._arrivals)
         arrived = self._arrived[message.sender]
         if arrived and arrived[-1][1] >= message.t:
             arrived[-1] = (message.seq, arrived[-1][1])
@@ -671,10 +675,9 @@ class Endpoint:
     def _note(self, message: Message) -> None:
         """Whether its sender hears us (invariant 7)."""
         sender = message.sender
-        this = message.t, message.seq
-        if this < self._flagged.get(sender, this):
-            return  # a later one was noted before
-        self._flagged[sender] = this
+        if message.arrival < self._flagged.get(sender, 0):
+            return  # a later one was noted before; neither round nor number tell, if the sender fell back meanwhile
+        self._flagged[sender] = message.arrival
         stops = bool(message.flags & STOP)
         (self._left.add if stops else self._left.discard)(sender)
         (self._again.discard if stops or sender in self.listeners else self._again.add)(sender)

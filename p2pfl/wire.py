@@ -204,7 +204,8 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class Message:
-    """A body with its envelope. ``payload`` and ``header`` are its sizes on the wire, in bytes."""
+    """A body with its envelope. ``payload`` and ``header`` are its sizes on the wire, in bytes; ``arrival`` its place
+    among all that a peer has accepted, from 1 on."""
 
     body: Body
     run: str
@@ -215,6 +216,7 @@ class Message:
     count: int
     payload: int
     header: int
+    arrival: int = 0
 
     @property
     def kind(self) -> str:

@@ -256,6 +256,7 @@ class Life:
     def speaks(self, net: Net, part: int, patience: float, said: Sequence[Said]) -> None:
         for body in said:
             self.mesh.said.add((body.sender, body.to, body.t, body.part, body.digest))
+        self.mesh.addressed[self.peer, net.t, part] = net.listeners
         sends = 2 * len(self.session.endpoint.neighbors)
         transport = self.schedule.transport
         longest = patience * transport.deadline + 2 * transport.give_up * bool(transport.quorum)
@@ -285,18 +286,18 @@ class Life:
             parted = mesh.network.parted(self.peer, j, self._wait.began - self.schedule.transport.deadline, mesh.now)
             still_there = j in self._wait.in_touch and self._wait.in_touch[j] is self.mesh.lives[j]
             if still_there and self.in_touch(j) and not parted:
-                self._misses(j, t, lasted)
+                self._misses(j, t, part, lasted)
 
-    def _misses(self, other: PeerId, t: int, waited: float) -> None:
+    def _misses(self, other: PeerId, t: int, part: int, waited: float) -> None:
         """A neighbour has been left out though nothing was in its way, as it seems."""
         mailbox, it = self.session.endpoint.mailbox, self.mesh.lives[other]
         if waited >= self.schedule.transport.deadline and it.has_done(t):
             what = "waits in vain for what was said long ago"
-        elif it.has_done(t) and self.peer not in it.session.endpoint.listeners:
+        elif it.has_done(t) and self.peer not in self.mesh.addressed.get((other, t, part), ()):
             return  # we came back to a round that it was done with, and it could not know yet that we hear it again
         elif waited < SHORT and not mailbox.is_gone(other) and mailbox._silent_before.get(other, 0) <= t:
             what = "does not wait for"
-        elif waited < SHORT and mailbox.is_gone(other):
+        elif waited < SHORT and mailbox.is_gone(other) and not self.world.has_news:
             what = "takes for gone"
         else:
             return
@@ -364,6 +365,8 @@ class Mesh:
         self.ended: dict[PeerId, float] = {}
         self.perished: set[PeerId] = set()
         self.said: set[tuple[PeerId, PeerId, int, int, str]] = set()
+        self.addressed: dict[tuple[PeerId, int, int], tuple[PeerId, ...]] = {}
+        """To whom a peer has last spoken in a round and part."""
         self.crashes_left = schedule.crashes
         self.last_fault = max((partition.heals for partition in schedule.weather.partitions), default=0.0)
         self.stalled = 0.0

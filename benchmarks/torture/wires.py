@@ -519,22 +519,29 @@ class SimulatedWorld:
         self.life.act("call the event loop")
         self._calls.append(function)
         if len(self._calls) == 1:
-            self._call_at(self.now() + self.network.draw(self.network.weather.turn))
+            when = self.now() + self.network.draw(self.network.weather.turn)
+            self._call_at(when, put_off=when < self.life.busy_until)
 
-    def _call_at(self, when: float) -> None:
-        self.network.loop.call_at(max(when, self.life.busy_until), self._call)
+    def _call_at(self, when: float, *, put_off: bool = False) -> None:
+        self.network.loop.call_at(max(when, self.life.busy_until), self._call, put_off)
 
-    def _call(self) -> None:
+    def _call(self, put_off: bool) -> None:
+        """``put_off``: training was in the way, and is over; between that and the next an event loop turns once."""
         if self.life.dead:
             return
-        if self.life.busy_until > self.now():
-            self._call_at(self.life.busy_until)
+        if self.life.busy_until > self.now() and not put_off:
+            self._call_at(self.life.busy_until, put_off=True)
             return
         while self._calls:
             function = self._calls.popleft()
             with suppress(Killed):
                 self.life.act("hear from the I/O loop")
                 function()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the event loop has not heard yet all that the I/O loop has told it."""
+        return bool(self._calls)
 
     async def ended(self) -> None:
         self.life.act("wait for the I/O loop to end")
