@@ -63,11 +63,16 @@ def resume(
 ) -> tuple[RunFolder, Summary]:
     """Go on with a run: start those of ``peers`` (none named: of all) that do not live.
 
-    Raises LaunchError if all of them have finished or live, RunFolderError if they live elsewhere.
+    Raises LaunchError if all of them have finished or live, or were simulated, RunFolderError if they live elsewhere.
     """
     from p2pfl import config
 
     folder.own()
+    if folder.about.get("simulated"):
+        raise LaunchError(
+            f"{folder.root}: was simulated, and cannot go on: peers that live and die together keep nothing of what "
+            f"they said, and those in an earlier round would not hear it. Begin anew: p2pfl launch {folder.run_file}"
+        )
 
     with WarmProcess(threads(1)) as warm:
         run = config.load(folder.run_file)

@@ -44,12 +44,12 @@ class Order:
         load_data(run)
         return run
 
-    def prepare(self, run: Run) -> RunFolder:
+    def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:
         """A new run folder with run.yaml and run.json in it. Raises RunFolderError."""
         now = datetime.now().astimezone()
         root = self.run_dir or _free_folder(run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}")
         folder = RunFolder.create(root, range(run.peers))
-        folder.write_about(about_run(run, secrets.token_hex(8), now))
+        folder.write_about({**about_run(run, secrets.token_hex(8), now), "simulated": simulated})
         # Last: a folder with a run.yaml in it is a run.
         write_atomically(folder.run_file, run.to_yaml().encode(), durable=True)
         return folder

@@ -24,7 +24,7 @@ def simulate(order: Order, console: Console) -> tuple[RunFolder, Summary]:
     from p2pfl.simulate import simulate as drive
 
     run = order.load()
-    folder = order.prepare(run)
+    folder = order.prepare(run, simulated=True)
     tell(folder, console)
     setproctitle(simulation_title(folder))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what `p2pfl stop` sends ends it like Ctrl-C

@@ -19,6 +19,7 @@ from rich.console import Console
 from launcher.errors import LaunchError
 from launcher.local import ATTEMPTS, OUT_OF_MEMORY, Crew, Policy, Restart, farewell, follow, resume
 from launcher.mps import CONTROL, multi_process_service
+from launcher.prepare import Order
 from launcher.progress import LineProgress
 from launcher.summary import failures, summarize
 from launcher.warm import WarmProcess
@@ -342,6 +343,13 @@ def test_events_may_come_in_pieces(fake_peers):
             warm._process.stdout.close()
             warm._process.stdout = real
     assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
+
+
+def test_what_was_simulated_is_not_resumed(file):
+    order = Order(file, rounds=1)
+    folder = order.prepare(order.load(), simulated=True)
+    with pytest.raises(LaunchError, match=r"was simulated, and cannot go on: .* p2pfl launch .*run\.yaml"):
+        resume(folder, (), Console(file=io.StringIO()))
 
 
 def test_resume_starts_those_peers_that_have_a_place_here(make_folder, fake_peers, monkeypatch):
