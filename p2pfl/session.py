@@ -463,7 +463,7 @@ class Session:
             metrics.append(self.folder.metrics, record)
         parts = [f"round {record.t}"]
         if record.personal is not None:
-            parts.append(f"accuracy {record.personal.accuracy:.4f} (best {self.totals.best:.4f})")
+            parts.append(f"accuracy {record.personal.accuracy:.2%} (best {self.totals.best:.2%})")
         seconds = record.seconds
         parts.append(f"train {seconds['training']:.2f} s, wait {seconds['waiting']:.2f} s")
         more = []
@@ -473,10 +473,11 @@ class Session:
             more.append(f"heard by {record.listeners}, hears {record.sources}")
         if record.weights:
             largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
-            more.append("weights " + " ".join(f"{j}:{w:.3f}" for j, w in largest))
+            more.append("largest weights " + " ".join(f"{j}:{w:.3f}" for j, w in largest))
         if record.out:
             out = sum(entry[1] + entry[2] for kinds in record.out.values() for entry in kinds.values())
-            more.append(f"sent {out} B in {sum(e[0] for k in record.out.values() for e in k.values())}")
+            count = sum(entry[0] for kinds in record.out.values() for entry in kinds.values())
+            more.append(f"sent {out} B in {count} message{'s' * (count != 1)}")
         self.log.info(" | ".join(parts), extra=details(*more))
         for kind, absent in record.missing.items():
             self.log.warning("round %d: no %s from %s", record.t, kind, ", ".join(map(str, absent)))

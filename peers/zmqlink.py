@@ -799,7 +799,7 @@ class ZmqLink:
         edge.place, edge.follows = place, place.expected
         lacking = self._lacking(edge, edge.queued)
         if again := sum(seq < edge.handed for seq in lacking):
-            self.log.info("peer %d: sending %d messages again", edge.to, again)
+            self.log.info("peer %d: sending %d message%s again", edge.to, again, "s" * (again != 1))
         self._handed_up_to(edge, lacking[0] if lacking else edge.queued)
         edge.outbox.clear()
         for seq in lacking:

@@ -176,7 +176,7 @@ def test_the_log_has_a_line_per_round(finished: Any) -> None:
     text = folder.peer(1).log.read_text()
     accuracy, times = r"( \| accuracy \S+ \(best \S+\))?", r" \| train \S+ s, wait \S+ s"
     for t in range(5):
-        assert re.search(rf" round {t}{accuracy}{times} \| ce .* \| weights .* \| sent ", text), text
+        assert re.search(rf" round {t}{accuracy}{times} \| ce .* \| largest weights .* \| sent ", text), text
     assert " | accuracy " in text
 
 
