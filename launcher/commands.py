@@ -419,7 +419,7 @@ def algorithms(name: str | None, as_json: bool) -> None:
             click.echo()
             _table(
                 ["hyper-parameter", "type", "default", ""],
-                [[note["name"], note["type"], str(note["default"]), note["text"]] for note in one["hyper"]],
+                [[note["name"], note["type"], _as_written(note["default"]), note["text"]] for note in one["hyper"]],
             )
 
 
@@ -630,6 +630,11 @@ def _console(*, err: bool = False) -> Console:
     if not console.is_terminal:
         console.width = 160  # not 80, where tables would be cut
     return console
+
+
+def _as_written(value: object) -> str:
+    """As in a run file: null, true, [0.1, 1]."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> None:

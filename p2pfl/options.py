@@ -82,6 +82,8 @@ class Note:
 def notes(options: type[Options]) -> list[Note]:
     """Name, type, default and note of each parameter, in the order of declaration."""
     texts: dict[str, str] = {}
+    whole = TypeAdapter(options).json_schema()
+    types = {name: _in_words(one, whole.get("$defs", {})) for name, one in whole.get("properties", {}).items()}
     for ancestor in reversed(options.__mro__):  # each finds the docstrings of its own fields only
         if issubclass(ancestor, Options):
             for name, described in TypeAdapter(ancestor).json_schema().get("properties", {}).items():
@@ -95,7 +97,7 @@ def notes(options: type[Options]) -> list[Note]:
             default = field.default_factory()
         else:
             default = "(required)"
-        result.append(Note(field.name, _readable(str(field.type)), default, texts.get(field.name, "")))
+        result.append(Note(field.name, types[field.name], default, texts.get(field.name, "")))
     return result
 
 
@@ -180,12 +182,34 @@ def _short(value: object, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _readable(annotation: str) -> str:
-    for name, plain in (
-        ("PositiveInt", "int > 0"),
-        ("NonNegativeInt", "int >= 0"),
-        ("PositiveFloat", "float > 0"),
-        ("NonNegativeFloat", "float >= 0"),
-    ):
-        annotation = annotation.replace(name, plain)
-    return annotation
+def _in_words(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """What a JSON schema takes, as one would write it into a run file: ``int > 0 | null``, ``l1 | l2``."""
+    if "$ref" in schema:
+        return _in_words(known[schema["$ref"].rpartition("/")[2]], known)
+    if isinstance(schema.get("type"), list):
+        return " | ".join(_in_words({**schema, "type": one}, known) for one in schema["type"])
+    if "anyOf" in schema:
+        return " | ".join(_in_words(one, known) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(str, schema.get("enum", [schema.get("const")])))
+    if "prefixItems" in schema:
+        return f"[{', '.join(_in_words(one, known) for one in schema['prefixItems'])}]"
+    if schema.get("type") in ("integer", "number"):
+        return _range("int" if schema["type"] == "integer" else "float", schema)
+    if schema.get("type") == "array":
+        return f"list of {_in_words(schema.get('items', {}), known)}"
+    plain = {"boolean": "bool", "string": "text", "object": "mapping", "null": "null"}
+    return str(schema.get("format") or plain.get(schema.get("type", ""), "anything"))
+
+
+def _range(number: str, schema: Mapping[str, Any]) -> str:
+    above = [
+        f"{schema[key]:g} {sign} " for key, sign in (("minimum", "<="), ("exclusiveMinimum", "<")) if key in schema
+    ]
+    below = [
+        f" {sign} {schema[key]:g}" for key, sign in (("maximum", "<="), ("exclusiveMaximum", "<")) if key in schema
+    ]
+    if above and not below:  # the number first
+        bound, sign = above[0].split()
+        return f"{number} {sign.replace('<', '>')} {bound}"
+    return "".join([*above, number, *below])

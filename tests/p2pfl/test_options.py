@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from p2pfl.options import Note, OptionErrors, Options, Table, notes, unknown, unknown_key
 
@@ -108,12 +109,29 @@ def test_options_become_plain_values_and_come_back() -> None:
 
 def test_notes_tell_name_type_default_and_docstring_in_order() -> None:
     assert notes(Wheel) == [
-        Note("preset", "Literal['everyday', 'racing']", "everyday", "Which defaults."),
+        Note("preset", "everyday | racing", "everyday", "Which defaults."),
         Note("spokes", "int > 0", 36, "How many spokes."),
         Note("width", "float >= 0", 4.0, "In centimetres."),
-        Note("sizes", "tuple[int, ...]", (26, 28), "Those that there are."),
+        Note("sizes", "list of int", (26, 28), "Those that there are."),
     ]
     assert notes(Part) == [Note("number", "int > 0", "(required)", "There is no default.")]
+
+
+@dataclass(frozen=True)
+class Rim(Options):
+    share: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    most: Annotated[int, Field(le=9)] | None = None
+    pair: tuple[bool, Annotated[float, Field(gt=0, le=1)]] = (True, 1.0)
+    place: Path | str = "here"
+
+
+def test_notes_tell_types_as_one_writes_them_into_a_run_file() -> None:
+    assert {note.name: note.type for note in notes(Rim)} == {
+        "share": "0 <= float < 1",
+        "most": "int <= 9 | null",
+        "pair": "[bool, 0 < float <= 1]",
+        "place": "path | text",
+    }
 
 
 def test_notes_of_inherited_parameters_are_kept() -> None:
