@@ -35,9 +35,10 @@ DIGEST = "the run file's"
 PATIENT_FOR = 3000.0
 """Virtual seconds after the last fault in which a patient mesh has to end. Slow wires may take a few hundred."""
 SHORT = 1.0
-"""Virtual seconds of a wait that no deadline has ended."""
-TOLERATED = 1
-"""Rounds in which a peer may misjudge a neighbour: news take a moment, and so does what is sent again."""
+"""Virtual seconds of a wait that no deadline has ended, or that a message may take."""
+TOLERATED = {"waits in vain for what was said long ago": 1, "takes for gone": 1, "does not wait for": 2}
+"""Rounds in which a peer may misjudge a neighbour: news take a moment, and so does what is sent again. That it is
+heard again, it may learn from what it looks at in the next round only, and act upon in the one after that."""
 
 
 @dataclass
@@ -291,7 +292,9 @@ class Life:
     def _misses(self, other: PeerId, t: int, part: int, waited: float) -> None:
         """A neighbour has been left out though nothing was in its way, as it seems."""
         mailbox, it = self.session.endpoint.mailbox, self.mesh.lives[other]
-        if waited >= self.schedule.transport.deadline and it.has_done(t):
+        # When the last that it said in that round could leave, and be read here.
+        free = max(self.mesh.done_at.get((other, t), 0.0), it.stalled_until, self.stalled_until)
+        if waited >= self.schedule.transport.deadline and it.has_done(t) and self.mesh.now - free > SHORT:
             what = "waits in vain for what was said long ago"
         elif it.has_done(t) and self.peer not in self.mesh.addressed.get((other, t, part), ()):
             return  # we came back to a round that it was done with, and it could not know yet that we hear it again
@@ -302,7 +305,7 @@ class Life:
         else:
             return
         self._misjudged[other, what].add(t)
-        if len(self._misjudged[other, what]) > TOLERATED:
+        if len(self._misjudged[other, what]) > TOLERATED[what]:
             self.mesh.violated(f"{self} {what}: peer {other}, which is there, in round {t}")
 
     # -- told by the session
@@ -316,6 +319,7 @@ class Life:
             )
 
     def ends(self, t: int) -> None:
+        self.mesh.done_at[self.peer, t] = self.mesh.now
         self.mesh.note(f"{self}: round {t} done, digest {cast(Digesting, self.session.algorithm).digest[:8]}")
 
     def goes_on(self) -> None:
@@ -365,6 +369,8 @@ class Mesh:
         self.ended: dict[PeerId, float] = {}
         self.perished: set[PeerId] = set()
         self.said: set[tuple[PeerId, PeerId, int, int, str]] = set()
+        self.done_at: dict[tuple[PeerId, int], float] = {}
+        """When a peer has last ended a round."""
         self.addressed: dict[tuple[PeerId, int, int], tuple[PeerId, ...]] = {}
         """To whom a peer has last spoken in a round and part."""
         self.crashes_left = schedule.crashes

@@ -125,10 +125,6 @@ def _forgets_the_stop(note_stop: Wrapped) -> Wrapped:
     return planted
 
 
-def _looks_at_numbers_alone(has: Wrapped) -> Wrapped:
-    return lambda self, seq, t: seq < self.expected
-
-
 def _drops_at_full_queue(handed_over: Wrapped) -> Wrapped:
     def planted(self: ZmqLink, to: int) -> None:
         if self._room[to] > 0 or self.transport.queue > 2:
@@ -150,6 +146,5 @@ PLANTS: Mapping[str, Plant] = {
     "room-lost": Plant("a full queue never empties", ZmqLink, "_handed_over", _drops_at_full_queue),
     "stop-missed": Plant("STOP is overlooked at times", Endpoint, "_note", _forgets_the_stop),
     "stays-gone": Plant("who comes back stays gone", Mailbox, "regained", _stays_gone),
-    "numbers-alone": Plant("rounds do not tell old from new", Place, "has", _looks_at_numbers_alone),
     "never-catches-up": Plant("who comes back goes through all rounds", Endpoint, "next_round", _never_catches_up),
 }
