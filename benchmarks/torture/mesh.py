@@ -190,6 +190,8 @@ class Life:
         self.busy_until = 0.0
         self.stalled_until = 0.0
         self.doomed_at = doomed_at
+        self.former = mesh.begun.get(peer, -1)
+        """The last round in which a former process of this peer may have said something."""
         self.acts = 0
         self.task: asyncio.Task[None]
         self.session: Session
@@ -295,6 +297,8 @@ class Life:
         # When the last that it said in that round could leave, and be read here.
         free = max(self.mesh.done_at.get((other, t), 0.0), it.stalled_until, self.stalled_until)
         if waited >= self.schedule.transport.deadline and it.has_done(t) and self.mesh.now - free > SHORT:
+            if t <= self.former:
+                return  # the others have what that one said, be it that it hears them no more, and we say nothing new
             what = "waits in vain for what was said long ago"
         elif it.has_done(t) and self.peer not in self.mesh.addressed.get((other, t, part), ()):
             return  # we came back to a round that it was done with, and it could not know yet that we hear it again
@@ -311,6 +315,7 @@ class Life:
     # -- told by the session
 
     def begins(self, t: int) -> None:
+        self.mesh.begun[self.peer] = max(t, self.mesh.begun.get(self.peer, -1))
         endpoint = self.session.endpoint
         silent = [later for j, later in endpoint._ahead.items() if not endpoint.mailbox.is_gone(j)]
         if silent and min(silent) > t:
@@ -369,6 +374,8 @@ class Mesh:
         self.ended: dict[PeerId, float] = {}
         self.perished: set[PeerId] = set()
         self.said: set[tuple[PeerId, PeerId, int, int, str]] = set()
+        self.begun: dict[PeerId, int] = {}
+        """The last round that a peer has begun."""
         self.done_at: dict[tuple[PeerId, int], float] = {}
         """When a peer has last ended a round."""
         self.addressed: dict[tuple[PeerId, int, int], tuple[PeerId, ...]] = {}
