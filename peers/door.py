@@ -120,10 +120,7 @@ class Bouncer:
         self._listener: socket.socket | None = None
 
     def heard(self, identity: zmq.Frame, size: int, frames: int) -> None:
-        """A message of so many bytes in so many frames has come; libzmq knows over which connection.
-
-        Raises zmq.ZMQError if it does not: the other side speaks a ZMTP of before version 3, as no peer does.
-        """
+        """A message of so many bytes in so many frames has come; libzmq knows over which connection."""
         connection = self.connections.setdefault(int(identity.get(zmq.SRCFD)), _Connection(early=True))
         connection.taken += size + frames * _FRAMING
 
