@@ -1,23 +1,23 @@
-# One peer of a mesh. `docker build -t p2pfl .`; docs/deploy.md says the rest.
+# The image of a peer: `docker build -t p2pfl .`; see docs/deploy.md.
 #
 # BASE         any image with python3 (3.11 or newer) and its venv module
-# TORCH_INDEX  where torch comes from; by default builds for the CPU, a fifth of the size of those with CUDA.
-#              Empty: what the package index has, which is CUDA: `--build-arg TORCH_INDEX=`
-# UID          of the user that peers run as
+# TORCH_INDEX  package index for torch; by default that of the CPU builds, a fifth of the size of CUDA builds.
+#              Empty for PyPI's builds, which include CUDA: `--build-arg TORCH_INDEX=`
+# UID          user id that peers run as
 #
-# Layers go from what changes least to what changes most: a change of the project's own code makes a layer of two
-# megabytes, and torch is fetched again only when the list of dependencies changes.
+# Layers are ordered by how rarely they change: a change to the project's code adds a layer of 2 MB, and torch is
+# downloaded again only if the dependencies change.
 ARG BASE=python:3.12-slim-bookworm
 
-# ---- what pyproject.toml asks for, and nothing else of it: the next stage depends on these two lists only
+# ---- the dependencies in pyproject.toml: the next stage depends only on these two lists
 FROM ${BASE} AS requirements
 COPY pyproject.toml /
 RUN python3 -c 'import tomllib; wanted = tomllib.load(open("/pyproject.toml", "rb"))["project"]["dependencies"]; \
-    torch = [one for one in wanted if one.startswith("torch")]; \
+    torch = [name for name in wanted if name.startswith("torch")]; \
     open("/torch.txt", "w").write("\n".join(torch)); \
     open("/others.txt", "w").write("\n".join(wanted))'
 
-# ---- a virtual environment without pip, which stays behind in /opt/pip
+# ---- a virtual environment without pip, which is in /opt/pip and not copied
 FROM ${BASE} AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN python3 -m venv --without-pip /opt/p2pfl && python3 -m venv /opt/pip
@@ -27,7 +27,7 @@ RUN /opt/pip/bin/pip --python /opt/p2pfl/bin/python install ${TORCH_INDEX:+--ind
 COPY --from=requirements /others.txt /tmp/
 RUN /opt/pip/bin/pip --python /opt/p2pfl/bin/python install -r /tmp/others.txt
 
-# ---- the project itself, as the files that it adds to that environment
+# ---- the files that the project adds to that environment
 FROM dependencies AS project
 COPY pyproject.toml README.md LICENSE /src/
 COPY p2pfl /src/p2pfl
@@ -37,7 +37,7 @@ RUN /opt/pip/bin/pip --python /opt/p2pfl/bin/python install --no-deps --root /la
 
 FROM ${BASE}
 ARG UID=1000
-# The places that volumes are mounted on belong to that user, and so do new volumes.
+# New volumes inherit the owner of the folder where they are mounted.
 RUN useradd --uid "$UID" --create-home --shell /usr/sbin/nologin p2pfl \
     && install -d -o p2pfl -g p2pfl -m 0755 /run/p2pfl /data /data/files /data/decoded \
     && install -d -m 0755 /keys
@@ -45,6 +45,6 @@ COPY --from=dependencies /opt/p2pfl /opt/p2pfl
 COPY --from=project /layer/ /
 ENV PATH=/opt/p2pfl/bin:$PATH PYTHONUNBUFFERED=1
 USER p2pfl
-# A peer loads torch before it can answer.
+# The start period covers the import of torch.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=2m --retries=3 CMD ["python", "-P", "-m", "peers", "--health"]
 ENTRYPOINT ["p2pfl", "peer"]

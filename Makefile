@@ -1,9 +1,11 @@
-# `make mesh20` and `make test` on a fresh machine: each makes the virtual environment, installs, and runs.
+# `make mesh20` and `make test` work on a fresh machine: each creates the virtual environment, installs, and runs.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Test processes. Tests of several processes mostly wait, so one more than the two cores of a small machine.
+JOBS   ?= 3
 
-.PHONY: install mesh20 test lint types check claims torture fuzz clean
+.PHONY: install mesh20 quick test golden lint types unit check claims search fuzz bench clean
 
 install: $(VENV)/installed
 
@@ -17,15 +19,28 @@ $(VENV)/installed: pyproject.toml
 mesh20: install
 	$(BIN)/p2pfl launch topologies/mesh20.yaml
 
+# The one-minute loop: everything that starts no process.
+quick: install
+	@$(MAKE) --no-print-directory -j 3 --output-sync=target lint types unit
+
+# All tests. COVERAGE=1 also measures coverage and fails below the floor in pyproject.toml.
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist worksteal $(if $(COVERAGE),--cov)
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: install
 	$(BIN)/mypy
+
+unit: install
+	$(BIN)/pytest tests/unit -n 2 -m "not exhaustive"
+
+# 24 small runs end with the bits and byte counts that are pinned in tests/golden. CONTRIBUTING.md says how to renew them.
+golden: install
+	$(BIN)/python -m tests.golden check
 
 # Everything that CI does besides a short launch.
 check: lint types test
@@ -34,9 +49,9 @@ check: lint types test
 claims: install
 	$(BIN)/python -m benchmarks.claims
 
-# Thousands of runs over faulty wires in virtual time. About two minutes on one core.
-torture: install
-	$(BIN)/python -m benchmarks.torture --schedules 2000 --minutes 10
+# Thousands of runs over faulty connections in virtual time. About two minutes on one core.
+search: install
+	$(BIN)/python -m tests.simulation --schedules 2000 --minutes 10
 
 # Bytes that nobody should send, at the decoder (guided by coverage) and at peers in the middle of a run. Six minutes.
 fuzz: install
@@ -44,5 +59,10 @@ fuzz: install
 	$(BIN)/python -m benchmarks.fuzz decoder --frames 1200000
 	$(BIN)/python -m benchmarks.fuzz live --seconds 240
 
+# Paired runs with their goals beside them: writes docs/benchmarks.md and benchmarks/results. 20 to 30 minutes.
+bench: install
+	$(BIN)/pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m benchmarks.bench --profile $(BENCH)
+
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,1 +1,1 @@
-"""What is measured: speed in paired ratios, and the papers' claims."""
+"""Measurements: speed in paired ratios, runs under faults, and the papers' claims."""

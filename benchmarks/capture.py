@@ -1,15 +1,14 @@
-"""What goes over the network in a run, with keys and without: all that its peers send is recorded, and
-searched for what nobody else should read. Needs to be root, for a raw socket.
+"""Record the traffic of a run, with keys and without, and search it for plaintext.
 
     sudo python -m benchmarks.capture
 
-Searches for kinds (words of every header), the run's id, the digest of its run file, and pieces of tensors: the first
-64 bytes of each that a peer has sent.
+Searches for message kinds (in every header), the run id, the hash of the run file, and the first 64 bytes of each
+tensor that a peer sent. Needs root for a raw socket.
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing  # noqa: TID251  # forks or communicates with its children
 import os
 import re
 import socket
@@ -25,18 +24,20 @@ from typing import Any
 
 import click
 
-from p2pfl import wire
-from p2pfl.config import Run, from_dict
-from p2pfl.keys import write_new
-from p2pfl.runfolder import PeerFolder, RunFolder
-from p2pfl.session import load_data
+from p2pfl.messaging import wire
+from p2pfl.messaging.schema import Body
+from p2pfl.run_file.load import from_dict
+from p2pfl.run_file.run import Run
+from p2pfl.session.build import load_data
+from p2pfl.session.key_files import write_new
+from p2pfl.session.run_folder import PeerFolder, RunFolder
 from peers.keys import new_pair
 from peers.runtime import run_peer
 
 RUN_ID = "5eac0de5eac0de55"
 PIECE = 64
 RUN: dict[str, Any] = {
-    "name": "overheard",
+    "name": "captured",
     "seed": 3,
     "rounds": 3,
     "peers": 3,
@@ -46,31 +47,31 @@ RUN: dict[str, Any] = {
     },
     "models": "tiny-mixer",
     "algorithm": {"name": "mapl", "batch": 16, "warmup": 1},
-    "transport": {"deadline": 60},
+    "transport": {"deadline": 60, "same_host": False},
     "device": "cpu",
 }
 
 
 @contextmanager
 def recorded(record: list[bytes]) -> Iterator[None]:
-    """Every packet on the loopback device, while inside. Raises PermissionError."""
+    """Record every packet on the loopback device. Raises PermissionError unless run as root."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as tap:
         tap.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE
         tap.bind(("lo", 0))
         tap.settimeout(0.1)
-        over = threading.Event()
+        stopping = threading.Event()
 
         def listen() -> None:
             while True:
-                if over.is_set():
+                if stopping.is_set():
                     tap.setblocking(False)
                 try:
                     packet, address = tap.recvfrom(1 << 17)
                 except TimeoutError:
                     continue
-                except BlockingIOError:  # it is over, and all is read
+                except BlockingIOError:  # stopping, and everything is read
                     return
-                if address[2] == socket.PACKET_OUTGOING:  # each comes twice
+                if address[2] == socket.PACKET_OUTGOING:  # each packet comes twice
                     record.append(packet)
 
         thread = threading.Thread(target=listen)
@@ -78,38 +79,42 @@ def recorded(record: list[bytes]) -> Iterator[None]:
         try:
             yield
         finally:
-            over.set()
+            stopping.set()
             thread.join()
             dropped = struct.unpack("II", tap.getsockopt(263, 6, 8))[1]  # SOL_PACKET, PACKET_STATISTICS
             if dropped:
-                raise RuntimeError(f"{dropped} packets were too many to record")
+                raise RuntimeError(f"{dropped} packets were dropped while recording")
 
 
 @dataclass
-class Heard:
-    """Of one run: how much was recorded, and how often each secret stands in it."""
+class Capture:
+    """What was recorded of one run.
+
+    Attributes:
+        size: bytes recorded.
+        sent: bytes that the peers counted as sent.
+        kinds: occurrences of message kinds; ``run_id``, ``digest`` likewise.
+        tensors: beginnings of tensors that were found, of ``tensors_sent``.
+    """
 
     size: int
-    said: int
-    """Bytes that the peers say that they have sent."""
+    sent: int
     kinds: int
     run_id: int
     digest: int
     tensors: int
-    """Pieces of tensors that were found."""
-    of: int
-    """Pieces that were looked for."""
+    tensors_sent: int
 
 
-def overhear(root: Path, keyed: bool) -> Heard:
-    """One run, recorded. Raises PermissionError."""
+def capture(root: Path, keyed: bool) -> Capture:
+    """Run three peers and record their traffic. Raises PermissionError unless run as root."""
     tree = {**RUN, "transport": {**RUN["transport"]}}
     if keyed:
         write_new(root / "keys", {peer: new_pair() for peer in range(RUN["peers"])})
         tree["transport"]["keys"] = str(root / "keys")
     run = from_dict(tree)
     folder = RunFolder.create(root / "run", range(run.peers))
-    folder.write_about({"id": RUN_ID})
+    folder.write_info({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml())
     data = load_data(run)
     packets: list[bytes] = []
@@ -121,28 +126,28 @@ def overhear(root: Path, keyed: bool) -> Heard:
         for peer in peers:
             peer.join()
     assert [peer.exitcode for peer in peers] == [0] * run.peers
-    record = said_on(packets, {_port_of(place) for place in folder.peers()})
+    record = streams_of(packets, {_port_of(files) for files in folder.peers()})
     pieces = [
         content[at : at + PIECE]
         for path in root.glob("pieces*")
         for content in [path.read_bytes()]
         for at in range(0, len(content), PIECE)
     ]
-    out = [entry for place in folder.peers() for kinds in place.result().out.values() for entry in kinds.values()]  # type: ignore[union-attr]
-    kinds = {kind for place in folder.peers() for sent in place.result().out.values() for kind in sent}  # type: ignore[union-attr]
-    return Heard(
+    out = [entry for files in folder.peers() for kinds in files.result().sent.values() for entry in kinds.values()]  # type: ignore[union-attr]
+    kinds = {kind for files in folder.peers() for sent in files.result().sent.values() for kind in sent}  # type: ignore[union-attr]
+    return Capture(
         size=len(record),
-        said=sum(body + header for _, body, header in out),
+        sent=sum(body + header for _, body, header in out),
         kinds=sum(record.count(kind.encode()) for kind in kinds),
         run_id=record.count(RUN_ID.encode()),
-        digest=record.count(run.digest().encode()),
+        digest=record.count(run.config_hash().encode()),
         tensors=sum(piece in record for piece in pieces),
-        of=len(pieces),
+        tensors_sent=len(pieces),
     )
 
 
-def said_on(packets: list[bytes], ports: set[int]) -> bytes:
-    """What went over connections to these ports, each direction of each of them in one piece."""
+def streams_of(packets: list[bytes], ports: set[int]) -> bytes:
+    """Reassemble each direction of all TCP connections to these ports, and join them."""
     flows: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
     for packet in packets:
         ethernet, protocol = 14, 9
@@ -157,44 +162,51 @@ def said_on(packets: list[bytes], ports: set[int]) -> bytes:
     return b"\n".join(bytes(flow) for flow in flows.values())
 
 
-def _port_of(place: PeerFolder) -> int:
-    (port,) = re.findall(r"listens at tcp://127\.0\.0\.1:(\d+)", place.log.read_text(encoding="utf-8"))
+def _port_of(files: PeerFolder) -> int:
+    (port,) = re.findall(r"listens at tcp://127\.0\.0\.1:(\d+)", files.log.read_text(encoding="utf-8"))
     return int(port)
 
 
 def _be_peer(folder: RunFolder, me: int, run: Run, data: Any, root: Path) -> None:
-    """Run it, and note the beginning of each long tensor that is sent."""
+    """Run a peer and write down the beginning of each long tensor that it sends."""
     encode = wire.encode
-    notes = (root / f"pieces{me}").open("wb", buffering=0)
+    pieces = (root / f"pieces{me}").open("wb", buffering=0)
 
-    def noting(body: wire.Body) -> wire.Encoded:
-        encoded = encode(body)
-        for frame in encoded.frames:
-            piece = bytes(frame[:PIECE])
-            if len(set(piece)) > PIECE // 4:  # no zeros, which stand everywhere
-                notes.write(piece)
+    def encode_and_note(body: Body, count: int = 1) -> wire.Encoded:
+        encoded = encode(body, count)
+        for _, tensor in encoded.tensors:
+            piece = tensor[:PIECE].numpy().tobytes()
+            if len(set(piece)) > PIECE // 4:  # not zeros, which occur everywhere
+                pieces.write(piece)
         return encoded
 
-    wire.encode = noting
+    wire.encode = encode_and_note
     os._exit(run_peer(folder, me, run, data))
 
 
 @click.command(help=__doc__)
 def main() -> None:
-    click.echo("| | bytes recorded | bytes said | words of headers | run id | digest | pieces of tensors |")
+    click.echo("| | bytes recorded | bytes sent | kinds | run id | digest | tensors |")
     click.echo("|---|---|---|---|---|---|---|")
-    heard = {}
+    captures = {}
     for keyed in (False, True):
         with tempfile.TemporaryDirectory() as root:
             try:
-                found = heard[keyed] = overhear(Path(root), keyed)
+                found = captures[keyed] = capture(Path(root), keyed)
             except PermissionError:
-                raise click.ClickException("only root may record what goes over the loopback device") from None
-        numbers = [found.size, found.said, found.kinds, found.run_id, found.digest, f"{found.tensors} of {found.of}"]
+                raise click.ClickException("only root may record the loopback device") from None
+        numbers = [
+            found.size,
+            found.sent,
+            found.kinds,
+            found.run_id,
+            found.digest,
+            f"{found.tensors} of {found.tensors_sent}",
+        ]
         click.echo(f"| {'with' if keyed else 'without'} keys | " + " | ".join(map(str, numbers)) + " |")
-    with_keys = heard[True]
+    with_keys = captures[True]
     if with_keys.kinds or with_keys.run_id or with_keys.digest or with_keys.tensors:
-        raise click.ClickException("the run with keys can be read")
+        raise click.ClickException("the traffic of the run with keys is readable")
 
 
 if __name__ == "__main__":

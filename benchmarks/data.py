@@ -1,20 +1,20 @@
-"""What a dataset costs 100 peers: time to decode it once, time to open it, memory.
+"""Measure what a dataset costs 100 peers: decoding, opening, memory.
 
     python benchmarks/data.py                          # Fashion-MNIST, 100 peers, shards as in L2C
     python benchmarks/data.py --dataset cifar10 --peers 20 --partition '{name: dirichlet}'
 
-Peers are forks of one process that has opened the dataset and split it, as `p2pfl launch` makes them; no network.
-Each takes all of its training samples once, in batches.
+Peers are forked from a process that has opened and split the dataset, as `p2pfl launch` does; there is no network.
+Each reads all of its training samples once, in batches.
 
-    decoded     one process found nothing in the cache and decoded the source files (seconds)
-    opened      one process found it decoded (seconds, median of 5)
-    split       who gets which samples (seconds)
-    taken       all peers together have taken all of their samples
-    opened_all  all peers together have opened the dataset again, each for itself, as peers do that are not forked
-    pss_mb      proportional set size of all peers together after `taken`: pages that several of them have mapped,
-                the images among them, are divided among these. `base` is what it was when every peer had made
-                one batch of zeros and summed it up, which copies pages of the process it was forked from.
-    copied_mb   what the images would take if every peer had them in memory of its own
+    decoded     decode the source files, with an empty cache (seconds)
+    opened      open the decoded dataset (seconds, median of 5)
+    split       partition the samples among the peers (seconds)
+    taken       all peers read all of their samples (seconds)
+    opened_all  all peers open the dataset again, as peers do that are not forked (seconds)
+    pss_mb      proportional set size of all peers after `taken`: shared pages, like those of the images, count in
+                parts. `base` is the same after every peer has summed one batch of zeros, which copies pages of the
+                parent process.
+    copied_mb   what the images would take if every peer had its own copy
 """
 
 from __future__ import annotations
@@ -33,35 +33,36 @@ import psutil
 import torch
 import yaml
 
-from p2pfl.config import Run, from_dict
-from p2pfl.data import Dataset, Share, open_dataset
-from p2pfl.session import load_data
-from p2pfl.training import PeerData
+from p2pfl.data import Dataset, Subset, open_dataset
+from p2pfl.learning.peer_data import PeerData
+from p2pfl.run_file.load import from_dict
+from p2pfl.run_file.run import Run
+from p2pfl.session.build import load_data
 
 BATCH = 64
 
 
-def one_peer(run: Run, me: int, prepared: tuple[Dataset, list[Share]], ready: int, go: int, ended: int) -> None:
-    """Say when a step is done, and wait for the word to go on with the next."""
-    dataset, shares = prepared
+def one_peer(run: Run, me: int, prepared: tuple[Dataset, list[Subset]], ready: int, go: int, ended: int) -> None:
+    """Perform the steps of one peer; announce the end of each and wait for the signal to continue."""
+    dataset, subsets = prepared
     torch.zeros((BATCH, dataset.channels, *dataset.size), dtype=torch.uint8).sum()
     os.write(ready, b".")
     os.read(go, 1)
-    data = PeerData(dataset, shares[me], lambda images: images, torch.device("cpu"))
+    data = PeerData(dataset, subsets[me], lambda images: images, torch.device("cpu"))
     for images, _ in data.batches(BATCH, np.random.default_rng(me)):
         images.sum()
     os.write(ready, b".")
     os.read(go, 1)
     file = run.file.data
-    open_dataset(file.dataset.name, run.source, file.root, download=False)
+    open_dataset(file.dataset.name, run.loader, file.root, download=False)
     os.write(ready, b".")
     os.read(ended, 1)
 
 
 def wait_for_all(ready: int, peers: int) -> None:
-    heard = 0
-    while heard < peers:
-        heard += len(os.read(ready, peers))
+    arrived = 0
+    while arrived < peers:
+        arrived += len(os.read(ready, peers))
 
 
 def pss(pids: list[int]) -> float:
@@ -86,24 +87,24 @@ def main(dataset: str, partition: str, peers: int) -> None:
             }
         )
         began = monotonic()
-        images, shares = load_data(run)
+        images, subsets = load_data(run)
         decoded = monotonic() - began
         began = monotonic()
-        run.partition.split(images.labelled, run.peers, run.seed)
+        run.partition.split(images.labels, run.peers, run.seed)
         split = monotonic() - began
         opened = []
         for _ in range(5):
             began = monotonic()
-            open_dataset(images.name, run.source, run.file.data.root, download=False)
+            open_dataset(images.name, run.loader, run.file.data.root, download=False)
             opened.append(monotonic() - began)
         size = images.train.images.nbytes + images.test.images.nbytes
-        trained = sum(len(share.train) for share in shares)
+        trained = sum(len(subset.train) for subset in subsets)
 
-        (ready, say), (hear, go), (last, ended) = os.pipe(), os.pipe(), os.pipe()
+        (ready, announce), (proceed, go), (last, ended) = os.pipe(), os.pipe(), os.pipe()
         pids = []
         for me in range(peers):
             if not (pid := os.fork()):
-                one_peer(run, me, (images, shares), say, hear, last)
+                one_peer(run, me, (images, subsets), announce, proceed, last)
                 os._exit(0)
             pids.append(pid)
         wait_for_all(ready, peers)

@@ -1,13 +1,13 @@
-"""MAPL against local training on the same partition, networks and augmentation, with and without CGL.
+"""Compare MAPL, with and without CGL, to local training on the same partition, networks and augmentation.
 
     python benchmarks/mapl_vs_local.py --dataset digits --seeds 5
     python benchmarks/mapl_vs_local.py --dataset fashion-mnist --seeds 5
 
-Each line is one run in one process (`p2pfl simulate` gives the same numbers); the last lines are mean ± standard
-deviation over seeds of the mean personal accuracy over peers, after the last round.
+Each line is one simulated run. The last lines are mean ± standard deviation over seeds of the personal accuracy after
+the last round, averaged over peers.
 
-Scaled down from the paper's setting (20 peers, 300 samples per class, full-size networks, 400 rounds) to what two
-cores do in minutes: small networks (`tiny4`), few samples, few rounds, CGL from half of them on.
+Scaled down from the paper's setting (20 peers, 300 samples per class, full-size networks, 400 rounds) to minutes on
+two cores: small networks (`tiny4`), few samples, few rounds, CGL from half of them on.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 import click
 
-from p2pfl.config import from_dict
-from p2pfl.runfolder import Result
-from p2pfl.simulate import simulate
+from p2pfl.run_file.load import from_dict
+from p2pfl.session.run_folder import Result
+from p2pfl.session.simulate import simulate
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"peers": 20, "rounds": 80, "per_class": 14, "warmup": 40, "batch": 32},
     "fashion-mnist": {"peers": 10, "rounds": 30, "per_class": 30, "warmup": 15, "batch": 32},
 }
-"""Samples per class and peer; test samples are 15 per class and peer, as in the paper."""
+"""``per_class``: training samples per class and peer. 15 test samples per class and peer, as in the paper."""
 
 METHODS = ("local", "mapl-no-cgl", "mapl", "local-unaugmented", "mapl-unaugmented")
 
@@ -70,7 +70,7 @@ def run_file(dataset: str, method: str, overlap: int, seed: int) -> dict[str, An
 
 
 def weight_ratio(results: list[Result]) -> tuple[float, float]:
-    """Mean learned weight between different peers, inside groups and across them."""
+    """Return the mean learned weight between different peers, inside groups and across them."""
     inside: list[float] = []
     across: list[float] = []
     for result in results:
@@ -83,7 +83,7 @@ def weight_ratio(results: list[Result]) -> tuple[float, float]:
 
 @click.command()
 @click.option("--dataset", type=click.Choice(list(SETTINGS)), default="digits", show_default=True)
-@click.option("--overlap", default=0, show_default=True, help="Classes that the two clusters share (scenario 2: 4).")
+@click.option("--overlap", default=0, show_default=True, help="Classes in both clusters (scenario 2: 4).")
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--method", "methods", multiple=True, default=METHODS)
 def main(dataset: str, overlap: int, seeds: int, methods: tuple[str, ...]) -> None:
@@ -95,7 +95,7 @@ def main(dataset: str, overlap: int, seeds: int, methods: tuple[str, ...]) -> No
             began = perf_counter()
             results = simulate(from_dict(run_file(dataset, method, overlap, seed)))
             accuracy[method].append(statistics.mean(r.accuracy or 0.0 for r in results))
-            sent = [kinds["Prototypes"][0] for r in results for kinds in r.out.values() if "Prototypes" in kinds]
+            sent = [kinds["Prototypes"][0] for r in results for kinds in r.sent.values() if "Prototypes" in kinds]
             messages[method].append(sum(sent))
             inside, across = weight_ratio(results)
             line = {

@@ -1,7 +1,7 @@
-"""A network that is as bad as wanted: an Ethernet switch, in this process, for the TAP devices of network namespaces.
+"""An Ethernet switch in this process that delays and loses frames between the TAP devices of network namespaces.
 
-What is sent through it is real TCP of the real kernel, which sees the delay, loses segments and sends them again. A
-port is a descriptor that reads and writes one frame at a time.
+The traffic is real TCP of the real kernel, which retransmits lost segments. A port is a file descriptor that reads
+and writes one frame at a time.
 """
 
 from __future__ import annotations
@@ -22,60 +22,59 @@ from time import monotonic
 FRAME = 1 << 16
 """Bytes of the largest frame."""
 AT_ONCE = 64
-"""Frames of one port that are taken before it is the others' turn."""
+"""Frames read from one port before the others get their turn."""
 
 
 @dataclass(frozen=True)
-class Weather:
-    """What happens to each frame on its way from one port to another."""
+class LinkConditions:
+    """Delay and loss of frames from one port to another."""
 
     delay: float = 0.0
-    """Seconds that it takes at least."""
+    """Minimum seconds in transit."""
     jitter: float = 0.0
-    """Up to so many seconds more, drawn for each; so one frame may overtake another."""
+    """Maximum additional seconds, drawn for each frame, so that frames may overtake each other."""
     loss: float = 0.0
-    """Share of the frames that are lost."""
+    """Probability that a frame is lost."""
 
 
 @dataclass
-class Count:
-    """What the ports have sent."""
+class Traffic:
+    """Frames sent by the ports."""
 
     frames: int = 0
     bytes: int = 0
     lost: int = 0
-    """Of the frames, to the weather."""
+    """Frames lost at random."""
     cut: int = 0
-    """Of the frames, because one of the two ports was unplugged."""
+    """Frames lost because a port was unplugged."""
 
 
 class Switch:
-    """Forwards frames between ``ports`` while it is entered, on a thread of its own.
+    """Forward frames between ``ports`` on a background thread, as a context manager.
 
-    It learns who is where from what they send, as any switch does. The same seed loses, and holds up for the same
-    time, the same ones of the frames from one port to another, counted from the first; what is in them depends on the
-    kernel's timing.
+    It learns addresses from the frames it sees. A seed determines which frames between two ports are lost, and the
+    delay of each, by their index; their contents depend on the kernel's timing.
     """
 
-    def __init__(self, ports: Sequence[int], weather: Weather, seed: int = 0) -> None:
-        self.count = Count()
+    def __init__(self, ports: Sequence[int], conditions: LinkConditions, seed: int = 0) -> None:
+        self.traffic = Traffic()
         self._ports = ports
-        self._weather = weather
+        self._conditions = conditions
         self._chance = {
             (one, other): random.Random(f"{seed} {one} {other}")
             for one in range(len(ports))
             for other in range(len(ports))
         }
         self._unplugged: set[int] = set()
-        self._where: dict[bytes, int] = {}
-        """The ports of Ethernet addresses."""
-        self._under_way: list[tuple[float, int, int, bytes]] = []
-        """(when it is due, its number, port, frame), a heap."""
-        self._asked_to_end, self._end = socket.socketpair()
+        self._port_of: dict[bytes, int] = {}
+        """By Ethernet address."""
+        self._in_transit: list[tuple[float, int, int, bytes]] = []
+        """(due time, number, port, frame), a heap."""
+        self._stop_reader, self._stop_writer = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="switch")
 
     def unplug(self, port: int) -> None:
-        """From now on nothing gets to or from this port; the device at the other end does not notice."""
+        """Drop all frames to and from this port; the device at the other end does not notice."""
         self._unplugged.add(port)
 
     def plug(self, port: int) -> None:
@@ -86,24 +85,24 @@ class Switch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end.close()
+        self._stop_writer.close()
         self._thread.join()
-        self._asked_to_end.close()
+        self._stop_reader.close()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             for port, descriptor in enumerate(self._ports):
                 selector.register(descriptor, selectors.EVENT_READ, port)
-            selector.register(self._asked_to_end, selectors.EVENT_READ)
+            selector.register(self._stop_reader, selectors.EVENT_READ)
             while True:
-                patience = max(0.0, self._under_way[0][0] - monotonic()) if self._under_way else None
-                for ready, _ in selector.select(patience):
+                timeout = max(0.0, self._in_transit[0][0] - monotonic()) if self._in_transit else None
+                for ready, _ in selector.select(timeout):
                     if ready.data is None:
                         return
-                    self._take(ready.data)
+                    self._receive(ready.data)
                 self._deliver()
 
-    def _take(self, source: int) -> None:
+    def _receive(self, source: int) -> None:
         for _ in range(AT_ONCE):
             try:
                 frame = os.read(self._ports[source], FRAME)
@@ -115,40 +114,45 @@ class Switch:
 
     def _targets(self, source: int, frame: bytes) -> Iterable[int]:
         receiver, sender = frame[:6], frame[6:12]
-        self._where[sender] = source
-        known = self._where.get(receiver)  # that of no group, since a group sends nothing
+        self._port_of[sender] = source
+        known = self._port_of.get(receiver)  # never a multicast address: those send nothing
         return [known] if known is not None else (port for port in range(len(self._ports)) if port != source)
 
     def _send(self, source: int, target: int, frame: bytes, now: float) -> None:
-        self.count.frames += 1
-        self.count.bytes += len(frame)
-        chance, weather = self._chance[source, target], self._weather
-        lost, more = chance.random() < weather.loss, chance.random() * weather.jitter
+        self.traffic.frames += 1
+        self.traffic.bytes += len(frame)
+        chance, conditions = self._chance[source, target], self._conditions
+        lost, jitter = chance.random() < conditions.loss, chance.random() * conditions.jitter
         if {source, target} & self._unplugged:
-            self.count.cut += 1
+            self.traffic.cut += 1
         elif lost:
-            self.count.lost += 1
+            self.traffic.lost += 1
         else:
-            heapq.heappush(self._under_way, (now + weather.delay + more, self.count.frames, target, frame))
+            heapq.heappush(self._in_transit, (now + conditions.delay + jitter, self.traffic.frames, target, frame))
 
     def _deliver(self) -> None:
-        while self._under_way and self._under_way[0][0] <= monotonic():
-            _, _, target, frame = heapq.heappop(self._under_way)
+        while self._in_transit and self._in_transit[0][0] <= monotonic():
+            _, _, target, frame = heapq.heappop(self._in_transit)
             if target in self._unplugged:
-                self.count.cut += 1
+                self.traffic.cut += 1
                 continue
-            with suppress(OSError):  # its buffer is full or its device is down: a frame may get lost
+            with suppress(OSError):  # the buffer is full or the device is down: Ethernet may lose frames
                 os.write(self._ports[target], frame)
 
 
 def tap() -> tuple[str, int]:
-    """A new TAP device of this network namespace, and the descriptor that is the other end of its cable. The device
-    is gone when that is closed. Raises OSError."""
+    """Create a TAP device in this network namespace; return its name and its file descriptor.
+
+    Closing the descriptor removes the device.
+
+    Raises:
+        OSError: TAP devices are not available.
+    """
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     try:
         set_device, tap_without_header = 0x400454CA, 0x1002  # TUNSETIFF; IFF_TAP | IFF_NO_PI
-        wanted = struct.pack("16sH22x", b"p2pfl%d", tap_without_header)  # the kernel takes the next free number
-        name = fcntl.ioctl(descriptor, set_device, wanted)[:16].rstrip(b"\0").decode()
+        request = struct.pack("16sH22x", b"p2pfl%d", tap_without_header)  # the kernel takes the next free number
+        name = fcntl.ioctl(descriptor, set_device, request)[:16].rstrip(b"\0").decode()
     except OSError:
         os.close(descriptor)
         raise

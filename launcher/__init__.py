@@ -1,1 +1,1 @@
-"""The ``p2pfl`` command: reads a run file, starts peers, follows them and reports. Plays no part in training."""
+"""The ``p2pfl`` command: read a run file, start peers, follow them and report. It takes no part in training."""

@@ -1,4 +1,4 @@
-"""What can go wrong while peers are started and their folders gathered; the tree of all errors is in p2pfl.errors."""
+"""Errors of the launcher. The tree of all errors is in p2pfl.errors."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class LaunchError(P2pflError):
 
 
 class CollectError(P2pflError):
-    """What peers have written elsewhere could not be gathered."""
+    """The files of peers on other hosts could not be collected."""

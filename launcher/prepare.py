@@ -1,62 +1,65 @@
-"""From a run file to a new run folder."""
+"""Create a run folder from a run file."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2pfl.about import about_run
 from p2pfl.errors import RunFolderError
-from p2pfl.runfolder import RunFolder, write_atomically
+from p2pfl.session.files import write_atomically
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_info import describe_run
 
 if TYPE_CHECKING:
-    from p2pfl.config import Run
+    from p2pfl.run_file.run import Run
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the user asked for: a run file, what to change in it, and where the run should go."""
+class LaunchRequest:
+    """What the user asks for: a run file, changes to its keys, and the folder for the run.
+
+    ``seed`` and ``rounds`` take precedence over ``sets``.
+    """
 
     file: Path
     sets: Sequence[str] = ()
     seed: int | None = None
     rounds: int | None = None
     run_dir: Path | None = None
+    launcher_pid: int = field(default_factory=os.getpid)
+    """This process, not the child that prepares the run (``in_child``)."""
 
     def load(self) -> Run:
-        """The checked run, with its data found, decoded and partitioned once before any peer starts.
+        """Check the run file, and load and partition its dataset once before any peer starts. Raises RunFileError."""
+        # These import torch: not before the warm process has begun to import it too.
+        from p2pfl.run_file import load as run_files
+        from p2pfl.session.build import load_data
 
-        ``seed`` and ``rounds`` win over ``sets``. Raises RunFileError.
-        """
-        # torch comes with these: not before the warm process has begun to import it too
-        from p2pfl import config
-        from p2pfl.session import load_data
-
-        short = {"seed": self.seed, "rounds": self.rounds}
-        given = [f"{key}={value}" for key, value in short.items() if value is not None]
-        run = config.load(self.file, [*self.sets, *given], os.environ)
+        options = {"seed": self.seed, "rounds": self.rounds}
+        overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
+        run = run_files.load(self.file, [*self.sets, *overrides], os.environ)
         load_data(run)
         return run
 
     def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:
-        """A new run folder with run.yaml and run.json in it. Raises RunFolderError."""
-        now = datetime.now().astimezone()
-        root = self.run_dir or _free_folder(run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}")
+        """Create a run folder with run.yaml and run.json. Raises RunFolderError."""
+        now = datetime.now().astimezone()  # noqa: TID251  # for people
+        root = self.run_dir or _create_unique(run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}")
         folder = RunFolder.create(root, range(run.peers))
-        folder.write_about({**about_run(run, secrets.token_hex(8), now), "simulated": simulated})
-        # Last: a folder with a run.yaml in it is a run.
+        folder.write_info({**describe_run(run, secrets.token_hex(8), now, self.launcher_pid), "simulated": simulated})
+        # Write run.yaml last: a folder that has one counts as a run.
         write_atomically(folder.run_file, run.to_yaml().encode(), durable=True)
         return folder
 
 
-def _free_folder(root: Path) -> Path:
-    """Make ``root``, or ``root-2``, ``root-3``, … if it is taken."""
+def _create_unique(root: Path) -> Path:
+    """Create ``root``, or ``root-2``, ``root-3``, … if it exists."""
     for number in count(1):
         candidate = root if number == 1 else root.with_name(f"{root.name}-{number}")
         try:
@@ -65,5 +68,5 @@ def _free_folder(root: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise RunFolderError(f"{candidate}: cannot be made: {error.strerror}") from error
-    raise AssertionError("count() ends")
+            raise RunFolderError(f"{candidate}: cannot be created: {error.strerror}") from error
+    raise AssertionError("count() never ends")

@@ -1,4 +1,4 @@
-"""``p2pfl list`` and ``p2pfl stop``: which runs there are, how they are doing, and how to end one."""
+"""``p2pfl list`` and ``p2pfl stop``: find runs, describe their state, and stop their peers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,29 @@ from typing import Literal
 
 import psutil
 
-from launcher.processes import NOT_COLLECTED, UNDER_WAY, how_it_ended, living
-from launcher.snapshot import Snapshot
-from launcher.summary import settings
+from launcher.backends.processes import NOT_COLLECTED, UNFINISHED, find_process, outcome
+from launcher.views.snapshot import Snapshot
+from launcher.views.summary import settings
+from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError
-from p2pfl.runfolder import PeerId, RunFolder
+from p2pfl.session.run_folder import RunFolder
 
-PATIENCE = 120.0
+STOP_TIMEOUT = 120.0
 """Seconds that peers may take to end their batch and write a checkpoint."""
 
-State = Literal["running", "finished", "stopped", "failed", "died", "under way", "incomplete", "unreadable"]
-"""``under way`` and ``incomplete`` are collections: some peers had not ended then, or nothing was found of them."""
+State = Literal["running", "finished", "stopped", "failed", "died", "unfinished", "incomplete", "unreadable"]
+"""``unfinished`` and ``incomplete`` are states of collections: a peer had not ended, or its files were not found."""
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in the list. ``alive`` counts peers whose process lives; rounds are those of the slowest peer;
-    ``collected`` says when, if it is a collection (ISO 8601)."""
+    """A run in the list.
+
+    Attributes:
+        alive: number of running peers.
+        rounds_done: completed rounds of the slowest peer.
+        collected: time of the last collection (ISO 8601); None unless the run is a collection.
+    """
 
     run: str
     state: State
@@ -39,80 +45,78 @@ class RunLine:
     collected: str | None = None
 
 
-def find_runs(where: Path) -> Iterator[RunLine]:
-    """The runs in a folder, oldest first. Raises RunFolderError if there is no such folder."""
+def find_runs(folder: Path) -> Iterator[RunLine]:
+    """Yield the runs in a folder, oldest first. Raises RunFolderError if there is no such folder."""
     try:
-        entries = sorted(entry for entry in where.iterdir() if (entry / "run.yaml").is_file())
+        entries = sorted(entry for entry in folder.iterdir() if (entry / "run.yaml").is_file())
     except OSError as error:
-        raise RunFolderError(f"{where}: cannot be read: {error.strerror}") from None
+        raise RunFolderError(f"{folder}: cannot be read: {error.strerror}") from None
     lines = (_line(RunFolder.open(entry), str(entry)) for entry in entries)
-    # A folder that is damaged, or only looks like a run, must not hide the others.
     yield from sorted(lines, key=lambda line: line.started)
 
 
-def _line(folder: RunFolder, shown: str) -> RunLine:
+def _line(folder: RunFolder, path: str) -> RunLine:
     try:
-        return _readable_line(folder, shown)
+        return _readable_line(folder, path)
     except (P2pflError, KeyError, TypeError, ValueError):
-        return RunLine(shown, "unreadable", 0, 0, 0, 0, None, "")
+        return RunLine(path, "unreadable", 0, 0, 0, 0, None, "")  # a damaged run must not hide the others
 
 
-def _readable_line(folder: RunFolder, shown: str) -> RunLine:
-    plain = settings(folder)
-    peers = [place.peer for place in folder.peers()]  # one, of a peer that was started alone
-    snapshot = Snapshot.take(folder, peers, plain["rounds"])
-    alive = sum(living(folder, status.peer) is not None for status in snapshot.statuses)
-    about = folder.about
+def _readable_line(folder: RunFolder, path: str) -> RunLine:
+    run = settings(folder)
+    peers = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
+    snapshot = Snapshot.take(folder, peers, run["rounds"])
+    alive = sum(find_process(folder, status.peer) is not None for status in snapshot.statuses)
+    info = folder.info
     return RunLine(
-        run=shown,
-        state="running" if alive else _ended(folder),
+        run=path,
+        state="running" if alive else _final_state(folder),
         peers=len(peers),
         alive=alive,
         rounds_done=min(snapshot.done),
-        rounds=plain["rounds"],
+        rounds=run["rounds"],
         accuracy=snapshot.accuracy,
-        started=about["started"],
-        collected=about["collected"]["at"] if "collected" in about else None,
+        started=info["started"],
+        collected=info["collected"]["at"] if "collected" in info else None,
     )
 
 
-def _ended(folder: RunFolder) -> State:
-    """The worst that happened to any peer."""
-    endings = {how_it_ended(place) for place in folder.peers()}
-    if any(ending.startswith("failed") for ending in endings):
+def _final_state(folder: RunFolder) -> State:
+    """Return the worst outcome of all peers."""
+    outcomes = {outcome(files) for files in folder.peers()}
+    if any(text.startswith("failed") for text in outcomes):
         return "failed"
-    if endings & {"died", "never started"}:
+    if outcomes & {"died", "never started"}:
         return "died"
-    if UNDER_WAY in endings:
-        return "under way"
-    if NOT_COLLECTED in endings:
+    if UNFINISHED in outcomes:
+        return "unfinished"
+    if NOT_COLLECTED in outcomes:
         return "incomplete"
-    return "stopped" if "stopped" in endings else "finished"
+    return "stopped" if "stopped" in outcomes else "finished"
 
 
 @dataclass(frozen=True)
 class Stop:
-    """What one peer did when it was told to stop."""
+    """How a peer ended after a request to stop; ``ended`` is None if it is still running."""
 
     peer: PeerId
     ended: str | None
-    """None: it still lives."""
 
 
-def stop(folder: RunFolder, *, kill: bool, patience: float = PATIENCE) -> list[Stop]:
-    """Tell all living peers to stop, and wait until they have. Returns what each did; empty if none lived.
+def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> list[Stop]:
+    """Stop all running peers and wait for them. Return how each ended; empty if none was running.
 
-    Raises RunFolderError if they live elsewhere.
+    Raises RunFolderError if the peers run on another host.
     """
-    found = [(place.peer, living(folder, place.peer)) for place in folder.own().peers()]
+    found = [(files.peer, find_process(folder, files.peer)) for files in folder.require_local().peers()]
     processes = [(peer, process) for peer, process in found if process is not None]
-    for process in {process for _, process in processes}:  # the peers of a simulation share one
+    for process in {process for _, process in processes}:  # simulated peers share one process
         try:
             process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         except psutil.NoSuchProcess:
             pass
-    _, stubborn = psutil.wait_procs([process for _, process in processes], timeout=patience)
+    _, remaining = psutil.wait_procs([process for _, process in processes], timeout=timeout)
     return [
-        Stop(peer, None if process in stubborn else how_it_ended(folder.peer(peer), -9 if kill else None))
+        Stop(peer, None if process in remaining else outcome(folder.peer(peer), -9 if kill else None))
         for peer, process in processes
     ]

@@ -1,1 +1,4 @@
-"""p2pfl: what a peer learns and what it says. No sockets, no processes, no command line in here."""
+"""p2pfl: peer-to-peer personalized learning. What a peer learns and sends, without sockets or processes."""
+
+PeerId = int
+"""0 to ``peers - 1``."""

@@ -1,26 +1,26 @@
-"""Everything that can go wrong, and whose fault it is.
+"""All errors that the project raises on purpose.
 
     P2pflError
-    ├── RunFileError            what the user wrote: the file, line, key, what was found, what is known
-    ├── DataError               a dataset is missing, damaged, or too small for the partition asked of it
-    ├── ModelError              a network cannot take these images, or is not of the kind that a method needs
-    ├── RunFolderError          a run folder cannot be read, written, or is not what the command needs
-    │   ├── Unwritable          a file in it cannot be written: the disk is full, or the folder not ours, or gone
+    ├── RunFileError            the run file is invalid: where, which key, what was found, what is allowed
+    ├── DataError               a dataset is missing, damaged, or too small for its partition
+    ├── ModelError              a network does not fit the images or the method
+    ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
+    │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
-    ├── KeysError               the peers' keys are missing, damaged, or not kept from others
-    ├── OutOfMemory             a peer does not fit into the memory that there is
+    ├── KeysError               the peers' keys are missing, damaged, or readable by others
+    ├── OutOfMemory             a peer does not fit into the available memory
     ├── MissingExtra            an optional package is not installed
-    ├── NetError                what an algorithm asked of its Net (our mistake)
-    │   ├── NotANeighbor        it addressed a peer that is no neighbour, or does not listen
-    │   └── Deadlock            in one process: every peer waits and nothing is under way
-    ├── HandshakeError          a neighbour runs another version, another run or another run file
-    └── WireError               what a neighbour sent (their mistake): dropped, counted and logged, never fatal
+    ├── NetError                an algorithm misused its Net
+    │   ├── NotANeighbor        it addressed a peer that is not a neighbor, or whose edge is dropped
+    │   └── Deadlock            in one process: every peer waits, and no message is in flight
+    ├── HandshakeError          a neighbor uses another protocol version, run or run file
+    └── WireError               a neighbor sent an invalid message: dropped, counted and logged, never fatal
         ├── Malformed           not a message of this protocol
         ├── WrongVersion        another protocol version
         ├── WrongRun            a message of another run
-        └── Unexpected          well formed, but a kind, sender, dtype or shape that this peer does not take
+        └── Unexpected          well-formed, but with a kind, sender, field, dtype or shape that is not accepted
 
-Every class renders as one line that says what to do. Nothing in the project raises a bare ``Exception``.
+The message of every error is one line that includes the remedy. Nothing in the project raises a bare ``Exception``.
 """
 
 from __future__ import annotations
@@ -31,25 +31,36 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 class P2pflError(Exception):
     """Base of all errors that this project raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by the constructor: those of some errors take other arguments than the message.
+        return _restore, (type(self), self.args, self.__dict__)
 
-def in_words(error: BaseException) -> str:
-    """What to tell people of an error: ours speak for themselves, others need their name."""
+
+def _restore(kind: type[P2pflError], args: tuple[Any, ...], attributes: dict[str, Any]) -> P2pflError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message to show a user; errors from elsewhere are prefixed with their class."""
     return str(error) if isinstance(error, P2pflError) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a run file.
+    """One problem in a run file.
 
     Attributes:
-        where: ``file:line`` or the ``--set`` flag that it came from.
+        where: ``file:line``, or the ``--set`` flag of the value.
         key: dotted path of the key, e.g. ``algorithm.lr``; empty for the file as a whole.
-        message: what was found, what is known, what to do.
+        message: what was found, what is allowed, what to do.
     """
 
     where: str
@@ -61,7 +72,7 @@ class Problem:
 
 
 class RunFileError(P2pflError):
-    """A run file cannot be used; ``problems`` holds every reason found, one line each."""
+    """The run file is invalid; ``problems`` lists every problem found, one per line of the message."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
@@ -69,39 +80,39 @@ class RunFileError(P2pflError):
 
 
 class DataError(P2pflError):
-    """A dataset is missing, damaged, or too small for the partition asked of it."""
+    """A dataset is missing, damaged, or too small for its partition."""
 
 
 class ModelError(P2pflError):
-    """A network cannot take these images, or is not of the kind that a method needs."""
+    """A network does not fit the images or the method."""
 
 
 class RunFolderError(P2pflError):
-    """A run folder cannot be read, written, or is not what the command needs."""
+    """A run folder cannot be read or written, or lacks what the command needs."""
 
 
-class Unwritable(RunFolderError):
-    """A file of a run cannot be written. Says how much room there is, and how the run goes on afterwards."""
+class WriteError(RunFolderError):
+    """A file of a run cannot be written. The message names the cause and the command that continues the run."""
 
     exit_code = os.EX_CANTCREAT
-    """Of a peer that ends because of it: to start it again is of no use before somebody has made room."""
+    """Exit code of a peer that ends because of it: restarting the peer is useless until a user has intervened."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         root = next((folder for folder in path.parents if (folder / "run.yaml").exists()), None)
-        again = f", then `p2pfl resume {root}`" if root is not None else ""
-        above = path.absolute().parents
-        missing = [folder for folder in above if not folder.is_dir()]
+        resume = f", then `p2pfl resume {root}`" if root is not None else ""
+        parents = path.absolute().parents
+        missing = [folder for folder in parents if not folder.is_dir()]
         if missing:
-            advice = f"{missing[-1]} is gone"
+            advice = f"{missing[-1]} no longer exists"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            advice = f"{shutil.disk_usage(above[0]).free} bytes are free there; make room{again}"
+            advice = f"{shutil.disk_usage(parents[0]).free} bytes are free there; make room{resume}"
         else:
-            advice = f"make it writable{again}"
+            advice = f"make it writable{resume}"
         super().__init__(f"{path}: cannot be written: {error.strerror or error}; {advice}")
 
 
 class OutOfMemory(P2pflError):
-    """A peer does not fit into the memory that there is."""
+    """A peer does not fit into the available memory."""
 
 
 class CheckpointError(RunFolderError):
@@ -109,7 +120,7 @@ class CheckpointError(RunFolderError):
 
 
 class KeysError(P2pflError):
-    """The peers' keys are missing, damaged, or not kept from others."""
+    """The peers' keys are missing, damaged, or readable by others."""
 
 
 class MissingExtra(P2pflError):
@@ -120,23 +131,23 @@ class MissingExtra(P2pflError):
 
 
 class NetError(P2pflError):
-    """An algorithm asked its Net for something impossible."""
+    """An algorithm misused its Net."""
 
 
 class NotANeighbor(NetError):
-    """A body was addressed to a peer that is no neighbour, or that stopped listening."""
+    """An algorithm addressed a peer that is not a neighbor, or whose edge is dropped."""
 
 
 class Deadlock(NetError):
-    """In one process: every peer waits for a message and none is under way."""
+    """In one process: every peer waits, and no message is in flight."""
 
 
 class HandshakeError(P2pflError):
-    """A neighbour runs another protocol version, another run or another run file."""
+    """A neighbor uses another protocol version, run or run file."""
 
 
 class WireError(P2pflError):
-    """A neighbour sent something this peer does not take. Dropped, counted, logged; never fatal."""
+    """A neighbor sent an invalid message. It is dropped, counted and logged, and never fatal."""
 
 
 class Malformed(WireError):
@@ -152,4 +163,4 @@ class WrongRun(WireError):
 
 
 class Unexpected(WireError):
-    """Well formed, but with a kind, sender, dtype or shape that this peer does not take."""
+    """Well-formed, but with a kind, sender, field, dtype or shape that is not accepted."""

@@ -1,8 +1,8 @@
-"""One seed, many independent streams, each with a name.
+"""Independent random streams, by name, from one seed.
 
-Every random choice of a run comes from ``(seed, peer, name)`` through numpy's SeedSequence, so that peers and
-purposes never disturb one another: drawing one more augmentation on peer 3 changes nothing on peer 4, nor the
-order in which peer 3 visits its samples. No stream depends on a clock, a process id or the order of events.
+Every random choice of a run comes from ``(seed, peer, name)`` through numpy's SeedSequence, so that streams do not
+affect one another: one more augmentation on peer 3 changes neither peer 4 nor the order in which peer 3 visits its
+samples. No stream depends on a clock, a process id or the order of events.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ def _sequence(seed: int, *key: int | str) -> np.random.SeedSequence:
 
 
 def shared(seed: int, name: str, t: int = 0) -> np.random.Generator:
-    """A stream that draws the same on every peer; ``t`` starts it afresh each round."""
+    """Return a generator that draws the same on every peer; each round ``t`` has its own."""
     return np.random.default_rng(_sequence(seed, _SHARED, name, t))
 
 
 @contextmanager
 def torch_seeded(seed: int, name: str) -> Iterator[None]:
-    """Torch's global RNG seeded by a *shared* stream inside, and as it was before outside.
-
-    For initial values that are equal on every peer.
-    """
+    """Seed torch's global RNG from a *shared* stream, for equal initial values on every peer; restore it on exit."""
     with _global_rng(_torch_state(_sequence(seed, _SHARED, name))):
         yield
 
@@ -41,9 +38,9 @@ def torch_seeded(seed: int, name: str) -> Iterator[None]:
 class Streams:
     """The named random streams of one peer.
 
-    ``numpy(name)`` hands out a numpy Generator that lives as long as the peer; ``torch(name)`` swaps the
-    peer's stream into torch's global RNG for a block of code that draws from there (initialisation,
-    augmentation, dropout). Such a block must not await: other peers may share the process.
+    ``numpy(name)`` returns a numpy Generator that lives as long as the peer; ``torch(name)`` swaps the peer's stream
+    into torch's global RNG for a block of code that draws from there (initialization, augmentation, dropout). Such a
+    block must not await: other peers may share the process.
     """
 
     def __init__(self, seed: int, peer: int) -> None:
@@ -58,8 +55,7 @@ class Streams:
         return self._numpy[name]
 
     def fresh(self, name: str) -> np.random.Generator:
-        """The stream of that name from its beginning, each time: for what must not depend on what was drawn before,
-        such as evaluation."""
+        """Return the stream of that name from its start, for what must not depend on earlier draws (evaluation)."""
         return np.random.default_rng(_sequence(self.seed, _PEER, self.peer, name))
 
     @contextmanager
@@ -71,14 +67,14 @@ class Streams:
         self._torch[name] = after[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Positions of all streams used so far: plain numbers and uint8 tensors."""
+        """Return the positions of all streams used so far, as plain numbers and uint8 tensors."""
         return {
             "numpy": {name: stream.bit_generator.state for name, stream in self._numpy.items()},
             "torch": dict(self._torch),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Back to those positions; streams that were not used by then start afresh."""
+        """Restore those positions; streams that were unused then start from their beginning."""
         for name in {*self._numpy, *state["numpy"]}:
             position = state["numpy"].get(name) or self.fresh(name).bit_generator.state
             self.numpy(name).bit_generator.state = position
@@ -92,9 +88,9 @@ def _torch_state(sequence: np.random.SeedSequence) -> torch.Tensor:
 
 @contextmanager
 def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Put ``state`` into the global CPU generator; yields a list that holds the state reached, at the end.
+    """Put ``state`` into the global CPU generator; on exit, the yielded list holds the state reached.
 
-    On a GPU the device generator is seeded from the same stream, so that dropout there is repeatable too.
+    The generator of the current GPU is seeded from the same stream, so that dropout is reproducible there too.
     """
     before = torch.get_rng_state()
     after: list[torch.Tensor] = []

@@ -1,9 +1,9 @@
-"""Named arithmetic on models as ``dict[str, Tensor]``. Sums run over the given order and never reorder."""
+"""Arithmetic on models as ``dict[str, Tensor]``. Sums keep the given order, so that results are bit-identical."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,20 @@ from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]
 
+LIMIT = 1e6
+"""Parameters, features and statistics of models that train are orders of magnitude below it; those of a model that
+diverges pass it in its last round before infinity, or the one before."""
+
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's parameters, detached and shared with it (no copy); buffers are left out."""
+    """Return the module's parameters, detached and without a copy; no buffers."""
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """The module's buffers (batch-normalisation statistics), shared with it; no constants, which a module leaves out
-    of its state too."""
-    held = module.state_dict(keep_vars=True)
-    return {name: tensor.detach() for name, tensor in held.items() if not isinstance(tensor, nn.Parameter)}
+    """Return the module's persistent buffers (batch normalization statistics), without a copy."""
+    state = module.state_dict(keep_vars=True)
+    return {name: tensor.detach() for name, tensor in state.items() if not isinstance(tensor, nn.Parameter)}
 
 
 @torch.no_grad()
@@ -31,24 +34,39 @@ def assign(target: Tensors, values: Tensors) -> None:
         tensor.copy_(values[name])
 
 
-def weighted_sum(terms: Iterable[tuple[float, Tensors]]) -> dict[str, Tensor]:
-    """Σ w · x over (w, x), in the given order, in the dtype of the first x."""
-    total: dict[str, Tensor] = {}
-    for weight, tensors in terms:
-        for name, tensor in tensors.items():
-            if name in total:
-                total[name] = total[name].add(tensor.to(total[name]), alpha=weight)
-            else:
-                total[name] = tensor * weight
-    return total
+@torch.no_grad()
+def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = None) -> Tensors:
+    """Return Σ w · x over the terms (w, x), in the given order, in the dtype of the first x.
+
+    Works tensor by tensor: reads each once, and adds it in place to one accumulator.
+
+    Args:
+        terms: all x have the same names.
+        out: receives the sums, and may be one of the x; default: new tensors.
+    """
+    (first_weight, first), *others = terms
+    sums: dict[str, Tensor] = {}
+    for name, tensor in first.items():
+        total = tensor * first_weight
+        for weight, tensors in others:
+            # Not ``total += weight * x``, which rounds twice where this rounds once.
+            total.add_(tensors[name].to(total), alpha=weight)
+        if out is None:
+            sums[name] = total
+        else:
+            out[name].copy_(total)
+    return sums if out is None else out
 
 
-def average(models: Mapping[int, Tensors], weights: Mapping[int, float]) -> dict[str, Tensor]:
-    """Σ_j w_j x_j / Σ_j w_j over the ids in ``models``, in their ascending order. Raises ValueError if Σ w_j is 0."""
+def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Tensors | None = None) -> Tensors:
+    """Return Σ_j w_j x_j / Σ_j w_j over the ids in ``models``, ascending; ``out`` as in ``weighted_sum``.
+
+    Raises ValueError if Σ_j w_j is 0.
+    """
     total = sum(weights[j] for j in sorted(models))
     if total == 0:
-        raise ValueError("an average with weights that sum to 0")
-    return weighted_sum((weights[j] / total, models[j]) for j in sorted(models))
+        raise ValueError("cannot average: the weights sum to 0")
+    return weighted_sum([(weights[j] / total, models[j]) for j in sorted(models)], out)
 
 
 def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
@@ -60,19 +78,32 @@ def clone(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or infinite."""
+    """Return whether no entry is NaN or infinite."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    if tensor.dtype.itemsize == 1:  # torch does not sum these
+    if tensor.dtype.itemsize == 1:  # torch cannot sum float8
         tensor = tensor.float()
-    # One infinite or NaN entry makes the sum so: the quick answer, unless the sum itself overflows.
+    # Fast path: the sum is finite only if every entry is. Otherwise the sum itself may have overflowed.
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
-def digest(state: Any) -> str:
-    """SHA-256 over a state of nested dicts, lists, tensors and plain values, in a fixed order.
+def has_diverged(tensor: Tensor) -> bool:
+    """Return whether an entry is NaN or infinite, or has the magnitude ``LIMIT`` or more in a float32 or narrower.
 
-    Equal exactly when every key, dtype, shape and bit is equal.
+    float64 and complex numbers are not parameters of models: they may be sums, which can be large.
+    """
+    if not tensor.is_floating_point() or tensor.dtype.itemsize > 4:
+        return not is_finite(tensor)
+    if tensor.dtype.itemsize == 1:  # torch has no norm of float8
+        tensor = tensor.float()
+    # Fast path: no entry exceeds the Euclidean norm.
+    return not (bool(torch.linalg.vector_norm(tensor) < LIMIT) or bool((tensor.float().abs() < LIMIT).all()))
+
+
+def digest(state: Any) -> str:
+    """Return the SHA-256 of nested dicts, lists, tensors and plain values, as hex.
+
+    Two digests are equal if and only if every key, dtype, shape and bit is equal; the order of keys does not matter.
     """
     sha = hashlib.sha256()
     _feed(sha, state)

@@ -10,23 +10,28 @@ from pathlib import Path
 import click
 
 from p2pfl.errors import P2pflError
-from p2pfl.runfolder import RunFolder
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import printable
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--run", "root", type=click.Path(path_type=Path), envvar="P2PFL_RUN", help="Run folder.")
-@click.option("--me", type=click.IntRange(min=0), envvar="P2PFL_ME", help="Which peer to be.")
+@click.option("--me", type=click.IntRange(min=0), envvar="P2PFL_ME", help="Id of the peer.")
 @click.option(
     "--file",
     type=click.Path(path_type=Path),
     envvar="P2PFL_FILE",
-    help="Run file: make the run folder of this peer from it, unless that is there.",
+    help="Run file, to create this peer's run folder from if it does not exist.",
 )
 @click.option(
-    "--run-id", envvar="P2PFL_RUN_ID", help="With --file: 16 hex digits, the same for all peers; default: from FILE."
+    "--run-id",
+    envvar="P2PFL_RUN_ID",
+    help="With --file: 16 hex digits, the same for all peers. Default: derived from FILE.",
 )
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --file: change a key of it.")
-@click.option("--health", is_flag=True, help="Ask this peer how it does, from the same host; exit code 1: no answer.")
+@click.option(
+    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --file: override a key of the run file."
+)
+@click.option("--health", is_flag=True, help="Check this peer's health; exit with 1 if it does not answer.")
 @click.option("--warm", is_flag=True, hidden=True, help="Fork peers on request (for the launcher; see peers.warm).")
 def main(
     root: Path | None,
@@ -37,46 +42,50 @@ def main(
     health: bool,
     warm: bool,
 ) -> None:
-    """Run one peer: of a run that `p2pfl launch` has made, or of --file.
+    """Run one peer of a run created by `p2pfl launch`, or of --file.
 
-    It goes on after its last checkpoint. Options may also be given as P2PFL_RUN, P2PFL_ME, P2PFL_FILE, P2PFL_RUN_ID.
+    The peer resumes from its last checkpoint. The environment variables P2PFL_RUN, P2PFL_ME, P2PFL_FILE and
+    P2PFL_RUN_ID can replace the options.
     """
     if warm:
-        # Kernels must not start threads before the fork, so the limit comes before torch.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # Libraries must not start threads before the fork, so the limit comes before they are imported.
+        os.environ |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
+        # Threads of peers that wait for work sleep. By default they spin, which takes cores from other peers: with
+        # two threads each, four peers on two cores took 28 to 44 s that way and 8 s this way.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         from peers.warm import serve
 
-        # Not sys.exit: what was frozen before the fork is never collected, and extension modules would call
-        # that a leak on their way out.
+        # Not sys.exit: objects frozen before the fork are never collected, and extension modules would report them
+        # as leaks.
         os._exit(serve())
     if root is None or me is None:
         raise click.UsageError("give --run FOLDER and --me N")
     if health:
-        from peers.health import examine
+        from peers.health import check_health
 
-        well, words = examine(RunFolder(root).peer(me))
-        click.echo(words)
-        sys.exit(0 if well else 1)
+        healthy, line = check_health(RunFolder(root).peer(me))
+        click.echo(printable(line))
+        sys.exit(0 if healthy else 1)
     run = None
     try:
         if file is not None:
-            from peers.own import own_folder
+            from peers.standalone import open_or_create
 
-            folder, run = own_folder(file, root, me, run_id, sets)
+            folder, run = open_or_create(file, root, me, run_id, sets)
         else:
-            folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).own()
+            folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).require_local()
             if not folder.peer(me).root.is_dir():
-                raise click.UsageError(f"{folder.root} has no peer {me}")
+                raise click.UsageError(f"{folder.root} has no folder of peer {me}")
     except P2pflError as error:
-        raise click.ClickException(str(error)) from None
-    with suppress(OSError):  # who cannot be told cannot be told
-        click.echo(f"peer {me}: loading torch")  # for a minute, where many do it at once
+        raise click.ClickException(printable(str(error))) from None
+    with suppress(OSError):
+        click.echo(f"peer {me}: loading torch")  # takes a minute if many peers start at once
     from peers.runtime import run_peer
 
-    def last_words(text: str) -> None:
-        click.echo(text, err=True)
+    def report_error(text: str) -> None:
+        click.echo(printable(text), err=True)
 
-    sys.exit(run_peer(folder, me, run, last_words=last_words, echo=sys.stdout))
+    sys.exit(run_peer(folder, me, run, report_error=report_error, echo=sys.stdout))
 
 
 if __name__ == "__main__":

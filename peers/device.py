@@ -7,34 +7,36 @@ import socket
 
 import torch
 
-from p2pfl.config import RunFile
+from p2pfl import PeerId
 from p2pfl.errors import P2pflError
-from p2pfl.runfolder import PeerId
+from p2pfl.run_file.schema import RunFile
 
 
 def claim_device(run: RunFile, me: PeerId) -> torch.device:
-    """The device that ``me`` computes on, with its memory capped at its share.
+    """Return the device that ``me`` computes on, with its fraction of the GPU's memory as a limit.
 
-    Peer i uses GPU i mod n. Raises P2pflError if the run file wants a GPU and there is none.
+    Peer i uses GPU i mod n. Raises P2pflError if the run file requires a GPU and there is none.
     """
     torch.set_num_threads(run.threads)
     gpus = torch.cuda.device_count() if run.device != "cpu" else 0
     if gpus == 0:
         if run.device == "cuda":
-            raise P2pflError("device: cuda, but torch sees no GPU here; use device: auto or cpu")
+            raise P2pflError("device: cuda, but torch finds no GPU on this host; use device: auto or cpu")
         return torch.device("cpu")
     # cuBLAS is deterministic only with a workspace of fixed size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     index = me % gpus
-    placed = len(range(index, run.peers, gpus))
+    peers_on_gpu = len(range(index, run.peers, gpus))
     torch.cuda.set_device(index)
-    torch.cuda.set_per_process_memory_fraction(run.gpu.memory_fraction or 1.0 / placed, index)
+    torch.cuda.set_per_process_memory_fraction(run.gpu.memory_fraction or 1.0 / peers_on_gpu, index)
     return torch.device("cuda", index)
 
 
 def slots_on(run: RunFile, device: torch.device) -> tuple[int, str]:
-    """How many peers may compute at once where this peer does, and the name of that place, which peers of other hosts
-    may see too, in a run folder that they share."""
+    """Return how many peers may compute at once on this peer's device, and a prefix for the device's lock files.
+
+    The prefix contains the host name, because hosts may share the run folder.
+    """
     host = socket.gethostname()
     if device.type == "cuda":
         return run.slots or run.gpu.peers_per_gpu, f"{host}-gpu{device.index}-"

@@ -1,7 +1,7 @@
-"""The run file's chaos, applied to this process: it kills, stops and slows down itself, and cuts its own connections.
+"""Fault injection: apply the run file's ``chaos`` section to this process.
 
-What has happened once does not happen again after a restart: ``chaos.jsonl`` in the peer's folder remembers it, and
-tells afterwards what was injected when.
+The process kills, stops and slows down itself, and cuts its own connections. ``chaos.jsonl`` in the peer's folder
+records the injected faults, so that none is repeated after a restart.
 """
 
 from __future__ import annotations
@@ -17,122 +17,134 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from p2pfl.chaos import Blow, Partition, blows
-from p2pfl.config import Run
-from p2pfl.errors import Unwritable
-from p2pfl.runfolder import PeerFolder, PeerId, append_line
+from p2pfl import PeerId
+from p2pfl.errors import WriteError
+from p2pfl.run_file.faults import Blow, Partition, blows
+from p2pfl.run_file.run import Run
+from p2pfl.session.files import append_line
+from p2pfl.session.run_folder import PeerFolder
 
-TYPICAL = 0.5
-"""Seconds that a round counts as lasting until one is over."""
+FIRST_ROUND = 0.5
+"""Assumed seconds of a round until one has been measured."""
 
 
 class Injector:
     """Injects the faults of ``run`` into the process of peer ``me``.
 
     Args:
-        cut: told which neighbours are not to be reached from now on.
+        run: the run.
+        me: this peer.
+        files: the peer's folder.
+        cut: called with the neighbors to cut off from now on.
+        log: receives a warning for each fault.
     """
 
     def __init__(
-        self, run: Run, me: PeerId, place: PeerFolder, cut: Callable[[frozenset[PeerId]], None], log: logging.Logger
+        self, run: Run, me: PeerId, files: PeerFolder, cut: Callable[[frozenset[PeerId]], None], log: logging.Logger
     ) -> None:
         chaos = run.file.chaos
-        self.place = place
-        self.cut = cut
-        self.log = log
-        done = {entry["name"] for entry in place.injected()}
-        self._blows = [blow for blow in blows(chaos, me, run.rounds, run.seed) if blow.name not in done]
-        self._slower = max((one.factor for one in chaos.straggler if one.peer == me), default=1.0)
+        self._me = me
+        self._files = files
+        self._cut = cut
+        self._log = log
+        done = {entry["name"] for entry in files.injected()}
+        self._pending = [blow for blow in blows(chaos, me, run.rounds, run.seed) if blow.name not in done]
+        self._slowdown = max((one.factor for one in chaos.straggler if one.peer == me), default=1.0)
         self._partitions = {
             f"partition {number}": partition
             for number, partition in enumerate(chaos.partition)
             if partition.cuts_off(me) and f"partition {number}" not in done
         }
-        self._me = me
+        self._active: set[str] = set()
+        """Names of the partitions in effect."""
         self._timers: dict[str, tuple[threading.Timer, Blow]] = {}
-        self._striking = threading.Lock()
-        self._healing: dict[str, float] = {}
-        self._began = time.monotonic()
-        self._typical = TYPICAL
-        self._batch = time.perf_counter()
+        self._injecting = threading.Lock()
+        self._round_began = time.monotonic()
+        self._last_round = FIRST_ROUND
+        self._batch_began = time.perf_counter()
+
+    # ---- called by the session
 
     def begins(self, t: int) -> None:
-        self._began = time.monotonic()
-        self._batch = time.perf_counter()
-        self._part(t)
-        for blow in self._blows:
+        self._round_began = time.monotonic()
+        self._batch_began = time.perf_counter()
+        self._update_partitions(t)
+        for blow in self._pending:
             if blow.t <= t:
-                timer = threading.Timer(blow.moment * self._typical, self._strike, [blow])
+                timer = threading.Timer(blow.moment * self._last_round, self._inject, [blow])
                 timer.daemon = True
                 self._timers[blow.name] = (timer, blow)
                 timer.start()
-        self._blows = [blow for blow in self._blows if blow.t > t]
+        self._pending = [blow for blow in self._pending if blow.t > t]
 
     def ends(self, t: int) -> None:
-        self._typical = time.monotonic() - self._began
-        for timer, blow in list(self._timers.values()):  # the round was over sooner than the one before
+        self._last_round = time.monotonic() - self._round_began
+        for timer, blow in list(self._timers.values()):  # the round was shorter than the previous one
             timer.cancel()
-            self._strike(blow)
+            self._inject(blow)
 
-    def goes_on(self) -> None:
-        self._batch = time.perf_counter()  # a straggler computes slowly; it does not wait slowly
+    def wait_ended(self) -> None:
+        self._batch_began = time.perf_counter()  # a straggler computes slowly; it does not wait slowly
 
     def batch(self) -> None:
-        if self._slower > 1.0:
-            time.sleep((self._slower - 1.0) * (time.perf_counter() - self._batch))
-            self._batch = time.perf_counter()
+        if self._slowdown > 1.0:
+            time.sleep((self._slowdown - 1.0) * (time.perf_counter() - self._batch_began))
+            self._batch_began = time.perf_counter()
 
-    def _strike(self, blow: Blow) -> None:
-        """It is over when this returns: no later round is hit, nor a peer that has finished, if the disk is slow."""
-        with self._striking:
-            if blow.name in self._timers:  # else the timer and the end of the round came at the same time
-                self._hit(blow)
+    # ---- kills and pauses
+
+    def _inject(self, blow: Blow) -> None:
+        """Inject one fault and return when it is over, so that it hits neither a later round nor a finished peer."""
+        with self._injecting:
+            if blow.name in self._timers:  # otherwise already injected: the timer and the end of the round coincided
+                self._kill_or_pause(blow)
                 del self._timers[blow.name]
 
-    def _hit(self, blow: Blow) -> None:
-        self.log.warning(
-            "chaos: %s in round %d%s", blow.what, blow.t, f" for {blow.seconds:g} s" * bool(blow.seconds)
-        )
+    def _kill_or_pause(self, blow: Blow) -> None:
+        duration = f" seconds={blow.seconds:g}" * bool(blow.seconds)
+        self._log.warning("fault injected: %s t=%d%s", blow.what, blow.t, duration)
         try:
-            self._remember(asdict(blow))
-        except Unwritable as error:
-            self.log.warning("chaos: not done, since it would be done again after each restart: %s", error)
+            self._record(asdict(blow))
+        except WriteError as error:
+            self._log.warning("fault skipped: not recorded, so every restart would repeat it: %s", error)
             return
+        me = os.getpid()
         if blow.what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(me, signal.SIGKILL)
         else:
-            me = os.getpid()
-            # Nobody can wake up itself.
+            # A stopped process cannot continue itself.
             subprocess.run(["/bin/sh", "-c", f"kill -STOP {me}; sleep {blow.seconds}; kill -CONT {me}"], check=False)
 
-    # -- partitions
+    # ---- partitions
 
-    def _part(self, t: int) -> None:
+    def _update_partitions(self, t: int) -> None:
         for name, partition in self._partitions.items():
-            if t >= partition.round and name not in self._healing and not _is_over(partition, t):
-                self.log.warning("chaos: cut off from %s in round %d", _some(partition.cuts_off(self._me)), t)
-                self._remember({"name": name, "what": "partition", "t": t} if partition.rounds is None else None)
-                self._healing[name] = time.monotonic() + (partition.seconds or float("inf"))
+            if t >= partition.round and name not in self._active and not _is_over(partition, t):
+                self._log.warning("fault injected: partition t=%d cut_off=%s", t, _some(partition.cuts_off(self._me)))
+                if partition.rounds is None:
+                    self._record({"name": name, "what": "partition", "t": t})
+                self._active.add(name)
                 if partition.seconds is not None:
                     timer = threading.Timer(partition.seconds, self._heal, [name])
                     timer.daemon = True
                     timer.start()
-        for name in [name for name in self._healing if _is_over(self._partitions[name], t)]:
+        for name in [name for name in self._active if _is_over(self._partitions[name], t)]:
             self._heal(name)
-        self._cut()
+        self._apply_partitions()
 
     def _heal(self, name: str) -> None:
-        if self._healing.pop(name, None) is not None:
-            self.log.warning("chaos: connected again with %s", _some(self._partitions.pop(name).cuts_off(self._me)))
-            self._cut()
+        try:
+            self._active.remove(name)  # atomic: a timer's thread and the event loop may race
+        except KeyError:
+            return
+        self._log.warning("partition healed cut_off=%s", _some(self._partitions.pop(name).cuts_off(self._me)))
+        self._apply_partitions()
 
-    def _cut(self) -> None:
-        lists = (self._partitions[name].cuts_off(self._me) for name in tuple(self._healing))
-        self.cut(frozenset().union(*lists))
+    def _apply_partitions(self) -> None:
+        self._cut(frozenset().union(*(self._partitions[name].cuts_off(self._me) for name in tuple(self._active))))
 
-    def _remember(self, entry: dict[str, Any] | None) -> None:
-        if entry is not None:
-            append_line(self.place.chaos, json.dumps(entry), durable=True)
+    def _record(self, entry: dict[str, Any]) -> None:
+        append_line(self._files.chaos, json.dumps(entry), durable=True)
 
 
 def _is_over(partition: Partition, t: int) -> bool:

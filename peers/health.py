@@ -1,9 +1,10 @@
-"""How a peer does, asked of the peer itself: a Unix socket in its folder, answered by the link's I/O thread.
+"""Health checks: a Unix socket in the peer's folder, answered by the link's I/O thread.
 
     {"peer": 3, "phase": "training", "t": 12, …, "links_up": 6, "links": 7}
 
-So it answers while its event loop trains for minutes, and does not when it is dead, stopped, or its sockets are
-stuck, whatever its status file says. Who may write to the socket connects and is told; nothing is read of who asks.
+A peer answers even while training blocks its event loop for minutes. It does not answer if it is dead or stopped, or
+if its I/O thread hangs, regardless of its status file. Any process with write permission on the socket can connect
+and gets the answer; the peer reads nothing.
 """
 
 from __future__ import annotations
@@ -21,65 +22,62 @@ from typing import Any
 
 import zmq
 
-from p2pfl.runfolder import FINAL, PeerFolder, Status
+from p2pfl.session.run_folder import FINAL, PeerFolder, Status
 
 NAME = "health"
-PATIENCE = 3.0
-"""Seconds that an answer may take. The thread that gives it never waits for anything for so long."""
-MOST_AT_ONCE = 16
-"""Questions that wait, or are answered in one turn of the I/O loop."""
-LONGEST = 1 << 16
-"""Bytes of an answer."""
-
-
-# ---- the peer's side -----------------------------------------------------------------------------------------
+TIMEOUT = 3.0
+"""Maximum seconds until the answer. The I/O thread never blocks for that long."""
+MAX_WAITING = 16
+"""Maximum pending connections, and connections answered in one turn of the I/O loop."""
+MAX_ANSWER = 1 << 16
+"""Maximum bytes of an answer."""
 
 
 class Health:
-    """Answers whoever asks. All methods are called by the I/O thread.
+    """Answers health checks. I/O thread only.
 
     Args:
-        folder: the peer's.
-        tell: what to answer.
-        log: learns if nobody can be answered; the peer goes on without.
+        folder: the peer's folder.
+        status: returns the answer.
+        log: receives a warning if health checks cannot be answered; the peer continues without them.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[], Mapping[str, Any]], log: logging.Logger) -> None:
-        self.folder = folder
-        self.tell = tell
-        self.log = log
+    def __init__(self, folder: Path, status: Callable[[], Mapping[str, Any]], log: logging.Logger) -> None:
+        self._folder = folder
+        self._status = status
+        self._log = log
         self._socket: socket.socket | None = None
 
     def open(self, poller: zmq.Poller) -> None:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _opened(self.folder) as folder:
+            with _short_path(self._folder) as folder:
                 hidden = folder / f".{NAME}.{os.getpid()}.tmp"
-                listening.bind(str(hidden))
-                listening.listen(MOST_AT_ONCE)
-                listening.setblocking(False)
-                hidden.replace(folder / NAME)  # there may be one of a process of this peer that was killed
+                listener.bind(str(hidden))
+                listener.listen(MAX_WAITING)
+                listener.setblocking(False)
+                hidden.replace(folder / NAME)  # replaces the socket of a killed process of this peer
         except OSError as error:
-            listening.close()
-            self.log.warning("cannot be asked how it does: %s: %s", self.folder / NAME, error.strerror)
+            listener.close()
+            self._log.warning("health checks disabled: %s: %s", self._folder / NAME, error.strerror)
             return
-        self._socket = listening
-        poller.register(listening, zmq.POLLIN)
+        self._socket = listener
+        poller.register(listener, zmq.POLLIN)
 
-    def look(self, stirred: Collection[object], poller: zmq.Poller) -> None:
-        """Answer, if the poller says that somebody asks."""
-        if self._socket is None or self._socket.fileno() not in stirred:
+    def answer(self, ready: Collection[object], poller: zmq.Poller) -> None:
+        """Answer pending health checks if ``ready`` contains the socket."""
+        if self._socket is None or self._socket.fileno() not in ready:
             return
         try:
-            for _ in range(MOST_AT_ONCE):
-                asking, _ = self._socket.accept()
-                with asking, suppress(OSError):  # it has not waited for the answer
-                    # So little, and the first thing that is sent: there is room for it.
-                    asking.send(json.dumps(self.tell()).encode(), socket.MSG_DONTWAIT)
-        except BlockingIOError:  # nobody else asks
+            for _ in range(MAX_WAITING):
+                client, _ = self._socket.accept()
+                with client, suppress(OSError):  # the client has disconnected
+                    # The answer is short and the first data sent, so the buffer has room for it.
+                    client.send(json.dumps(self._status()).encode(), socket.MSG_DONTWAIT)
+        except BlockingIOError:  # no further connection
             pass
-        except OSError as error:  # e.g. no more open files: it would stir for ever
-            self.log.warning("can no longer be asked how it does: %s", error.strerror)
+        except OSError as error:  # e.g. too many open files; the socket would wake the thread continuously
+            self._log.warning("health checks disabled: %s", error.strerror)
             self.close(poller)
 
     def close(self, poller: zmq.Poller) -> None:
@@ -89,53 +87,59 @@ class Health:
         self._socket.close()
         self._socket = None
         with suppress(OSError):
-            (self.folder / NAME).unlink()
+            (self._folder / NAME).unlink()
 
 
-# ---- who asks ------------------------------------------------------------------------------------------------
+def check_health(files: PeerFolder, timeout: float = TIMEOUT) -> tuple[bool, str]:
+    """Check the health of a peer on this host.
 
-
-def examine(place: PeerFolder, patience: float = PATIENCE) -> tuple[bool, str]:
-    """Whether a peer on this host does well, and a line that says how it does. ``patience`` in seconds."""
+    Returns:
+        Whether it answered within ``timeout`` seconds, and one line of text for the user.
+    """
     try:
-        told = _ask(place.root, patience)
-        status = Status(**{key: told[key] for key in asdict(Status(place.peer, 0))})
-        links = f"{told['links_up']} of {told['links']} neighbours connected"
+        answer = _ask(files.root, timeout)
+        status = Status(**{key: answer[key] for key in asdict(Status(files.peer, 0))})
+        links = f"{answer['links_up']} of {answer['links']} neighbors connected"
     except BlockingIOError:
-        return False, f"peer {place.peer} has not answered within {patience:g} s: {_last_known(place)}"
+        return False, f"peer {files.peer} did not answer within {timeout:g} s: {_last_known(files)}"
     except OSError:
-        return False, f"peer {place.peer} does not answer: {_last_known(place)}"
+        return False, f"peer {files.peer} does not answer: {_last_known(files)}"
     except (ValueError, KeyError, TypeError):
-        return False, f"peer {place.peer} answers something else; is it of another version?"
-    return True, f"peer {place.peer} is {_doing(status)} | {links}"
+        return False, f"peer {files.peer} sent an invalid answer; it may run another version"
+    return True, f"peer {files.peer} is {_describe(status)} | {links}"
 
 
-def _ask(folder: Path, patience: float) -> dict[str, Any]:
-    """What the peer tells. Raises OSError if nobody answers, of which BlockingIOError if not in
-    time, and ValueError for nonsense."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking, _opened(folder) as path:
-        # Not settimeout: with that, connecting fails at once where many ask, instead of waiting for its turn.
-        whole, part_of_second = divmod(int(patience * 1_000_000), 1_000_000)
+def _ask(folder: Path, timeout: float) -> dict[str, Any]:
+    """Return the peer's answer.
+
+    Raises:
+        BlockingIOError: no answer within ``timeout`` seconds.
+        OSError: no process listens on the socket.
+        ValueError: the answer is not a JSON object.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client, _short_path(folder) as path:
+        # Not settimeout: it makes the socket non-blocking, and connect then fails at once if the backlog is full.
+        seconds, microseconds = divmod(int(timeout * 1_000_000), 1_000_000)
         for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            asking.setsockopt(socket.SOL_SOCKET, direction, struct.pack("@ll", whole, part_of_second))
-        asking.connect(str(path / NAME))
+            client.setsockopt(socket.SOL_SOCKET, direction, struct.pack("@ll", seconds, microseconds))
+        client.connect(str(path / NAME))
         answer = b""
-        while (part := asking.recv(LONGEST)) and len(answer) <= LONGEST:
+        while (part := client.recv(MAX_ANSWER)) and len(answer) <= MAX_ANSWER:
             answer += part
     if not answer:
-        raise ConnectionResetError  # it ended when we asked
-    told = json.loads(answer)
-    if not isinstance(told, dict):
-        raise ValueError("no JSON object")
-    return told
+        raise ConnectionResetError  # the peer exited in between
+    decoded = json.loads(answer)
+    if not isinstance(decoded, dict):
+        raise ValueError("not a JSON object")
+    return decoded
 
 
-def _last_known(place: PeerFolder) -> str:
-    status = place.status()
-    return "it has not started yet" if status is None else f"last seen {_doing(status)}"
+def _last_known(files: PeerFolder) -> str:
+    status = files.status()
+    return "it has not started yet" if status is None else f"last seen {_describe(status)}"
 
 
-def _doing(status: Status) -> str:
+def _describe(status: Status) -> str:
     text: str = status.phase
     if text not in (*FINAL, "starting"):
         text += f" in round {status.t}"
@@ -143,13 +147,10 @@ def _doing(status: Status) -> str:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[Path]:
-    """A path of ``folder`` that is short, as those of Unix sockets must be: 107 bytes."""
+def _short_path(folder: Path) -> Iterator[Path]:
+    """Yield a short path of ``folder``: a Unix socket's path is limited to 107 bytes."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
-
-
-__all__ = ["NAME", "Health", "examine"]

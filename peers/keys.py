@@ -1,7 +1,7 @@
-"""``python -m peers.keys FOLDER 0 1 2 …``: new key pairs; the door through which `p2pfl keys new` makes them. With
-``--check`` it looks whether pairs belong together, before `p2pfl launch` starts anybody.
+"""``python -m peers.keys FOLDER 0 1 2 …``: generate key pairs, for `p2pfl keys new`.
 
-ZeroMQ's own functions make them, so that they are what its CURVE sockets take.
+With ``--check``, check that private keys match public ones, for `p2pfl launch`. This is a process of its own because
+generating and checking keys needs ZeroMQ, which the launcher does not import.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from p2pfl import PeerId
 from p2pfl.errors import KeysError
-from p2pfl.keys import Keys, private_file, short, write_apart, write_new
-from p2pfl.runfolder import PeerId
+from p2pfl.run_file.public_keys import short
+from p2pfl.session.key_files import Keys, private_file, write_new, write_per_peer
 
 
 def new_pair() -> tuple[bytes, bytes]:
-    """(public, private), 32 bytes each."""
+    """Return (public, private), 32 bytes each."""
     public, private = zmq.curve_keypair()
     return z85.decode(public), z85.decode(private)
 
 
 def read_keys(folder: Path, me: PeerId, peers: int, public: dict[PeerId, str] | None = None) -> Keys:
-    """Those of peer ``me``. Raises KeysError, also if its private key does not belong to its public one."""
+    """Read the keys of peer ``me``. Raises KeysError, also if its private key does not match its public one."""
     keys = Keys.read(folder, me, peers, public)
     if z85.decode(zmq.curve_public(z85.encode(keys.private))) != keys.public[me]:
         raise KeysError(
-            f"{private_file(folder, me)}: not the private key that belongs to public key {short(keys.public[me])} "
-            f"of peer {me}: the public keys here are older or newer"
+            f"{private_file(folder, me)}: does not match public key {short(keys.public[me])} of peer {me}; "
+            f"use the public keys that were generated with it"
         )
     return keys
 
@@ -42,7 +43,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("peers", type=int, nargs="+")
     parser.add_argument("--apart", action="store_true")
     parser.add_argument("--owner", type=int)
-    parser.add_argument("--check", action="store_true", help="private keys against public ones: JSON on stdin")
+    parser.add_argument(
+        "--check", action="store_true", help="check private keys against a JSON list of public keys on stdin"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.check:
@@ -50,7 +53,7 @@ def main(arguments: list[str]) -> int:
             for peer in given.peers:
                 read_keys(given.folder, peer, len(public), public)
         elif given.apart:
-            write_apart(given.folder, given.peers, new_pair, given.owner)
+            write_per_peer(given.folder, given.peers, new_pair, given.owner)
         else:
             write_new(given.folder, {peer: new_pair() for peer in given.peers})
     except KeysError as error:

@@ -1,8 +1,8 @@
-"""Names of hosts into numbers, beside everything else.
+"""Host name resolution in the background.
 
-libzmq would ask the name server on the thread that moves all bytes of this peer: one that takes its time for the name
-of a host that is not up yet would hold up the connections to all the others. And it would try the first number only.
-A container that was started again has another number than before, so names are looked up anew when a link is down.
+libzmq would resolve names on the thread that handles all of this peer's traffic: one slow lookup, e.g. of a host that
+is not up yet, would delay all connections. It would also try only the first address. A restarted container has a new
+address, so names are resolved again while a neighbor is disconnected.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from p2pfl.addresses import join, split
+from p2pfl.run_file.addresses import join, split
 
-AGAIN = 2.0
-"""Seconds after which a name that somebody still asks for is looked up again."""
-EACH = 5.0
-"""Seconds for which each of a host's numbers is tried, if it has several."""
-FORGOTTEN = 10.0
-"""Seconds without a question after which trying begins with the first number again."""
-AT_ONCE = 8
-"""Names that are looked up at the same time."""
+REFRESH = 2.0
+"""Seconds after which a name is looked up again if it is still requested."""
+ADDRESS_PERIOD = 5.0
+"""Seconds for which each address of a host is tried, if it has several."""
+IDLE = 10.0
+"""Seconds without a request after which the first address is tried first again."""
+MAX_LOOKUPS = 8
+"""Maximum concurrent lookups."""
 
 
 @dataclass
 class _Name:
-    numbers: list[str] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)
     looked_up: float = float("-inf")
-    asked_first: float = 0.0
-    asked_last: float = float("-inf")
-    failed: str = ""
+    first_asked: float = 0.0
+    last_asked: float = float("-inf")
+    error: str = ""
 
 
 class Resolver:
-    """Never blocks. One thread asks; what was found comes from the others.
+    """Resolves names without blocking: each lookup runs on its own thread. Called by one thread.
 
     Args:
         now: the clock, in seconds.
-        log: learns which names are not known, once each time that they cease to be.
-        look_up: (host, port) -> numbers; raises OSError.
+        log: receives a line when a name cannot be resolved.
+        look_up: (host, port) -> numeric addresses; raises OSError.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Resolver:
         self._look_up = look_up or look_up_host
         self._names: dict[str, _Name] = {}
         self._busy: set[str] = set()
-        """Names that are being looked up; both sorts of threads change it, which one operation does as a whole."""
+        """Names that are being looked up. Several threads change it, by atomic operations."""
 
     def numeric(self, address: str) -> str | None:
-        """``tcp://10.0.0.7:5703`` for ``tcp://peer-3:5703``; None while that is not known, so ask again.
+        """Return ``tcp://10.0.0.7:5703`` for ``tcp://peer-3:5703``; None if not resolved yet.
 
-        Ask for as long as there is no connection: the number may change, and there may be several.
+        Call it again until there is a connection: the address may change, and a host may have several.
         """
         host, port = split(address)
         try:
@@ -71,39 +71,39 @@ class Resolver:
             return address
         name = self._names.setdefault(host, _Name())
         now = self._now()
-        if now - name.asked_last > FORGOTTEN:
-            name.asked_first = now
-        name.asked_last = now
-        if now - name.looked_up > AGAIN and host not in self._busy and len(self._busy) < AT_ONCE:
+        if now - name.last_asked > IDLE:
+            name.first_asked = now
+        name.last_asked = now
+        if now - name.looked_up > REFRESH and host not in self._busy and len(self._busy) < MAX_LOOKUPS:
             self._busy.add(host)
             threading.Thread(
-                target=self._find, args=[name, host, port], name=f"p2pfl-find {host}", daemon=True
+                target=self._resolve, args=[name, host, port], name=f"p2pfl-resolve {host}", daemon=True
             ).start()
-        numbers = name.numbers
-        if not numbers:
+        addresses = name.addresses
+        if not addresses:
             return None
-        turn = int((now - name.asked_first) / EACH)
-        return join(numbers[turn % len(numbers)], port)
+        turn = int((now - name.first_asked) / ADDRESS_PERIOD)
+        return join(addresses[turn % len(addresses)], port)
 
-    def _find(self, name: _Name, host: str, port: int) -> None:
+    def _resolve(self, name: _Name, host: str, port: int) -> None:
         try:
-            # What is found stays when the name server cannot be reached for a while, as the neighbour may be.
-            name.numbers = self._look_up(host, port) or name.numbers
-            name.failed = ""
+            # Keep known addresses while the name server is unreachable.
+            name.addresses = self._look_up(host, port) or name.addresses
+            name.error = ""
         except OSError as error:
             reason = error.strerror or str(error)
-            if not name.failed and not name.numbers:
-                self._log.info("%s has no address yet: %s", host, reason)
-            name.failed = reason
+            if not name.error and not name.addresses:
+                self._log.info("host name not resolved yet name=%s: %s", host, reason)
+            name.error = reason
         finally:
             name.looked_up = self._now()
             self._busy.discard(host)
 
 
 def look_up_host(host: str, port: int) -> list[str]:
-    """The numbers of a host, without repetition, in the order in which the system would try them. Raises OSError."""
+    """Return the distinct numeric addresses of a host in the system's order of preference. Raises OSError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:  # no name that could be asked for
+    except UnicodeError as error:  # not a valid name
         raise OSError(str(error)) from None
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

@@ -1,4 +1,4 @@
-"""One peer's life as a process: device, data, sockets, session, signals, exit code."""
+"""Run one peer as a process: device, data, sockets, session, signals, exit code."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ from typing import Any, TextIO
 
 from setproctitle import setproctitle
 
-from p2pfl.config import Run, load
-from p2pfl.data import Dataset, Share
-from p2pfl.errors import HandshakeError, NetError, P2pflError, Unwritable, in_words
-from p2pfl.keys import is_loopback
-from p2pfl.memory import fitting
-from p2pfl.peerlog import close_logger, details, peer_logger
-from p2pfl.runfolder import PeerId, RunFolder, Status
-from p2pfl.session import Session, Stopped, load_data
-from p2pfl.simulate import deterministic
+from p2pfl import PeerId
+from p2pfl.data import Dataset, Subset
+from p2pfl.errors import HandshakeError, NetError, P2pflError, WriteError, error_text
+from p2pfl.run_file.addresses import is_loopback
+from p2pfl.run_file.load import load
+from p2pfl.run_file.run import Run
+from p2pfl.session.build import load_data
+from p2pfl.session.out_of_memory import memory_errors
+from p2pfl.session.peer_log import close_logger, details, peer_logger
+from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.session.session import Session, Stopped
+from p2pfl.session.simulate import deterministic
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
 from peers.health import Health
+from peers.io_loop import Leaving
+from peers.journal_files import FileStore, NeighborJournals
 from peers.keys import read_keys
 from peers.slots import HostSlot
-from peers.zmqlink import Leaving, ZmqLink
+from peers.zmq_link import ZmqLink
 
-Data = tuple[Dataset, Sequence[Share]]
+Data = tuple[Dataset, Sequence[Subset]]
 
 
 def run_peer(
@@ -40,42 +45,48 @@ def run_peer(
     me: PeerId,
     run: Run | None = None,
     data: Data | None = None,
-    last_words: Callable[[str], None] = lambda text: None,
+    report_error: Callable[[str], None] = lambda text: None,
     echo: TextIO | None = None,
 ) -> int:
-    """Run peer ``me`` of the run in ``folder`` to its end. Returns the exit code: 0 finished or stopped, 1 failed, or
-    Unwritable's.
+    """Run peer ``me`` of the run in ``folder`` to the end.
 
-    ``run`` and ``data`` may be handed over by a process that has loaded them already. ``last_words`` is told what
-    went wrong, which is in the log and the status file too, if these can be written. ``echo`` gets what the log gets;
-    then last words are only what could not be said there.
+    Args:
+        run, data: given if the caller has already loaded them.
+        report_error: called with the error that ended the peer. The log and the status file contain it too, if they
+            can be written.
+        echo: stream that receives the log lines too. ``report_error`` is then called only if the log cannot be
+            opened.
+
+    Returns:
+        The exit code: 0 if finished or stopped, 1 if failed, or that of a WriteError.
     """
     setproctitle(f"p2pfl peer {me} {folder.root}")
-    place = folder.peer(me)
+    files = folder.peer(me)
     try:
-        log = peer_logger(me, place.log, echo)
-    except Unwritable as error:
-        last_words(str(error))
+        log = peer_logger(me, files.log, echo)
+    except WriteError as error:
+        report_error(str(error))
         return error.exit_code
-    if not alone(log):
-        log.error("another process is this peer already; not started a second time")
+    if not lock_log(log):
+        status = files.status()
+        log.error("peer %d is already running (process %s); exiting", me, status.pid if status else "unknown")
         close_logger(log)
         return 1
 
     def write_status(status: Status) -> None:
-        with suppress(Unwritable):
-            place.write_status(status)
+        with suppress(WriteError):
+            files.write_status(status)
 
     try:
         with stop_by_exception():
-            place.clear_result()  # of an earlier process of this peer
-            place.sweep()
+            files.clear_result()  # from an earlier process of this peer
+            files.sweep()
             write_status(Status(me, os.getpid()))
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))
     except Stopped:
-        if place.result() is None:
+        if files.result() is None:
             log.info("stopped before the first round")
             write_status(Status(me, os.getpid(), "stopped"))
         return 0
@@ -85,83 +96,104 @@ def run_peer(
         else:
             log.exception("peer %d failed", me)
         if echo is None:
-            last_words(in_words(error))
-        if place.result() is None:  # it failed before its session began, or could not write it
-            write_status(Status(me, os.getpid(), "failed", error=in_words(error)))
-        return error.exit_code if isinstance(error, Unwritable) else 1
+            report_error(error_text(error))
+        if files.result() is None:  # the peer failed before its session began, or could not write the result
+            write_status(Status(me, os.getpid(), "failed", error=error_text(error)))
+        return error.exit_code if isinstance(error, WriteError) else 1
     finally:
         close_logger(log)
 
 
 async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging.Logger) -> int:
     allow_many_sockets()
-    about = folder.about
     device = claim_device(run.file, me)
-    count, place = slots_on(run.file, device)
+    slots, prefix = slots_on(run.file, device)
     transport = run.file.transport
-    with fitting(me, device, run.file):
+    store = FileStore(folder.peer(me).journal)
+    with memory_errors(me, device, run.file):
         session = Session(
             run,
             me,
-            about["id"],
+            folder.info["id"],
             data,
             folder=folder.peer(me),
             device=device,
-            patience=transport.patience,
-            slot=HostSlot(folder.slots, count, place),
+            wait_policy=transport.wait_policy,
+            slot=HostSlot(folder.slots, slots, prefix),
             log=log,
             pid=os.getpid(),
+            store=store,
         )
         session.resume()
     keys = None
     if transport.keys is not None:
         keys = read_keys(transport.keys, me, run.peers, transport.public_keys)
 
-    def how_it_does() -> dict[str, Any]:
+    def status() -> dict[str, Any]:
         return {**asdict(session.status), "links_up": link.connected(), "links": len(session.endpoint.neighbors)}
 
     link = ZmqLink(
         session.endpoint,
         folder.addresses,
         transport,
-        run.digest(),
+        run.config_hash(),
         log,
+        NeighborJournals(store.token, lambda peer: folder.peer(peer).journal),
         keys=keys,
         faults=run.file.chaos.link,
-        health=Health(folder.peer(me).root, how_it_does, log),
+        health=Health(folder.peer(me).root, status, log),
     )
     session.endpoint.link = link
     session.faults = Injector(run, me, folder.peer(me), link.cut, log)
-    with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session):
+    with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session) as stopped:
         await link.start()
-        leaving: Leaving = "stopped"  # whatever happens: it is started again, and nobody should notice
+        leaving: Leaving = "stopped"  # also after an unexpected error: neighbors wait for a restart
         try:
             log.info(
-                "peer %d of %d | %s, %s on %s | %d samples | %s",
+                "started peer=%d/%d algorithm=%s model=%s device=%s samples=%d address=%s",
                 *(me, run.peers, run.algorithm.name, session.algorithm.model.name, device),
                 *(len(session.algorithm.data.train), link.address),
                 extra=details(
                     f"listens at {link.bound}",
                     *(["encrypted (CURVE)"] if keys is not None else []),
-                    f"neighbours {_short(session.endpoint.neighbors)}",
+                    f"neighbors {_short(session.endpoint.neighbors)}",
                     f"process {os.getpid()}",
                 ),
             )
             if keys is None and not is_loopback(transport.host):
-                log.warning("insecure: whoever reaches %s can hear, change and forge what peers say", link.bound)
+                log.warning(
+                    "insecure address=%s: without keys, anyone on the network can read and forge messages", link.bound
+                )
             result = await session.run()
             leaving = "finished"
-            log.info("finished | accuracy %s | digest %s", _percent(result.accuracy), result.digest[:16])
+            log.info("finished accuracy=%s digest=%s", _fraction(result.accuracy), result.digest[:16])
         except (HandshakeError, NetError):
-            leaving = "failed"  # it would only fail again: let nobody wait for it
+            leaving = "failed"  # a restart would fail again: no neighbor should wait for this peer
             raise
         finally:
-            await link.close(leaving)
+            await _close(link, leaving, stopped, log)
     return 0
 
 
-def alone(log: logging.Logger) -> bool:
-    """Lock the log file for as long as it is open. False if another process of this peer has locked it."""
+async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: logging.Logger) -> None:
+    """Close the link. If ``stopped``, a finished peer does not wait until its neighbors have its last messages.
+
+    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again.
+    """
+    closing, stop = asyncio.ensure_future(link.close(leaving)), asyncio.ensure_future(stopped.wait())
+    await asyncio.wait((closing, stop), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if leaving == "finished" and not closing.done():
+        closing.cancel()
+        await asyncio.wait((closing,))
+        log.info("stopped before all neighbors had the last messages; they get them when this peer is started again")
+        await link.close("stopped")
+    else:
+        await closing
+
+
+def lock_log(log: logging.Logger) -> bool:
+    """Lock the log file until it is closed. Return False if another process of this peer holds the lock."""
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler) and handler.stream is not None:
             try:
@@ -173,7 +205,7 @@ def alone(log: logging.Logger) -> bool:
 
 @contextmanager
 def stop_by_exception() -> Iterator[None]:
-    """SIGTERM and SIGINT raise Stopped, wherever we are: there is nothing to save yet."""
+    """Raise Stopped on SIGTERM and SIGINT, at any point: there is nothing to save yet."""
 
     def stop(signum: int, frame: FrameType | None) -> None:
         raise Stopped
@@ -184,7 +216,7 @@ def stop_by_exception() -> Iterator[None]:
 
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """``handler`` for SIGTERM and SIGINT inside, what was there before outside."""
+    """Install ``handler`` for SIGTERM and SIGINT, and restore the previous handlers at the end."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -194,25 +226,31 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 @contextmanager
-def stop_on_sigterm(session: Session) -> Iterator[None]:
-    """SIGTERM and SIGINT finish the batch, go back to the last completed round, checkpoint and end."""
+def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
+    """On SIGTERM and SIGINT, finish the batch, roll back to the last completed round, checkpoint and exit.
+
+    Yields an event that is set then: the session may have ended already.
+    """
     loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+
+    def interrupt() -> None:
+        session.interrupt()
+        stopped.set()
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        # Runs between two bytecodes, also in the middle of an epoch, when the event loop does not turn.
+        # Runs between two bytecodes, even while training blocks the event loop.
         session.stop()
-        loop.call_soon_threadsafe(session.interrupt)
+        loop.call_soon_threadsafe(interrupt)
 
     with handling(stop):
-        yield
+        yield stopped
 
 
 def allow_many_sockets() -> None:
-    """A peer with a hundred neighbours needs more files than the usual soft limit of 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 8192 if hard == resource.RLIM_INFINITY else min(hard, 8192)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    """Raise the limit on open files: two hundred neighbors need more than the usual soft limit of 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _short(peers: Sequence[PeerId], most: int = 8) -> str:
@@ -220,5 +258,5 @@ def _short(peers: Sequence[PeerId], most: int = 8) -> str:
     return f"{text}, … ({len(peers)})" if len(peers) > most else text
 
 
-def _percent(accuracy: float | None) -> str:
-    return "—" if accuracy is None else f"{accuracy:.2%}"
+def _fraction(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.4f}"

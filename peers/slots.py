@@ -1,7 +1,11 @@
-"""Compute slots: as many peers of a host compute at once as there is room for, in the order in which they ask.
+"""Compute slots: limit how many peers of a host compute at once.
 
-A slot is an exclusive lock on a file, so that the kernel takes it back from a peer that dies. Whoever wants one
-first waits in line for the turnstile; only the first in line looks for a free slot.
+Peers queue in the kernel for one lock, the turnstile. Its holder takes the first free slot; if there is none, it
+sleeps until the kernel reports one. Nothing polls.
+
+A slot is a FIFO. To hold it is to have it open for writing, with an exclusive lock on that descriptor. Closing the
+descriptor frees the slot, and if the peer dies, the kernel closes it. Either way the kernel drops the lock and then
+reports a hang-up to those who have the FIFO open for reading, so that a hang-up means a slot that can be locked.
 """
 
 from __future__ import annotations
@@ -9,59 +13,142 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import threading
+from contextlib import suppress
 from pathlib import Path
 
-from p2pfl.runfolder import writing
+from p2pfl.session.files import write_errors
 
-LOOK_EVERY = 0.002
-"""Seconds between two looks of the first in line for a free slot."""
-LINE_EVERY = 0.05
-"""Seconds between two looks of the others at the turnstile."""
-IN_LINE = 1.0
-"""Seconds after which the others look for a free slot too. The first in line, who looks far more often, gets it
-before them, unless its process stands still (SIGSTOP)."""
+FIRST_TIMEOUT = 1.0
+"""Seconds in the queue after which a peer tries to take a slot out of turn; they double with each attempt.
+
+The first peer of the queue takes a free slot within milliseconds, unless its process is suspended (SIGSTOP).
+"""
 
 
 class HostSlot:
-    """One peer's claim on the slots in ``folder``; ``count`` of them on this host."""
+    """One peer's access to the ``count`` slots in ``folder``, for one task at a time.
+
+    Args:
+        folder: folder of the lock files.
+        count: slots on this host or device.
+        prefix: prefix of the lock files' names, distinct for each host and device.
+    """
 
     def __init__(self, folder: Path, count: int, prefix: str = "") -> None:
-        self._turnstile = _open(folder / f"{prefix}turnstile")
-        self._slots = [_open(folder / f"{prefix}{number}") for number in range(count)]
+        self._turnstile = _Turnstile(folder / f"{prefix}turnstile")
+        self._readers = [_open_fifo(folder / f"{prefix}{number}.fifo") for number in range(count)]
         self._held: int | None = None
 
     async def acquire(self) -> None:
-        looks = 0
-        while not _try(self._turnstile):
-            await asyncio.sleep(LINE_EVERY)
-            looks += 1
-            if looks * LINE_EVERY > IN_LINE and self._look():
-                return
+        """Wait for a slot. A cancelled call leaves the queue and holds none."""
+        woken = asyncio.Event()
+        timeout, out_of_turn = FIRST_TIMEOUT, False
         try:
-            while not self._look():
-                await asyncio.sleep(LOOK_EVERY)
+            self._turnstile.enter(woken)
+            while not ((self._turnstile.passed or out_of_turn) and self._take_free_slot()):
+                out_of_turn = not await self._wait(woken, timeout)
+                if out_of_turn:
+                    timeout *= 2
         finally:
-            fcntl.flock(self._turnstile, fcntl.LOCK_UN)
+            self._turnstile.leave()
 
-    def _look(self) -> bool:
-        """Take a free slot. False if there is none."""
-        self._held = next((slot for slot in self._slots if _try(slot)), None)
-        return self._held is not None
+    async def _wait(self, woken: asyncio.Event, timeout: float) -> bool:
+        """Wait until this peer is the first of the queue, or is and a slot is free. Return False after a timeout."""
+        woken.clear()
+        loop = asyncio.get_running_loop()
+        watched = self._readers if self._turnstile.passed else []
+        for reader in watched:
+            loop.add_reader(reader, woken.set)
+        try:
+            async with asyncio.timeout(timeout):
+                await woken.wait()
+        except TimeoutError:
+            return False
+        finally:
+            for reader in watched:
+                loop.remove_reader(reader)
+        return True
+
+    def _take_free_slot(self) -> bool:
+        for reader in self._readers:
+            if (slot := _try_to_hold(reader)) is not None:
+                self._held = slot
+                return True
+        return False
 
     def release(self) -> None:
         if self._held is not None:
-            fcntl.flock(self._held, fcntl.LOCK_UN)
+            os.close(self._held)
             self._held = None
 
 
-def _open(path: Path) -> int:
-    with writing(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+class _Turnstile:
+    """A lock that a thread of this process queues for, so that the event loop continues.
+
+    The kernel's queue has no way to withdraw from it. The thread of a request that was withdrawn stays, and unlocks
+    at once when its turn comes; a new request before that takes its place in the queue. It does not delay the exit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with write_errors(path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._guard = threading.Lock()
+        self._queued = False
+        self._request: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self.passed = False
+        """Whether this process holds the lock."""
+
+    def enter(self, passed: asyncio.Event) -> None:
+        """Request the lock. Unless that succeeds at once, set ``passed`` when it does."""
+        with self._guard:
+            self._request = asyncio.get_running_loop(), passed
+            if not self._queued:
+                try:
+                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self.passed = True
+                except BlockingIOError:
+                    self._queued = True
+                    threading.Thread(target=self._queue, name="compute slot", daemon=True).start()
+
+    def _queue(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        with self._guard:
+            self._queued, self.passed = False, True
+            if self._request is not None:
+                loop, passed = self._request
+                with suppress(RuntimeError):  # the event loop is closed
+                    loop.call_soon_threadsafe(passed.set)
+                    return
+            self._unlock()
+
+    def leave(self) -> None:
+        """Unlock, or withdraw the request."""
+        with self._guard:
+            self._request = None
+            if self.passed:
+                self._unlock()
+
+    def _unlock(self) -> None:
+        self.passed = False
+        fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def _try(lock: int) -> bool:
+def _open_fifo(path: Path) -> int:
+    """Open a FIFO for reading, and create it if it does not exist."""
+    with write_errors(path):
+        with suppress(FileExistsError):
+            os.mkfifo(path, 0o600)
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _try_to_hold(reader: int) -> int | None:
+    """Take the slot that ``reader`` reads if it is free. Return the descriptor that holds it."""
+    # Opened anew: a copy of the descriptor would share its lock. Not by the path: the folder may have been removed.
+    slot = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    return True
+        os.close(slot)
+        return None
+    return slot

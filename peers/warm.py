@@ -1,179 +1,197 @@
-"""The warm process: imports torch once, then forks as many peers as it is asked for.
+"""The warm process: imports torch once, then forks peers on request.
 
-Forking twenty peers from it takes seconds and shares its memory; starting twenty interpreters takes minutes.
-It speaks newline-delimited JSON:
+Forking twenty peers takes seconds and shares memory; starting twenty interpreters takes minutes. Requests and events
+are lines of JSON:
 
     ← {"run": "<folder>", "peers": [0, 1, 2]}
     → {"event": "ready"}                            imports are done
     → {"event": "started", "peer": 0, "pid": 123}
-    → {"event": "exited", "peer": 0, "code": 0, "words": ""}    negative: killed by that signal;
-                                                    words: why it failed, as it says itself
+    → {"event": "exited", "peer": 0, "code": 0, "error": ""}    negative code: killed by that signal;
+                                                    error: the peer's error message
 
-It plays no part in training. If whoever talks to it goes away, it waits for its children and ends; if it is
-killed, they go on.
+The process takes no part in training. When its stdin closes, it waits for its children and exits; if it is killed,
+they continue.
+
+It computes with one thread: a library that has started threads before a fork waits for them forever after it. Forked
+peers set the number of their threads.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import mmap
 import os
 import select
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from setproctitle import setproctitle
 
-from p2pfl.config import Run, load
-from p2pfl.errors import P2pflError, in_words
+from p2pfl import PeerId
+from p2pfl.errors import P2pflError, error_text
 from p2pfl.models import architecture
 from p2pfl.rng import Streams
-from p2pfl.runfolder import PeerId, RunFolder
-from p2pfl.session import load_data, make_algorithm
+from p2pfl.run_file.load import load
+from p2pfl.run_file.run import Run
+from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.run_folder import RunFolder
 from peers.runtime import Data, run_peer
 
-Children = dict[int, tuple[PeerId, int]]
-"""{process id: (peer, the file for its last words)}"""
-MOST_WORDS = 4096
-"""Bytes of a peer's last words."""
+MAX_ERROR = 4096
+"""Bytes of a peer's error message."""
 
 
 def serve() -> int:
     """Serve requests on stdin until it closes and all children have ended."""
     setproctitle("p2pfl warm")
-    # Building an optimiser imports a good part of torch's compiler; better here once than in every peer.
-    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
-    _say({"event": "ready"})
-    children: Children = {}
-    known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
+    torch.set_num_threads(1)
+    _send_event({"event": "ready"})
+    forks = Forks()
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     listening, pending = True, b""
-    while listening or children:
+    while listening or forks.children:
         ready, _, _ = select.select([woken, *([0] if listening else [])], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            _reap(children)
+            forks.reap()
         if 0 in ready:
             chunk = os.read(0, 65536)
             listening = bool(chunk)
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                _fork_all(json.loads(line), children, known, close=(woken, wake))
+                forks.fork(json.loads(line), close=(woken, wake))
     return 0
 
 
-def _fork_all(
-    request: dict[str, Any],
-    children: Children,
-    known: dict[tuple[Path, bytes], tuple[Run, Data]],
-    close: tuple[int, ...],
-) -> None:
-    """``known`` holds the run that was last asked for, by its run file: peers started again find it loaded."""
-    try:
-        folder = RunFolder.open(Path(request["run"]))
-    except P2pflError as error:
-        print(error, file=sys.stderr, flush=True)
-        for peer in request["peers"]:
-            _say({"event": "exited", "peer": peer, "code": 1, "words": str(error)})
-        return
-    setproctitle(f"p2pfl warm {folder.root}")
-    file = folder.root, folder.run_file.read_bytes()
-    run, data = known.get(file, (None, None))
-    if run is None:
+class Forks:
+    """The peers forked by this process.
+
+    Each shares memory with this process for its error message. Not a pipe, because it may outlive this process; nor a
+    file, because limits on open files and on their size apply to those.
+    """
+
+    def __init__(self) -> None:
+        self.children: dict[int, tuple[PeerId, mmap.mmap]] = {}
+        """{process id: (peer, its error message)}"""
+        self._known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
+        """The last run by its run file, for restarted peers."""
+
+    def fork(self, request: dict[str, Any], close: tuple[int, ...]) -> None:
+        """Fork the peers of a request; each closes the descriptors ``close``."""
         try:
-            run = load(folder.run_file)
-            data = load_data(run)
-            _import_what_peers_import(run, data)
-            known.clear()
-            known[file] = run, data
+            folder = RunFolder.open(Path(request["run"]))
         except P2pflError as error:
-            # Each peer will meet the same error and write it down where its user looks.
-            print(error, file=sys.stderr)
-            run, data = None, None
-    gc.collect()
-    gc.freeze()  # what is shared stays shared: no collector touches it in the children
-    for peer in request["peers"]:
-        # No pipe: peers outlive us, and we do not read before they have ended.
-        words = os.memfd_create("last words")
-        try:
-            pid = os.fork()
-        except OSError as error:
-            os.close(words)
-            _say({"event": "exited", "peer": peer, "code": 1, "words": f"cannot be forked: {error.strerror}"})
-            continue
-        if pid == 0:
-            for descriptor in (*close, *(theirs for _, theirs in children.values())):
-                os.close(descriptor)
-            _become(folder, peer, run, data, words)
-        children[pid] = peer, words
-        _say({"event": "started", "peer": peer, "pid": pid})
+            print(error, file=sys.stderr, flush=True)
+            for peer in request["peers"]:
+                _send_event({"event": "exited", "peer": peer, "code": 1, "error": str(error)})
+            return
+        setproctitle(f"p2pfl warm {folder.root}")
+        run, data = self._load(folder)
+        gc.collect()
+        gc.freeze()  # keeps memory shared: the collector does not touch it in the children
+        for peer in request["peers"]:
+            message = mmap.mmap(-1, MAX_ERROR)
+            try:
+                pid = os.fork()
+            except OSError as error:
+                message.close()
+                _send_event({"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)})
+                continue
+            if pid == 0:
+                for descriptor in close:
+                    os.close(descriptor)
+                for _, other in self.children.values():
+                    other.close()
+                _become(folder, peer, run, data, message)
+            self.children[pid] = peer, message
+            _send_event({"event": "started", "peer": peer, "pid": pid})
+
+    def _load(self, folder: RunFolder) -> tuple[Run, Data] | tuple[None, None]:
+        """Load the run and its data; None if that fails: each peer will raise the same error and log it."""
+        file = folder.root, folder.run_file.read_bytes()
+        if file not in self._known:
+            try:
+                run = load(folder.run_file)
+                data = load_data(run)
+                _import_what_peers_import(run, data)
+            except P2pflError as error:
+                print(error, file=sys.stderr)
+                return None, None
+            self._known = {file: (run, data)}
+        return self._known[file]
+
+    def reap(self) -> None:
+        """Report the peers that have exited."""
+        while self.children:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in self.children:
+                peer, message = self.children.pop(pid)
+                with message:
+                    error = message[:].rstrip(b"\0").decode(errors="replace")
+                code = os.waitstatus_to_exitcode(status)
+                _send_event({"event": "exited", "peer": peer, "code": code, "error": error})
+
+
+def _why_not_forked(error: OSError) -> str:
+    limit = "; the limit on processes is reached: see `ulimit -u` and pids.max of the control group"
+    return f"cannot be forked: {error.strerror}{limit * (error.errno == errno.EAGAIN)}"
 
 
 def _import_what_peers_import(run: Run, data: Data) -> None:
-    """Build one peer of each architecture and throw it away: its imports stay, and are shared."""
+    """Build and drop one peer of each architecture, so that forked peers share its imports."""
     first_of = {architecture(run.file.models.name, peer): peer for peer in reversed(range(run.peers))}
     for peer in first_of.values():
         make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
 
 
-def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, words: int) -> None:
-    """Turn this fresh fork into a peer, and never return."""
+def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, message: mmap.mmap) -> None:
+    """Turn this fresh fork into a peer, and never return. ``message`` receives its error message."""
     code = 1
 
-    def last_words(text: str) -> None:
-        with suppress(OSError):
-            os.pwrite(words, text.encode()[:MOST_WORDS], 0)
+    def report_error(text: str) -> None:
+        encoded = text.encode()[:MAX_ERROR]
+        message[: len(encoded)] = encoded
 
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         detach(folder, peer)
-        code = run_peer(folder, peer, run, data, last_words)
+        code = run_peer(folder, peer, run, data, report_error)
     except BaseException as error:
         traceback.print_exc()
-        last_words(in_words(error))
+        report_error(error_text(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # the parent's exit handlers are not ours to run
+        os._exit(code)  # skips the parent's exit handlers
 
 
 def detach(folder: RunFolder, peer: PeerId) -> None:
-    """Cut the ties to whoever started us: nothing to read, and output goes to the peer's own file, if it can be
-    opened."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    """Detach from the parent's stdio: read from /dev/null, write to the peer's output file if it can be opened."""
+    null = os.open(os.devnull, os.O_RDONLY)
     try:
         output = os.open(folder.peer(peer).output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
         output = os.open(os.devnull, os.O_WRONLY)
-    for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
+    for descriptor, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(descriptor, target)
-    os.close(nothing)
+    os.close(null)
     os.close(output)
 
 
-def _reap(children: Children) -> None:
-    while children:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        if pid in children:
-            peer, words = children.pop(pid)
-            said = os.pread(words, MOST_WORDS, 0).decode(errors="replace")
-            os.close(words)
-            _say({"event": "exited", "peer": peer, "code": os.waitstatus_to_exitcode(status), "words": said})
-
-
-def _say(event: dict[str, Any]) -> None:
+def _send_event(event: dict[str, Any]) -> None:
     try:
         os.write(1, (json.dumps(event) + "\n").encode())
     except OSError:
-        pass  # nobody listens any more; the children matter more
+        pass  # the launcher has exited; the children continue

@@ -1,5 +1,5 @@
-"""What the tests share: conditions with an end, small runs, run folders, a warm process, and a look for what
-was left behind."""
+"""Shared fixtures: waiting for conditions, small runs, run folders, warm processes, and a check that no process
+survives the tests."""
 
 from __future__ import annotations
 
@@ -7,39 +7,35 @@ import asyncio
 import contextlib
 import copy
 import json
-import logging
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
-from p2pfl.chaos import LinkFaults
-from p2pfl.config import Run, Transport, from_dict
-from p2pfl.keys import Keys
-from p2pfl.net import Endpoint, LocalHub, Patience
-from p2pfl.runfolder import RunFolder, write_atomically
-from p2pfl.topology import Topology
-from p2pfl.wire import Layout
-from peers.health import Health
-from peers.keys import new_pair
-from peers.zmqlink import Leaving, ZmqLink
-from tests.bodies import RUN_ID
+from p2pfl.run_file.load import from_dict
+from p2pfl.run_file.run import Run
+from p2pfl.session.files import write_atomically
+from p2pfl.session.run_folder import RunFolder
+from tests.bodies import GENEROUS_DEADLINE, RUN_ID
 
-PATIENCE = 200.0
-"""Seconds after which a condition counts as never met. Nothing waits that long on a machine that is not stuck."""
-ROOM = 100.0
-"""Seconds of a deadline that nobody should miss, however slow the machine: it matters only when something hangs."""
+torch.set_num_threads(1)  # as a peer has by default; pytest-xdist uses the other cores
 
-# How fast examples are drawn and tried says something about the machine, and nothing about the code.
+pytest_plugins = ["tests.launcher_fixtures", "tests.mesh_fixtures"]
+
+TIMEOUT = 200.0
+"""Seconds after which a condition counts as never met. Nothing takes that long unless it hangs."""
+
+# The speed of examples depends on the machine, not on the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -55,14 +51,14 @@ TINY: dict[str, Any] = {
     },
     "models": "tiny-mixer",
     "algorithm": {"name": "dpsgd", "batch": 16},
-    "transport": {"deadline": ROOM, "give_up": 60},
+    "transport": {"deadline": GENEROUS_DEADLINE, "give_up": 60},
     "device": "cpu",
 }
-"""A run of about a tenth of a second per peer and round. Whoever is slow is waited for."""
+"""A run of about a tenth of a second per peer and round, with generous deadlines."""
 
 
 def tree(**changes: Any) -> dict[str, Any]:
-    """TINY with other values; mappings are merged one level deep, except for named things."""
+    """Return TINY with other values; mappings are merged one level deep, unless they have a name."""
     tree = copy.deepcopy(TINY)
     for key, value in changes.items():
         merged = isinstance(value, dict) and isinstance(tree.get(key), dict) and "name" not in value
@@ -72,7 +68,7 @@ def tree(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Run]:
-    """``make_run(rounds=5, transport={"deadline": 9})``: a checked Run like TINY but for that."""
+    """``make_run(rounds=5, transport={"deadline": 9})``: a validated Run, TINY with these changes."""
 
     def make(**changes: Any) -> Run:
         return from_dict(tree(**changes))
@@ -82,31 +78,31 @@ def make_run() -> Callable[..., Run]:
 
 @pytest.fixture(scope="session")
 def prepare() -> Callable[..., RunFolder]:
-    """``prepare(path, run)``: a run folder as `p2pfl launch` would make it."""
+    """``prepare(path, run)``: a run folder as `p2pfl launch` makes it."""
 
     def make(root: Path, run: Run, run_id: str = RUN_ID) -> RunFolder:
         folder = RunFolder.create(root, range(run.peers))
-        folder.write_about({"id": run_id})
+        folder.write_info({"id": run_id})
         folder.run_file.write_text(run.to_yaml())
         return folder
 
     return make
 
 
-def until(condition: Callable[[], Any], what: str = "", patience: float = PATIENCE) -> Any:
-    """Block until ``condition()`` is true and return it; fail after ``patience`` seconds."""
-    end = time.monotonic() + patience
+def until(condition: Callable[[], Any], what: str = "", timeout: float = TIMEOUT) -> Any:
+    """Block until ``condition()`` is true and return its value; fail after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
     while not (met := condition()):
-        assert time.monotonic() < end, f"not within {patience} s: {what or condition}"
+        assert time.monotonic() < end, f"not within {timeout} s: {what or condition}"
         time.sleep(0.01)
     return met
 
 
-async def eventually(condition: Callable[[], Any], what: str = "", patience: float = PATIENCE) -> Any:
+async def eventually(condition: Callable[[], Any], what: str = "", timeout: float = TIMEOUT) -> Any:
     """The same without blocking the event loop."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while not (met := condition()):
-        assert time.monotonic() < end, f"not within {patience} s: {what or condition}"
+        assert time.monotonic() < end, f"not within {timeout} s: {what or condition}"
         await asyncio.sleep(0.005)
     return met
 
@@ -123,27 +119,27 @@ def eventually_fixture() -> Callable[..., Any]:
 
 GATE = """
 import asyncio
-from p2pfl.session import Session
+from p2pfl.session.session import Session
 
 unhindered = Session._round
 
 async def round(self, t):
     gate = self.folder.root.parents[1] / "gate"
     while gate.exists() and t >= int(gate.read_text()):
-        self._release()
-        self._say("queued", t)
+        self.slot.release()
+        self._enter("queued", t)
         await asyncio.sleep(0.005)
     await unhindered(self, t)
 
 Session._round = round
 """
-"""What a warm process runs before it forks, so that ``hold`` stops its peers before a round."""
+"""Run by a warm process before it forks, so that ``hold`` can stop its peers before a round."""
 
 
 @pytest.fixture(scope="session")
 def hold() -> Callable[[RunFolder, int | None], None]:
-    """``hold(folder, 5)``: peers that a warm process with GATE has forked do not begin round 5 or a later one until
-    it is called again; with None they go on to the end. What a test does in the middle of a run is never too late."""
+    """``hold(folder, 5)``: peers of a warm process with GATE do not begin round 5 or a later one until the next call;
+    ``hold(folder, None)`` lets them run to the end. So a test can act in the middle of a run without a race."""
 
     def hold(folder: RunFolder, t: int | None) -> None:
         write_atomically(folder.root / "gate", f"{sys.maxsize if t is None else t}".encode())
@@ -172,13 +168,13 @@ class Warm:
         """Process ids of peers that have not ended."""
         self.codes: dict[int, int] = {}
         """Exit codes of those that have, by process id."""
-        self.words: dict[int, str] = {}
-        """What they have said last, by process id."""
+        self.errors: dict[int, str] = {}
+        """Their error messages, by process id."""
         assert self._event() == {"event": "ready"}
 
     def _event(self) -> dict[str, Any]:
         while b"\n" not in self._pending:
-            assert select.select([self._stdout], [], [], PATIENCE)[0], "the warm process says nothing"
+            assert select.select([self._stdout], [], [], TIMEOUT)[0], "the warm process sends no event"
             chunk = os.read(self._stdout.fileno(), 1 << 16)
             assert chunk, "the warm process has ended"
             self._pending += chunk
@@ -186,12 +182,12 @@ class Warm:
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "exited":
             pid = self.running.pop(event["peer"])
-            self.codes[pid], self.words[pid] = event["code"], event["words"]
+            self.codes[pid], self.errors[pid] = event["code"], event["error"]
         return event
 
     def start(self, folder: RunFolder, peers: Sequence[int] | None = None) -> dict[int, int]:
-        """Fork peers of a run (all of them if not told which). Returns {peer: process id}."""
-        peers = [place.peer for place in folder.peers()] if peers is None else list(peers)
+        """Fork peers of a run, by default all. Return {peer: process id}."""
+        peers = [files.peer for files in folder.peers()] if peers is None else list(peers)
         self._stdin.write(json.dumps({"run": str(folder.root), "peers": peers}).encode() + b"\n")
         started: dict[int, int] = {}
         while len(started) < len(peers):
@@ -202,19 +198,19 @@ class Warm:
         return started
 
     def wait(self, pids: Mapping[int, int]) -> dict[int, int]:
-        """Wait for peers to end. Returns {peer: exit code}."""
+        """Wait for peers to end. Return {peer: exit code}."""
         while not all(pid in self.codes for pid in pids.values()):
             self._event()
         return {peer: self.codes[pid] for peer, pid in pids.items()}
 
     def next_of(self, pids: Mapping[int, int]) -> int:
-        """Wait until one of these peers has ended. Returns which."""
+        """Wait until one of these peers has ended. Return which."""
         while not (ended := [peer for peer, pid in pids.items() if pid in self.codes]):
             self._event()
         return ended[0]
 
     def run(self, folder: RunFolder) -> dict[int, int]:
-        """All peers of a run from start to end. Returns {peer: exit code}."""
+        """Run all peers of a run to the end. Return {peer: exit code}."""
         return self.wait(self.start(folder))
 
     def kill(self) -> None:
@@ -223,7 +219,7 @@ class Warm:
         self.process.wait()
 
     def clear(self) -> None:
-        """Kill peers that a failed test has left, so that no other test meets them."""
+        """Kill peers that a failed test left running."""
         left = dict(self.running)
         for pid in left.values():
             with contextlib.suppress(ProcessLookupError):
@@ -235,14 +231,14 @@ class Warm:
         """Let the warm process end by itself."""
         self.clear()
         self._stdin.close()
-        code = self.process.wait(PATIENCE)
+        code = self.process.wait(TIMEOUT)
         self._stdout.close()
         assert code in (0, -signal.SIGKILL)
 
 
 def _alive(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -270,14 +266,14 @@ def _gated_warm() -> Iterator[Warm]:
 
 @pytest.fixture
 def gated_warm(_gated_warm: Warm) -> Iterator[Warm]:
-    """One for all tests that ``hold`` peers in the middle of a run."""
+    """One warm process with GATE for all tests."""
     yield _gated_warm
     _gated_warm.clear()
 
 
 @pytest.fixture(scope="module")
 def altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
-    """One for a module, which runs the module's PRELUDE before it forks, besides GATE."""
+    """One warm process for a module, with GATE and the module's PRELUDE."""
     warm = Warm(GATE + request.module.PRELUDE)
     yield warm
     warm.close()
@@ -285,7 +281,7 @@ def altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
 
 @pytest.fixture
 def another_warm() -> Iterator[Warm]:
-    """A warm process of one's own, to be killed, with GATE."""
+    """A warm process with GATE that the test may kill."""
     warm = Warm(GATE)
     yield warm
     warm.close()
@@ -293,7 +289,7 @@ def another_warm() -> Iterator[Warm]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail the session if a process survives it: a child of ours, or a peer of a run in our temporary folder."""
+    """Fail the session if a process survives it: a child, or a peer of a run in the temporary folder."""
     yield
     base = str(tmp_path_factory.getbasetemp())
 
@@ -305,7 +301,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
                     ours.add(process)
         return [process for process in ours if _alive(process.pid)]
 
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while survivors() and time.monotonic() < end:
         time.sleep(0.05)
     left = survivors()
@@ -313,92 +309,3 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     for process in left:
         process.kill()
     assert not left, f"processes survived the tests: {described}"
-
-
-class Mesh:
-    """Endpoints of one process on one event loop, over LocalLinks, over sockets or over encrypted ones."""
-
-    def __init__(self, sort: str, addresses: Path) -> None:
-        self.sort = sort
-        self.addresses = addresses
-        self.hub = LocalHub()
-        self.endpoints: list[Endpoint] = []
-        self.links: list[ZmqLink] = []
-        self.pairs = [new_pair() for _ in range(40)] if sort == "encrypted" else []
-
-    def keys(self, me: int) -> Keys | None:
-        return Keys(tuple(public for public, _ in self.pairs), self.pairs[me][1]) if self.pairs else None
-
-    def endpoint(self, me: int, topology: Topology, layouts: Sequence[Layout], deadline: float = ROOM) -> Endpoint:
-        return Endpoint(me, topology, RUN_ID, 5, layouts, Patience(deadline))
-
-    def revived(self, dead: Endpoint) -> Endpoint:
-        """The endpoint of a new process of that peer, with the state that the old one had between its last rounds."""
-        endpoint = self.endpoint(dead.me, dead.topology, dead.layouts[:-2])
-        endpoint.load_state_dict(dead.state_dict())
-        endpoint.t = endpoint.durable = dead.t
-        return endpoint
-
-    def link(
-        self,
-        endpoint: Endpoint,
-        digest: str = "d",
-        jitter: float = 0.0,
-        keys: Keys | None = None,
-        health: Health | None = None,
-        **transport: Any,
-    ) -> ZmqLink:
-        """A link that is not started."""
-        transport = {"deadline": ROOM, "give_up": ROOM, **transport}
-        endpoint.link = link = ZmqLink(
-            endpoint, self.addresses, Transport(**transport), digest, logging.getLogger("mesh"),
-            keys=keys or self.keys(endpoint.me), faults=LinkFaults(jitter=jitter), health=health,
-        )  # fmt: skip
-        self.links.append(link)
-        return link
-
-    async def open(
-        self, topology: Topology, layouts: Sequence[Layout], deadline: float = ROOM, **transport: Any
-    ) -> list[Endpoint]:
-        """One endpoint per peer. Over sockets, messages are held back at random."""
-        self.endpoints = [self.endpoint(me, topology, layouts, deadline) for me in range(topology.peers)]
-        for endpoint in self.endpoints:
-            if self.sort == "local":
-                self.hub.join(endpoint)
-            else:
-                await self.link(endpoint, **{"jitter": 0.004, **transport}).start()
-        return self.endpoints
-
-    async def shut(self, link: ZmqLink, leaving: Leaving = "failed") -> None:
-        """Everything that was sent arrives, but nobody waits for checkpoints, which nobody here makes."""
-        self.links.remove(link)
-        await link.close(leaving)
-
-    async def close(self) -> None:
-        for link in self.links:  # nobody comes back any more
-            link.transport = link.transport.model_copy(update={"give_up": 0.5})
-        await asyncio.gather(*(self.shut(link) for link in list(self.links)))
-
-
-@pytest.fixture(params=["local", "sockets", "encrypted"])
-async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mesh]:
-    """For the behaviour that all sorts of link have in common."""
-    mesh = Mesh(request.param, tmp_path)
-    yield mesh
-    await mesh.close()
-
-
-@pytest.fixture
-async def sockets(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """For the behaviour that only sockets have."""
-    mesh = Mesh("sockets", tmp_path)
-    yield mesh
-    await mesh.close()
-
-
-@pytest.fixture
-async def encrypted(tmp_path: Path) -> AsyncIterator[Mesh]:
-    """For the behaviour that sockets with keys have. Peers 0 to 39 have keys."""
-    mesh = Mesh("encrypted", tmp_path)
-    yield mesh
-    await mesh.close()

@@ -1,1 +1,1 @@
-"""What the papers say will come out, as checks on real data."""
+"""The papers' claims, as checks on real data."""

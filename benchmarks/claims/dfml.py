@@ -1,9 +1,9 @@
-"""DFML's claims, at a size that two cores can do.
+"""DFML's claims, at a size that fits two cores.
 
-Digits (about 115 training samples a peer, where CIFAR-10 gives 4000), ten peers, of which five send in each round,
+Digits (about 115 training samples a peer, where CIFAR-10 gives 4000), ten peers, five of which send in each round,
 with the four small networks of `tiny4` instead of H2 CNNs, batches of 32. DFML has 30 rounds of K = 5 passes (paper:
 500 of 10), in periods of 5, 10 and 15 rounds, with learning rate 0.01 (at 0.03 one of the networks diverges). The
-baselines have 0.03, the best for them of 0.01, 0.03, 0.1, and at least twice as many rounds.
+baselines use 0.03, their best rate of 0.01, 0.03, 0.1, and at least twice as many rounds.
 
 Accuracies are global ones, in percent: on the whole test set, mean over peers, for DFML of the peak models.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Figures, Played, played
+from benchmarks.claims.claim import Claim, Figures, SimulatedRun, simulated
 
 NON_IID = {"name": "dirichlet-train", "beta": 0.1}
 IID = {"name": "iid-train"}
@@ -28,21 +28,21 @@ CE_FIXED: dict[str, Any] = {"supervision": "ce", **WSM_FIXED}
 
 def dfml(
     seed: int, partition: Mapping[str, Any] = NON_IID, graph: str = "complete", eval_every: int = 5, **h: Any
-) -> Played:
+) -> SimulatedRun:
     hyper = {"batch": 32, "lr": 0.01, "mutual_epochs": 5, "period": 5, "period_increment": 5, **h}
     return _run(seed, {"name": "dfml", **hyper}, ROUNDS, eval_every, partition, graph)
 
 
 def baseline(
     seed: int, name: str, rounds: int = 100, partition: Mapping[str, Any] = NON_IID, graph: str = "complete"
-) -> Played:
+) -> SimulatedRun:
     return _run(seed, {"name": name, "batch": 32, "lr": 0.03}, rounds, rounds, partition, graph)
 
 
 def _run(
     seed: int, algorithm: dict[str, Any], rounds: int, eval_every: int, partition: Mapping[str, Any], graph: str
-) -> Played:
-    return played(
+) -> SimulatedRun:
+    return simulated(
         seed,
         rounds=rounds,
         peers=10,
@@ -54,22 +54,24 @@ def _run(
     )
 
 
-def peak(run: Played) -> float:
-    return run.measure("peak")
+def peak(run: SimulatedRun) -> float:
+    return run.extra_metric("peak")
 
 
-def peaks(run: Played, every: int = 5) -> dict[int, float]:
-    """Accuracy of the peak models after so many rounds."""
-    read = run.curve(lambda record: 100.0 * record["measures"]["peak"]["accuracy"] if record["measures"] else -1.0)
+def peaks(run: SimulatedRun, every: int = 5) -> dict[int, float]:
+    """Return the accuracy of the peak models by number of completed rounds."""
+    read = run.curve(
+        lambda record: 100.0 * record["extra_metrics"]["peak"]["accuracy"] if record["extra_metrics"] else -1.0
+    )
     return {t + 1: accuracy for t, accuracy in enumerate(read) if accuracy >= 0}
 
 
 def rise_and_fall(seed: int) -> Figures:
-    """Fig. 8, whose supervision is CE: from the second period on, round by round."""
+    """Fig. 8, with CE supervision, from the second period on."""
     run = dfml(seed, **CE)
     regular = run.curve(lambda record: 100.0 * record["personal"]["accuracy"])
     kept = list(peaks(run).values())
-    alpha = [record["observed"]["alpha"] for record in run.records(0)]
+    alpha = [record["diagnostics"]["alpha"] for record in run.records(0)]
     after, last = MAXIMA[0] + 1, MAXIMA[1] + 1
     return {
         "regular, α = 1": fmean(regular[t] for t in MAXIMA[1:]),
@@ -82,7 +84,7 @@ def rise_and_fall(seed: int) -> Figures:
 def against(
     partition: Mapping[str, Any], *names: str, rounds: int, graph: str = "complete"
 ) -> Callable[[int], Figures]:
-    """DFML, and the baselines after so many rounds."""
+    """Compare DFML to baselines after ``rounds`` rounds."""
 
     def measure(seed: int) -> Figures:
         others = {
@@ -99,7 +101,7 @@ def first_is_largest(figures: Figures) -> bool:
 
 
 def rounds_to_catch_up(seed: int) -> Figures:
-    """Rounds, in steps of five, until the peak models are as good as Dec. FedAvg's are at the end; 99 if never."""
+    """Rounds, in steps of five, until the peak models reach Dec. FedAvg's final accuracy; 99 if never."""
     goal = baseline(seed, "fedavg-dec").accuracy
     reached = [rounds for rounds, accuracy in peaks(dfml(seed)).items() if accuracy >= goal]
     return {"dfml's rounds to fedavg-dec's 100": min(reached, default=99)}

@@ -1,9 +1,9 @@
-"""FedStyle's claims, at a size that two cores can do.
+"""FedStyle's claims, at a size that fits two cores.
 
-MNIST and USPS at 16x16 are two styles of the digits, one peer each (Table 1, «Client @1»), λ = 1, SimCLR, τ = 0.07,
+MNIST and USPS at 16x16 are two styles of the digits, one peer each (Table 1, "Client @1"), λ = 1, SimCLR, τ = 0.07,
 SGD with learning rate 0.1, batch 64, E_s = 10, E_l = 5, as in the paper; but two convolutions and 64 features instead
 of ResNet18, 400 training samples a peer instead of some 30,000, and 20 rounds instead of 100. The probe of the global
-model sees 2,000 training samples of each style. Accuracies are on the whole test sets, in percent, after the last
+model uses 2,000 training samples of each style. Accuracies are on the whole test sets, in percent, after the last
 round: *generalization* the mean over styles, *personal* the mean over peers.
 """
 
@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.claims.claim import Claim, Figures, Played, played
-from p2pfl.config import from_dict
+from benchmarks.claims.claim import Claim, Figures, SimulatedRun, simulated
+from p2pfl.learning.evaluation import evaluate
 from p2pfl.rng import Streams
-from p2pfl.session import load_data, make_algorithm
-from p2pfl.training import evaluate
+from p2pfl.run_file.load import from_dict
+from p2pfl.session.build import load_data, make_algorithm
 
 ROUNDS = 20
 
@@ -48,30 +48,30 @@ def keys(method: str, **switches: Any) -> dict[str, Any]:
     }
 
 
-def generalization(run: Played) -> float:
-    return 100.0 * run.results[0].measures["generalization"]
+def generalization(run: SimulatedRun) -> float:
+    return 100.0 * run.results[0].extra_metrics["generalization"]
 
 
-def personal(run: Played) -> float:
+def personal(run: SimulatedRun) -> float:
     return run.accuracy
 
 
-def compared(accuracy: Callable[[Played], float], *methods: str) -> Callable[[int], Figures]:
-    return lambda seed: {method: accuracy(played(seed, **keys(method))) for method in methods}
+def compared(accuracy: Callable[[SimulatedRun], float], *methods: str) -> Callable[[int], Figures]:
+    return lambda seed: {method: accuracy(simulated(seed, **keys(method))) for method in methods}
 
 
 def with_and_without_style(seed: int) -> Figures:
-    """The same nets, personalized with Eq. 4 and with the content features alone."""
-    run = played(seed, **keys("fedstyle"))
+    """Evaluate the same nets, personalized with Eq. 4 and with the content features alone."""
+    run = simulated(seed, **keys("fedstyle"))
     plain = from_dict({"name": "claim", "device": "cpu", **keys("fedstyle", stylized=False), "seed": seed})
-    data, cpu, found = load_data(plain), torch.device("cpu"), []
+    data, cpu, evaluations = load_data(plain), torch.device("cpu"), []
     for me in range(plain.peers):
         peer = make_algorithm(plain, me, data, cpu, Streams(seed, me))
         peer.load_state_dict(run.state(me))
-        found.append(evaluate(peer.predict, peer.data, peer.data.test))
+        evaluations.append(evaluate(peer.predict, peer.data, peer.data.test))
     return {
         "h_c + G([h_c, h_s])": personal(run),
-        "h_c": 100.0 * sum(one.accuracy for one in found if one is not None) / len(found),
+        "h_c": 100.0 * sum(found.accuracy for found in evaluations if found is not None) / len(evaluations),
     }
 
 
@@ -87,7 +87,7 @@ CLAIMS = (
     Claim(
         "features without labels",
         "§ Evaluations",
-        "a linear probe does better on FedStyle's global net than on an untrained one, by 10 points",
+        "a linear probe on FedStyle's global net beats one on an untrained net by 10 points",
         compared(generalization, "fedstyle", "untrained"),
         first_is_larger(by=10.0),
     ),
@@ -101,7 +101,7 @@ CLAIMS = (
     Claim(
         "generalization, generator trained",
         "Tables 1–3",
-        "FedStyle with a generator that is trained along above unsupervised FedAvg",
+        "FedStyle with a trained generator above unsupervised FedAvg",
         compared(generalization, "G trained", "fedavg"),
         first_is_larger(),
     ),
@@ -115,14 +115,14 @@ CLAIMS = (
     Claim(
         "personalization, generator trained",
         "Tables 1–3",
-        "FedStyle with a generator that is trained along above unsupervised FedAvg",
+        "FedStyle with a trained generator above unsupervised FedAvg",
         compared(personal, "G trained", "fedavg"),
         first_is_larger(),
     ),
     Claim(
         "stylized content feature",
         "figure in § Ablation studies",
-        "personal accuracy with Eq. 4 above that with the content features alone, of the same nets",
+        "personal accuracy with Eq. 4 above that of the same nets with content features alone",
         with_and_without_style,
         first_is_larger(),
     ),

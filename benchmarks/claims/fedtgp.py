@@ -1,11 +1,11 @@
-"""FedTGP's claims, at a size that two cores can do.
+"""FedTGP's claims, at a size that fits two cores.
 
 Fashion-MNIST, ten peers with the eight networks of HtCNN8, batch 10, learning rate 0.01, as in the paper; but 15
 rounds instead of 1000, about 125 training samples a peer instead of 2600, and 64 features (one of Table 4's) instead
-of 512, which makes training the prototypes five times faster. A tenth of all samples, 700 a peer, is for testing; of
-the rest all but a fiftieth is held out, and nobody touches it.
+of 512, which makes training the prototypes five times faster. A tenth of all samples, 700 a peer, is for testing;
+98 % of the rest is unused.
 
-Accuracy is Σ correct / Σ samples over the peers' own test splits, in percent, after the last round.
+Accuracy is Σ correct / Σ samples over the peers' local test splits, in percent, after the last round.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims.claim import Claim, Figures, Played, played
-from p2pfl.config import from_dict
-from p2pfl.session import load_data
+from benchmarks.claims.claim import Claim, Figures, SimulatedRun, simulated
+from p2pfl.run_file.load import from_dict
+from p2pfl.session.build import load_data
 
 PEERS = 10
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
@@ -39,42 +39,42 @@ def keys(method: str, partition: str = "practical", rounds: int = 15, features: 
     }
 
 
-def accuracy(run: Played) -> float:
+def accuracy(run: SimulatedRun) -> float:
     return 100.0 * sum(result.correct for result in run.results) / sum(result.samples for result in run.results)
 
 
 def accuracies(methods: Sequence[str], **where: Any) -> Callable[[int], Figures]:
-    return lambda seed: {method: accuracy(played(seed, **keys(method, **where))) for method in methods}
+    return lambda seed: {method: accuracy(simulated(seed, **keys(method, **where))) for method in methods}
 
 
 def against(name: str, **change: Any) -> Callable[[int], Figures]:
-    """FedTGP with another hyper-parameter, and as it is."""
+    """Compare FedTGP with a changed hyper-parameter to unchanged FedTGP."""
     return lambda seed: {
-        name: accuracy(played(seed, **keys("fedtgp", **change))),
-        "fedtgp": accuracy(played(seed, **keys("fedtgp"))),
+        name: accuracy(simulated(seed, **keys("fedtgp", **change))),
+        "fedtgp": accuracy(simulated(seed, **keys("fedtgp"))),
     }
 
 
 def observed(seed: int, names: Mapping[str, str], **where: Any) -> Figures:
-    """What peer 0 observed in the last round, by method; on a complete graph all peers observe the same."""
+    """Return peer 0's diagnostics of the last round, by method; on a complete graph they are equal on all peers."""
     figures = {}
     for method in ("fedproto", "fedtgp"):
-        last = played(seed, **keys(method, **where)).records(0)[-1]["observed"]
-        figures.update({f"{method} {shown}": last[name] for name, shown in names.items()})
+        last = simulated(seed, **keys(method, **where)).records(0)[-1]["diagnostics"]
+        figures.update({f"{method} {label}": last[name] for name, label in names.items()})
     return figures
 
 
 def traffic(seed: int) -> Figures:
-    """Numbers that all peers send in a round, as counted and as Table 5's formula says, without and with a server."""
-    run, given = played(seed, **keys("fedtgp")), keys("fedtgp")
-    dataset, shares = load_data(from_dict({"name": "claim", "seed": seed, **given}))
-    features, labels = given["models"]["features"], dataset.labelled.pool
-    held = [len(np.unique(labels[share.train])) for share in shares]
-    counted = [peer[-1]["out"] for peer in run.all_records]
+    """Return the numbers sent in a round, as counted and by Table 5's formulas without and with a server."""
+    run, given = simulated(seed, **keys("fedtgp")), keys("fedtgp")
+    dataset, subsets = load_data(from_dict({"name": "claim", "seed": seed, **given}))
+    features, labels = given["models"]["features"], dataset.labels.pool
+    local_classes = [len(np.unique(labels[subset.train])) for subset in subsets]
+    counted = [peer[-1]["sent"] for peer in run.all_records]
     return {
         "counted": sum(kinds["Prototypes"][1] for out in counted for kinds in out.values()) / 4,
-        "Σ over directed edges of d·C_j": features * sum(held) * (PEERS - 1),
-        "with a server, Σ d·(C_j + C)": features * sum(own + dataset.classes for own in held),
+        "Σ over directed edges of d·C_j": features * sum(local_classes) * (PEERS - 1),
+        "with a server, Σ d·(C_j + C)": features * sum(count + dataset.classes for count in local_classes),
     }
 
 
@@ -84,15 +84,15 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         "margins, class by class",
         "Fig. 1",
-        "share of the classes whose global prototype is at least as far from the nearest other as at the best peer: "
+        "fraction of the classes whose global prototype is as far from the nearest other as at the best peer: "
         "fedtgp = 1 > fedproto",
-        lambda seed: observed(seed, {"wider": "share"}),
-        lambda f: f["fedtgp share"] == 1.0 > f["fedproto share"],
+        lambda seed: observed(seed, {"wider": "fraction"}),
+        lambda f: f["fedtgp fraction"] == 1.0 > f["fedproto fraction"],
     ),
     Claim(
         "smallest margin",
         "Fig. 1",
-        "smallest distance of global prototypes against the largest of the peers' own, d = 512, 8 rounds: "
+        "smallest distance of global prototypes against the largest one of a peer, d = 512, 8 rounds: "
         "fedtgp's at least that, fedproto's less",
         lambda seed: observed(seed, {"margin": "global", "peer_margin": "best peer"}, rounds=8, features=512),
         lambda f: f["fedtgp global"] >= f["fedtgp best peer"] and f["fedproto global"] < f["fedproto best peer"],

@@ -1,8 +1,8 @@
-"""L2C and meta-L2C: who finds whom, what it is worth, what pruning saves, and what an encoder knows of other tasks.
+"""L2C's claims: the learned groups, accuracy, savings by pruning, and transfer of the encoder to other tasks.
 
 Scaled down from 100 peers with FedAvg's CNN, 400 training images each, CIFAR and 100 rounds to 15 or 20 peers with
-a CNN of 11,000 numbers, 32 to 150 training images each, Fashion-MNIST (and MNIST to learn an encoder on) and 10 or 15
-rounds. Learning rates, batches, decays and the encoder are the paper's. Accuracy is masked to the peer's own classes.
+a CNN of 11,000 parameters, 32 to 150 training images each, Fashion-MNIST (and MNIST to train an encoder) and 10 or 15
+rounds. Learning rates, batches, decays and the encoder are the paper's. Accuracy is masked to local classes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims.claim import Claim, Figures, Played, played
-from p2pfl import checkpoint
-from p2pfl.config import from_dict
-from p2pfl.session import load_data
+from benchmarks.claims.claim import Claim, Figures, SimulatedRun, simulated
+from p2pfl.run_file.load import from_dict
+from p2pfl.session import checkpoint
+from p2pfl.session.build import load_data
 
 LOCAL: dict[str, Any] = {"batch": 10, "lr": 0.01, "momentum": 0.0, "weight_decay": 5e-4}
 MODEL = "dfml-cnn-8-16"
@@ -29,10 +29,10 @@ MODEL = "dfml-cnn-8-16"
 GROUPS_ROUNDS = 10
 
 
-def groups(seed: int, rounds: int = GROUPS_ROUNDS, dataset: str = "fashion-mnist", **algorithm: Any) -> Played:
+def groups(seed: int, rounds: int = GROUPS_ROUNDS, dataset: str = "fashion-mnist", **algorithm: Any) -> SimulatedRun:
     """15 peers in 5 groups of 3 with the same two classes, 48 training and 12 validation images of each."""
     partition = {"name": "groups", "groups": 5, "per_class": 60}
-    return played(
+    return simulated(
         seed,
         rounds=rounds,
         peers=15,
@@ -43,20 +43,20 @@ def groups(seed: int, rounds: int = GROUPS_ROUNDS, dataset: str = "fashion-mnist
     )
 
 
-def found(run: Played, t: int) -> Figures:
+def found(run: SimulatedRun, t: int) -> Figures:
     """Whether the weights of round ``t`` show the groups.
 
-    ``right``: share of the peers (in percent) to whom the three of their group weigh most; ``inside``, ``outside``:
-    mean weight of another peer of the own group, and of one of another group.
+    ``right``: percentage of the peers that give the largest weights to the three of their group. ``inside``,
+    ``outside``: mean weight of another peer of the same group, and of a peer of another group.
     """
     group = [result.group for result in run.results]
     right, inside, outside = [], [], []
     for i in range(len(group)):
         w = {int(j): weight for j, weight in run.records(i)[t]["weights"].items()}
-        mine = {j for j in w if group[j] == group[i]}
-        right.append(set(sorted(w, key=lambda j: -w[j])[: len(mine)]) == mine)
-        inside += [weight for j, weight in w.items() if j in mine - {i}]
-        outside += [weight for j, weight in w.items() if j not in mine]
+        group_of_i = {j for j in w if group[j] == group[i]}
+        right.append(set(sorted(w, key=lambda j: -w[j])[: len(group_of_i)]) == group_of_i)
+        inside += [weight for j, weight in w.items() if j in group_of_i - {i}]
+        outside += [weight for j, weight in w.items() if j not in group_of_i]
     return {"right": 100.0 * fmean(right), "inside": fmean(inside), "outside": fmean(outside)}
 
 
@@ -66,8 +66,8 @@ def groups_show(figures: Figures) -> bool:
 
 @cache
 def encoder_of(seed: int) -> Path:
-    """An encoder that has learned on MNIST: 15 peers with two classes each, by the shards of Fig. 2."""
-    run = played(
+    """Train an encoder on MNIST: 15 peers with two classes each, by the shards of Fig. 2."""
+    run = simulated(
         1000 + seed,
         rounds=GROUPS_ROUNDS,
         peers=15,
@@ -89,10 +89,10 @@ def transfer(seed: int) -> Figures:
 
 
 def pruning(seed: int) -> Figures:
-    """Fig. 9: to 2 of 14 neighbours, 14 %, after the first 4 rounds."""
+    """Fig. 9: prune to 2 of 14 neighbors (14 %) after the first 4 rounds."""
     dense, sparse = groups(seed, name="l2c"), groups(seed, name="l2c", prune_round=3, prune_to=2)
     saved = 100.0 * (1 - sparse.messages("Update") / dense.messages("Update"))
-    return {"all heard": dense.accuracy, "pruned": sparse.accuracy, "messages saved": saved}
+    return {"not pruned": dense.accuracy, "pruned": sparse.accuracy, "messages saved": saved}
 
 
 # ---- Fig. 7: weights and shared classes --------------------------------------------------------------------
@@ -101,7 +101,7 @@ SHARED = {"dataset": "fashion-mnist", "partition": {"name": "shards", "classes_p
 
 
 def shared_classes(seed: int) -> Iterator[tuple[int, float]]:
-    """For each ordered pair of 20 peers with 5 of 10 classes each: how many they share, and w_ij after 10 rounds."""
+    """Yield (shared classes, w_ij after 10 rounds) for each ordered pair of 20 peers with 5 of 10 classes each."""
     keys: dict[str, Any] = {
         "rounds": 10,
         "peers": 20,
@@ -110,9 +110,9 @@ def shared_classes(seed: int) -> Iterator[tuple[int, float]]:
         "algorithm": {"name": "l2c", **LOCAL, "local_epochs": 2, "prune_round": None},
         "eval_every": 10,
     }
-    dataset, shares = load_data(from_dict({"name": "claim", "device": "cpu", **keys, "seed": seed}))
-    classes = [set(dataset.train.labels[share.train].tolist()) for share in shares]
-    for i, w in enumerate(played(seed, **keys).weights()):
+    dataset, subsets = load_data(from_dict({"name": "claim", "device": "cpu", **keys, "seed": seed}))
+    classes = [set(dataset.train.labels[subset.train].tolist()) for subset in subsets]
+    for i, w in enumerate(simulated(seed, **keys).weights()):
         yield from ((len(classes[i] & classes[j]), weight) for j, weight in w.items() if j != i)
 
 
@@ -131,12 +131,12 @@ def grows(figures: Figures) -> bool:
 # ---- Tables 2 and 3: accuracy on shards --------------------------------------------------------------------
 
 NEIGHBORS = 2
-"""A tenth of the peers: the neighbours that DPSGD has, and those that L2C keeps."""
+"""A tenth of the peers: the neighbors that DPSGD has, and that L2C keeps."""
 
 
-def shards(seed: int, name: str, graph: str = "complete", **algorithm: Any) -> Played:
+def shards(seed: int, name: str, graph: str = "complete", **algorithm: Any) -> SimulatedRun:
     """20 peers with two classes each, 16 training and 4 validation images of each, 5 epochs in each of 15 rounds."""
-    return played(
+    return simulated(
         seed,
         rounds=15,
         peers=20,
@@ -149,19 +149,19 @@ def shards(seed: int, name: str, graph: str = "complete", **algorithm: Any) -> P
     )
 
 
-def local(seed: int) -> Played:
+def local(seed: int) -> SimulatedRun:
     return shards(seed, "local")
 
 
-def dpsgd(seed: int) -> Played:
+def dpsgd(seed: int) -> SimulatedRun:
     return shards(seed, "dpsgd", graph="ring")
 
 
-def learned(seed: int, name: str) -> Played:
+def learned(seed: int, name: str) -> SimulatedRun:
     return shards(seed, name, prune_round=4, prune_to=NEIGHBORS)
 
 
-def worst_tenth(run: Played) -> float:
+def worst_tenth(run: SimulatedRun) -> float:
     accuracies = sorted(100.0 * result.accuracy for result in run.results if result.accuracy is not None)
     return fmean(accuracies[: max(1, len(accuracies) // 10)])
 
@@ -182,23 +182,23 @@ def table_3(seed: int) -> Figures:
 
 CLAIMS: Sequence[Claim] = (
     Claim(
-        name="L2C: those with one task find each other",
+        name="L2C: peers with the same task find each other",
         paper="Fig. 4a",
-        expects="after 10 rounds, for all of 15 peers the 3 of their group weigh most, and inside > 2 * outside",
+        expects="after 10 rounds all 15 peers weigh the 3 of their group most, and inside > 2 * outside",
         measure=lambda seed: found(groups(seed, name="l2c"), GROUPS_ROUNDS - 1),
         holds=groups_show,
     ),
     Claim(
-        name="meta-L2C: those with one task find each other",
+        name="meta-L2C: peers with the same task find each other",
         paper="Fig. 4b",
         expects="the same",
         measure=lambda seed: found(groups(seed, name="meta-l2c"), GROUPS_ROUNDS - 1),
         holds=groups_show,
     ),
     Claim(
-        name="a meta-L2C of other tasks finds them at once",
+        name="a meta-L2C trained on other tasks finds them at once",
         paper="Fig. 4c, Table 4",
-        expects="the same in the first round, with a frozen encoder that has learned on MNIST",
+        expects="the same in the first round, with a frozen encoder trained on MNIST",
         measure=transfer,
         holds=groups_show,
     ),
@@ -212,7 +212,7 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         name="local training beats DPSGD on such tasks",
         paper="Table 2",
-        expects="local > dpsgd (5 epochs, a tenth of the peers as neighbours)",
+        expects="local > dpsgd (5 epochs, a tenth of the peers as neighbors)",
         measure=table_2,
         holds=lambda figures: figures["local"] > figures["dpsgd"],
     ),
@@ -231,7 +231,7 @@ CLAIMS: Sequence[Claim] = (
         holds=lambda figures: figures["meta-l2c"] > max(figures["local"], figures["dpsgd"]),
     ),
     Claim(
-        name="the worst off gain",
+        name="the worst peers gain",
         paper="Table 3",
         expects="worst tenth of the peers: l2c > local, meta-l2c > local",
         measure=table_3,
@@ -240,8 +240,8 @@ CLAIMS: Sequence[Claim] = (
     Claim(
         name="pruning saves messages and costs no accuracy",
         paper="Fig. 9",
-        expects="2 of 14 neighbours from the fifth round on: accuracy within 0.5 points, > 40 % fewer messages",
+        expects="2 of 14 neighbors from the fifth round on: accuracy within 0.5 points, > 40 % fewer messages",
         measure=pruning,
-        holds=lambda figures: figures["pruned"] > figures["all heard"] - 0.5 and figures["messages saved"] > 40.0,
+        holds=lambda figures: figures["pruned"] > figures["not pruned"] - 0.5 and figures["messages saved"] > 40.0,
     ),
 )

@@ -1,15 +1,15 @@
-"""Do the papers' claims come out? ``make claims``, or ``python -m benchmarks.claims --only mapl --seeds 5``.
+"""Measure the papers' claims: ``make claims``, or ``python -m benchmarks.claims --only mapl --seeds 5``.
 
-Each module beside this one holds the claims of one paper. A claim is measured for several seeds; the table says for
-how many of them it holds, with mean and standard deviation of its figures. Fashion-MNIST, MNIST and USPS are looked
-for in $P2PFL_DATA.
+Each other module of this package has the claims of one paper. A claim is measured for several seeds; the table shows
+for how many of them it holds, with mean and standard deviation of its figures. Fashion-MNIST, MNIST and USPS are read
+from $P2PFL_DATA.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import multiprocessing
+import multiprocessing  # noqa: TID251  # forks or communicates with its children
 import os
 import sys
 import time
@@ -33,12 +33,12 @@ def claims_of(paper: str) -> Sequence[Claim]:
     return claims
 
 
-def measure(paper: str, seed: int, named: str | None) -> list[dict[str, Any]]:
-    """All claims of one paper for one seed, in one process, so that they can share runs."""
+def measure(paper: str, seed: int, name_part: str | None) -> list[dict[str, Any]]:
+    """Measure all claims of one paper for one seed, in one process, so that they share runs."""
     os.nice(5)
     outcomes = []
     for claim in claims_of(paper):
-        if named is not None and named.lower() not in claim.name.lower():
+        if name_part is not None and name_part.lower() not in claim.name.lower():
             continue
         began = time.perf_counter()
         try:
@@ -59,54 +59,52 @@ def verdict(outcomes: Sequence[Mapping[str, Any]]) -> str:
     return f"{'in some runs' if held else 'not reproduced'} ({held} of {len(outcomes)} seeds)"
 
 
-def shown(values: Sequence[float]) -> str:
+def mean_and_std(values: Sequence[float]) -> str:
     digits = max(0, min(4, 2 - len(str(int(abs(fmean(values)))).lstrip("0")) + 1))
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
     return f"{fmean(values):.{digits}f}{spread}"
 
 
 def table(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Markdown: a section per paper, a row per claim."""
+    """Return Markdown lines: a section per paper, a row per claim."""
     for paper in dict.fromkeys(outcome["paper"] for outcome in outcomes):
         yield f"\n## {paper}\n"
         yield "| claim | paper | expected | measured | verdict |\n|---|---|---|---|---|"
         for claim in claims_of(paper):
-            mine = [one for one in outcomes if (one["paper"], one["claim"]) == (paper, claim.name)]
-            failed = [one["error"] for one in mine if "error" in one]
-            done = [one for one in mine if "error" not in one]
-            names = dict.fromkeys(name for one in done for name in one["figures"])  # some seeds have one more
-            values = {name: [one["figures"][name] for one in done if name in one["figures"]] for name in names}
-            figures = "; ".join(f"{name} {shown(value)}" for name, value in values.items())
-            if mine:
-                says = f"failed: {failed[0]}" if failed else verdict(done)
-                yield f"| {claim.name} | {claim.paper} | {claim.expects} | {figures} | {says} |"
-        spent = sum(one["seconds"] for one in outcomes if one["paper"] == paper)
+            matching = [o for o in outcomes if (o["paper"], o["claim"]) == (paper, claim.name)]
+            failed = [outcome["error"] for outcome in matching if "error" in outcome]
+            done = [outcome for outcome in matching if "error" not in outcome]
+            names = dict.fromkeys(name for outcome in done for name in outcome["figures"])  # some seeds have more
+            values = {name: [o["figures"][name] for o in done if name in o["figures"]] for name in names}
+            figures = "; ".join(f"{name} {mean_and_std(value)}" for name, value in values.items())
+            if matching:
+                result = f"failed: {failed[0]}" if failed else verdict(done)
+                yield f"| {claim.name} | {claim.paper} | {claim.expects} | {figures} | {result} |"
+        spent = sum(outcome["seconds"] for outcome in outcomes if outcome["paper"] == paper)
         yield f"\n{spent / 60:.1f} minutes of computing."
 
 
 @click.command(help=__doc__)
-@click.option("--only", multiple=True, type=click.Choice(PAPERS), help="Claims of this paper.")
-@click.option("--claim", help="Claims whose name contains this.")
+@click.option("--only", multiple=True, type=click.Choice(PAPERS), help="Measure the claims of this paper.")
+@click.option("--claim", help="Measure the claims whose name contains this.")
 @click.option("--seeds", default=3, show_default=True, help="Seeds 0, 1, … for each claim.")
-@click.option("--jobs", default=os.cpu_count(), show_default="cores", help="Processes at a time.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Append each outcome to this file, a JSON object a line."
-)
-@click.option("--show", type=click.Path(path_type=Path, exists=True), help="Measure nothing: the table of this file.")
+@click.option("--jobs", default=os.cpu_count(), show_default="cores", help="Parallel processes.")
+@click.option("--out", type=click.Path(path_type=Path), help="Append each outcome to this file as a JSON line.")
+@click.option("--show", type=click.Path(path_type=Path, exists=True), help="Only print the table of this file.")
 def main(
     only: tuple[str, ...], claim: str | None, seeds: int, jobs: int, out: Path | None, show: Path | None
 ) -> None:
     if show is not None:
         lines = show.read_text(encoding="utf-8").splitlines()
-        finish([one for one in map(json.loads, lines) if one["paper"] in (only or PAPERS)])
+        finish([outcome for outcome in map(json.loads, lines) if outcome["paper"] in (only or PAPERS)])
         return
-    units = [(paper, seed) for seed in range(seeds) for paper in only or PAPERS]
+    tasks = [(paper, seed) for seed in range(seeds) for paper in only or PAPERS]
     outcomes: list[dict[str, Any]] = []
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
-        waiting = [pool.submit(measure, paper, seed, claim) for paper, seed in units]
-        for done in as_completed(waiting):
-            for outcome in done.result():
+        futures = [pool.submit(measure, paper, seed, claim) for paper, seed in tasks]
+        for future in as_completed(futures):
+            for outcome in future.result():
                 click.echo(json.dumps(outcome), err=True)
                 outcomes.append(outcome)
                 if out is not None:
@@ -116,7 +114,7 @@ def main(
 
 
 def finish(outcomes: list[dict[str, Any]]) -> None:
-    """Print the table; exit with 1 if something could not be measured."""
+    """Print the table; exit with 1 if a claim could not be measured."""
     outcomes.sort(key=lambda outcome: (outcome["paper"], outcome["seed"]))
     for line in table(outcomes):
         click.echo(line)

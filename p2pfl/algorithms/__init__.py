@@ -1,4 +1,4 @@
-"""The methods that a run file can name, one file per paper."""
+"""The algorithms that a run file can name, one file per paper."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.algorithms.mapl_plus import MAPLPlus
 from p2pfl.algorithms.meta_l2c import MetaL2C
-from p2pfl.options import Table
+from p2pfl.run_file.options import Table
 
-_METHODS: tuple[type[Algorithm[Any]], ...] = (
+_ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,
     FedAvg,
     LGFedAvg,
@@ -39,4 +39,4 @@ _METHODS: tuple[type[Algorithm[Any]], ...] = (
     FedStyle,
 )
 
-ALGORITHMS: Table[type[Algorithm[Any]]] = Table("algorithm", {method.name: method for method in _METHODS})
+ALGORITHMS: Table[type[Algorithm[Any]]] = Table({algorithm.name: algorithm for algorithm in _ALGORITHMS})

@@ -1,38 +1,43 @@
-"""What every algorithm has: a model, samples, random streams, hyper-parameters, and one round at a time.
+"""Base class of all algorithms: a model, local samples, random streams, hyper-parameters, and one round at a time.
 
 An algorithm is the paper's pseudo-code as a coroutine, ``round``, with the paper's equations as pure functions
-beside it. It trains, predicts, speaks and mixes. It does not evaluate, time, count, log or write: the session
-that drives it does.
+beside it. It trains, predicts, exchanges messages and averages. The session that drives it evaluates, measures
+time, counts bytes, logs and writes files.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from time import perf_counter
-from typing import Any, ClassVar, Generic, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor
 
+from p2pfl import PeerId
+from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.peer_data import PeerData
+from p2pfl.learning.trainer import Trainer
+from p2pfl.messaging.net import Net
+from p2pfl.messaging.schema import B, Body, Layout
+from p2pfl.messaging.schema import is_finite as is_finite_body
+from p2pfl.messaging.tensor_file import Spool
 from p2pfl.models import Model
-from p2pfl.net import Net
-from p2pfl.options import Options
 from p2pfl.rng import Streams
-from p2pfl.runfolder import PeerId
-from p2pfl.tensors import clone, is_finite
-from p2pfl.training import Measure, Meter, PeerData
-from p2pfl.wire import Body, Layout
+from p2pfl.run_file.options import Options
+from p2pfl.tensors import Tensors, assign, has_diverged
 
 H = TypeVar("H", bound=Options)
 
+Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+"""A fraction of the peers, greater than 0."""
+
 
 @dataclass(frozen=True)
-class Setting:
+class Context:
     """What a peer is given before round 0."""
 
     me: PeerId
@@ -45,196 +50,143 @@ class Setting:
     architectures: tuple[str, ...]
     """Name of each peer's architecture, by id."""
     build: Callable[[PeerId], Model]
-    """A fresh model on ``device`` like that of the given peer. Initial values come from torch's global RNG."""
+    """Build a new model on ``device`` with the given peer's architecture, initialized from torch's global RNG."""
+    samples: tuple[int, ...] = ()
+    """Number of each peer's training samples, by id; the run file's partition determines it."""
 
 
-class Algorithm(ABC, Generic[H]):
-    """Base of all methods. A subclass sets the class attributes, ``setup``, ``round``, ``loss``, ``layouts``."""
+class Algorithm(Trainer, ABC, Generic[H]):
+    """Base of all algorithms. A subclass sets class attributes and implements ``setup``, ``round``, ``layouts``.
+
+    ``Trainer`` trains the model; a subclass overrides its ``loss`` if that is not the cross-entropy.
+    """
 
     name: ClassVar[str]
-    gist: ClassVar[str]
-    """What travels and what becomes of it, in one line: `p2pfl algorithms` tells methods of one paper apart by it."""
+    summary: ClassVar[str]
+    """One line: what is sent and how it is used. `p2pfl algorithms` lists it."""
     title: ClassVar[str]
     authors: ClassVar[str]
     venue: ClassVar[str]
     url: ClassVar[str]
     Hyper: ClassVar[type[Options]]
     homogeneous: ClassVar[bool] = False
-    """Whole models are mixed, so all peers need one architecture; they also start from one initial model."""
+    """Whole models are averaged: all peers need one architecture, and start from one initial model."""
     linear_heads: ClassVar[bool] = False
-    """Weights of heads are compared or mixed, so each must be one linear layer: ``model.linear_head``."""
+    """Head weights are compared or averaged: each head must be one linear layer, ``model.linear_head``."""
     equal_features: ClassVar[bool] = False
-    """Heads, features or prototypes are exchanged, so all peers need one number of features."""
+    """Heads, features or prototypes are exchanged: all peers need the same number of features."""
     masked_evaluation: ClassVar[bool] = False
-    """The paper evaluates each peer among its own classes only; a run file's ``masked_test`` wins over it."""
+    """The paper evaluates each peer on its local classes only; a run file's ``masked_test`` overrides it."""
     needs_validation: ClassVar[bool] = False
-    """The method learns something from the peer's validation samples, so each peer must have some."""
+    """The algorithm learns from validation samples: each peer must have some."""
+    prunes: ClassVar[bool] = False
+    """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
-    """Attributes that make up the method's state: what a checkpoint holds and a digest covers."""
+    """Attributes that make up the algorithm's state, in checkpoints and digests."""
+    pretrained: ClassVar[tuple[str, ...]] = ()
+    """Modules of ``state`` that start from an earlier run if the hyper-parameter of the same name holds its path."""
 
-    model: Model
-    optimizer: torch.optim.Optimizer
-    views: int = 1
-    """Augmented views of each sample in a training batch."""
     finished: bool = False
-    """Set by a method that ends before the run's last round."""
+    """Set by an algorithm that ends before the run's last round."""
 
-    def __init__(self, hyper: H, setting: Setting) -> None:
+    def __init__(self, hyper: H, context: Context) -> None:
+        super().__init__(context.model, context.data, context.streams)
         self.hyper = hyper
-        self.me = setting.me
-        self.peers = setting.peers
-        self.seed = setting.seed
-        self.model = setting.model
-        self.data = setting.data
-        self.streams = setting.streams
-        self.device = setting.device
-        self.architectures = setting.architectures
-        self.build = setting.build
-        self.meter = Meter()
-        self.training_seconds = 0.0
-        self.after_batch: Callable[[], None] = lambda: None
+        self.me = context.me
+        self.peers = context.peers
+        self.seed = context.seed
+        self.device = context.device
+        self.architectures = context.architectures
+        self.build = context.build
+        self.sample_counts = range(1 + max(context.samples, default=0))
+        """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
+        self._spools: defaultdict[tuple[type[Body], str], Spool] = defaultdict(Spool)  # one file per tensor layout
         self.setup()
         for module in self._modules():
             module.eval()
 
+    # ---- what a subclass implements
+
     @abstractmethod
     def setup(self) -> None:
-        """Make what the method needs besides the model: optimiser, prototypes, weights.
+        """Create what the algorithm needs besides the model: optimizer, prototypes, weights.
 
-        Raises OptionErrors: a hyper-parameter does not go with the model or the data.
+        Raises:
+            OptionErrors: a hyper-parameter does not fit the model or the data.
         """
 
     @abstractmethod
     async def round(self, t: int, net: Net) -> None:
-        """One round of the paper's algorithm."""
-
-    @abstractmethod
-    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Terms of the training loss on one batch; their sum is minimised.
-
-        Args:
-            x: float [views * B, C, H, W], the first views of all samples, then the second ones.
-            labels: int64 [views * B].
-        """
+        """Run one round of the paper's algorithm."""
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:
-        """What neighbours may say: kinds, dtypes, shapes. Anything else is refused on arrival."""
-
-    def stow(self, body: Body) -> Body:
-        """What a body that has just arrived is kept as until the round takes it; by default as it is.
-
-        For methods that hear many whole models (p2pfl/spool.py). Over sockets this runs on the I/O thread, while
-        the peer trains: it may touch nothing but the body.
-        """
-        return body
+        """Return what messages this peer accepts: kinds, dtypes, shapes, ranges. Others are refused on arrival."""
 
     def predict(self, x: Tensor) -> Tensor:
-        """Class scores [B, K] of normalised images [B, C, H, W]."""
+        """Return class scores [B, K] of normalized images [B, C, H, W]."""
         scores: Tensor = self.model(x)
         return scores
 
     def weights(self) -> Mapping[PeerId, float] | None:
-        """The last row of mixing weights, self included, for the records; None if the method has none."""
+        """Return the last row of mixing weights, including the peer's own, for the records; None without weights."""
         return None
 
-    def measures(self, whole: bool) -> Iterable[Measure]:
-        """What else to evaluate whenever ``predict`` is: by name, in the records and the summary.
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """Return what to evaluate besides ``predict``, by name, for the records and the summary.
 
         Args:
             whole: the run file asks for the whole test set too (``global_test``).
         """
         return ()
 
-    def observations(self) -> Mapping[str, float]:
-        """The method's own numbers after a round, for the records."""
+    def diagnostics(self) -> Mapping[str, float]:
+        """Return the algorithm's own measurements of the last round, for the records."""
         return {}
 
-    # -- what subclasses use
+    # ---- receiving and averaging
 
-    def train(
-        self,
-        *,
-        epochs: int | None = None,
-        steps: int | None = None,
-        batch: int,
-        step: Callable[[Tensor, Tensor], None] | None = None,
-        order: str = "batches",
-    ) -> None:
-        """Train for so many epochs over the own samples, or for so many steps.
+    def on_receive(self, body: Body) -> Body:
+        """Return what to keep of a received body until the round uses it.
 
-        Args:
-            step: takes a batch of images and labels; by default ``self.step``. For methods that train in phases.
-            order: name of the stream that shuffles the samples.
+        With the hyper-parameter ``spool``, dicts of tensors move to a file (p2pfl/messaging/tensor_file.py). Over
+        sockets this runs on the I/O thread while the peer trains, so it accesses nothing but the body.
         """
-        began = perf_counter()
-        with self.training():
-            for images, labels in self._batches(epochs, steps, batch, self.streams.numpy(order)):
-                (step or self.step)(images, labels)
-                self.after_batch()
-        self.training_seconds += perf_counter() - began
+        if not getattr(self.hyper, "spool", False):
+            return body
+        named = {field.name: getattr(body, field.name) for field in fields(body)}
+        models = {name: value for name, value in named.items() if isinstance(value, Mapping)}
+        return replace(body, **{name: self._spools[type(body), name].put(model) for name, model in models.items()})
 
-    def train_soundly(self, *, epochs: int, batch: int) -> None:
-        """Train; if that leaves NaN or infinity in the model, all is as if it had not been, the optimiser too."""
-        model, optimizer = clone(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict())
-        self.train(epochs=epochs, batch=batch)
-        if not all(map(is_finite, self.model.state_dict().values())):
-            self.model.load_state_dict(model)
-            self.optimizer.load_state_dict(optimizer)
+    async def exchange_including_own(
+        self, net: Net, body: B, among: Collection[PeerId] | None = None
+    ) -> dict[PeerId, B]:
+        """Exchange ``body`` with the neighbors and add the peer's own if it is ``among`` the senders."""
+        received = await net.exchange(body, among=among)
+        return self.including_local(received, body) if among is None or self.me in among else received
 
-    def _batches(
-        self, epochs: int | None, steps: int | None, size: int, order: np.random.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        if steps is None:
-            for _ in range(epochs or 0):
-                yield from self.data.batches(size, order)
-            return
-        done = 0
-        while done < steps and len(self.data.train):
-            for batch in self.data.batches(size, order):
-                yield batch
-                done += 1
-                if done == steps:
-                    return
+    def including_local(self, received: Mapping[PeerId, B], local: B) -> dict[PeerId, B]:
+        """Return the received bodies and this peer's ``local`` one, as a server would see them.
 
-    def step(self, images: Tensor, labels: Tensor) -> None:
-        """One optimiser step on a batch of uint8 images."""
-        with self.streams.torch("augmentation"):
-            x = self.inputs(images)
-        labels = labels.repeat(self.views)
-        self.descend(self.optimizer, lambda: self.loss(x, labels), len(images))
+        ``Net`` drops received bodies that have diverged. The local one is dropped too: a peer whose training diverged
+        continues with those of the others.
+        """
+        return {**received, self.me: local} if is_finite_body(local) else dict(received)
 
-    def inputs(self, images: Tensor) -> Tensor:
-        """What ``loss`` gets of a batch of uint8 images: augmented views, one below the other."""
-        return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
+    def assign_unless_diverged(self, target: Tensors, values: Tensors) -> bool:
+        """Copy ``values`` into ``target`` in place unless one has diverged; return whether they were copied.
 
-    def descend(self, optimizer: torch.optim.Optimizer, loss: Callable[[], dict[str, Tensor]], samples: int) -> None:
-        """One step of ``optimizer`` on the sum of the terms, which are metered as means over so many samples."""
-        optimizer.zero_grad(set_to_none=True)
-        with self.streams.torch("dropout"):
-            terms = loss()
-            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        self.meter.add(terms, samples)
+        ``Net`` drops received bodies that have diverged, but the local values may have diverged too.
+        """
+        if any(map(has_diverged, values.values())):
+            return False
+        assign(target, values)
+        return True
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Modules in training mode inside, in evaluation mode outside."""
-        for module in self._modules():
-            module.train()
-        try:
-            yield
-        finally:
-            for module in self._modules():
-                module.eval()
-
-    def _modules(self) -> Iterator[nn.Module]:
-        return (value for value in vars(self).values() if isinstance(value, nn.Module))
-
-    # -- state
+    # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """The method's whole state, as nested dicts of tensors and plain values (not copied)."""
+        """Return the whole state as nested dicts of tensors and plain values; tensors are not copied."""
         return {name: _state_of(getattr(self, name)) for name in self.state}
 
     @torch.no_grad()

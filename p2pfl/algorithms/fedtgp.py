@@ -1,128 +1,125 @@
-"""FedTGP: trainable global prototypes.
+"""FedTGP: Trainable global prototypes.
 
-Jianqing Zhang, Yang Liu, Yang Hua, Jian Cao: «FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
-Contrastive Learning for Data and Model Heterogeneity in Federated Learning», AAAI 2024.
+Jianqing Zhang, Yang Liu, Yang Hua, Jian Cao: "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
+Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
 https://arxiv.org/abs/2401.03230
 
-As FedProto (fedproto.py): peers with different models exchange class prototypes, train guided by global ones, and
-classify by the nearest. But means of prototypes lie closer together than the prototypes of the best peer; so the
-global ones are trained instead, to be near what the peers call that class and far from what they call another, by
-a margin that follows the peers':
+Peers with different models exchange class prototypes, train guided by global ones, and classify by the nearest. Means
+of prototypes, as in FedProto, lie closer together than the prototypes of the best peer. So the global ones are
+trained: near the peers' prototypes of the same class, far from those of others, by an adaptive margin:
 
     P̂ = F(P´)     P´: K x d trainable vectors     F: linear d x d, ReLU, linear d x d
 
-Algorithm 1 in round t on peer i; the server's lines 10 and 11 are computed by every peer over {i} ∪ N_i, from the
-same initial values and in the same order (``net.shared``), so that on a complete graph all copies of P̂ are the
-paper's, equal bit for bit:
+Algorithm 1 in round t on peer i. Every peer computes the server's lines 10 and 11 over {i} ∪ N_i, from the same
+initial values and in the same order (``net.shared``): on a complete graph all copies of P̂ equal the paper's.
 
-     4  I^t: a share ρ of the peers takes part
+     4  I^t: a fraction ρ of the peers takes part
      7  train on  cross-entropy + λ · distance of f_i(x) to P̂^y                      (Eq. 11)
      8  P_i^c = mean of f_i(x) over the training samples of class c                  (Eq. 2)
      9  send P_i
-    10  δ(t) from the unweighted class means of what came                            (Eq. 9)
-    11  S epochs of SGD on P´ and F over what came, the contrastive loss with δ(t)   (Eq. 10)
+    10  δ(t) from the unweighted class means of the received prototypes              (Eq. 9)
+    11  S epochs of SGD on P´ and F over them, the contrastive loss with δ(t)        (Eq. 10)
+
+Lines 7 and 8 are in prototypes.py.
 
 Differs from the paper:
 
-- δ(t) = min(max_c min_{c'≠c} ‖Q^c − Q^c'‖, τ), as in the released code: the widest class's distance to its nearest
-  neighbour. Eq. 9 prints the largest distance between any two (``margin: pairwise-max``). With one class heard of
-  there is no such distance, and δ(t) = 0 (the code takes τ).
-- λ and its distance are those of the released code, as in fedproto.py; Eq. 11 as printed is ``distance: euclidean``.
-- in the first round peers train on the cross-entropy alone, as in the released code; Algorithm 1 hands out the random
-  initial P̂ already then.
-- the loss is the mean over a batch, where Eqs. 5 and 10 print sums: a matter of the learning rate, which the paper
-  does not give. Batch and rate are the released code's.
-- a class has a global prototype only once a prototype of it was heard. The code compares with all K; on a complete
-  graph with all peers the two differ in nothing but classes that no peer has.
-- the fixed margin of Table 6 (FM) is τ itself; the paper does not say what it was.
-- peers that do not take part in a round hear the others and train P̂ too, so that all copies stay equal.
-- on a sparse graph each peer's global prototypes are those of its own neighbourhood.
-- a neighbour that misses a deadline is left out of that round's lines 10 and 11, and so are prototypes with NaN or
-  infinity or absurdly large numbers, the own ones too. After a missed message the copies of P̂ stay different, for
-  they are trained on and not computed anew. Equal bits also need one kind of device and one number of threads.
-- a last training batch of one sample is left out when there are others.
+- δ(t) = min(max_c min_{c'≠c} ‖Q^c − Q^c'‖, τ), as in the released code: the largest of the distances between a class
+  and the nearest other one. Eq. 9 prints the largest distance between any two (``margin: pairwise-max``). With one
+  class δ(t) = 0 (the code takes τ).
+- λ and its distance are those of the released code: λ = 10 with the mean squared error; Eq. 11 as printed is
+  ``distance: euclidean``, with λ = 0.1.
+- In the first round peers train on the cross-entropy alone, as in the released code; Algorithm 1 sends the random
+  initial P̂ before it.
+- The loss is the mean over a batch, where Eqs. 5 and 10 print sums: a matter of the learning rate, which the paper
+  does not give. Batch and learning rate are the released code's.
+- A class has a global prototype only after a peer has sent a local one. The code compares with all K; on a complete
+  graph the two differ only in classes that no peer has.
+- The fixed margin of Table 6 (FM) is τ; the paper does not give its value.
+- Peers that do not take part in a round receive and train P̂ too, so that all copies stay equal.
+- On a sparse graph each peer's global prototypes are those of its own neighborhood.
+- Lines 10 and 11 skip neighbors that miss the deadline or whose prototypes have diverged, and the peer's own if they
+  have. After a missed message the copies of P̂ stay different, as training continues from them.
+  Equal bits also need the same kind of device and number of threads.
+- A last training batch of a single sample is skipped, unless it is the only batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, one_hot, relu
+from torch.nn.functional import one_hot, relu
 
 from p2pfl import rng
-from p2pfl.algorithms.fedproto import Guidance, Guided, Heard, class_means, distances, gaps
-from p2pfl.net import Net
+from p2pfl.algorithms.prototypes import (
+    GuidedTraining,
+    PrototypeGuided,
+    PrototypeTable,
+    class_means,
+    compare_margins,
+    distances,
+    margins,
+)
+from p2pfl.messaging.net import Net
 
 
 @dataclass(frozen=True)
-class Hyper(Guidance):
+class Hyper(GuidedTraining):
     margin: Literal["adaptive", "pairwise-max", "fixed", "none"] = "adaptive"
     """δ(t): adaptive as in the released code; pairwise-max: Eq. 9 as printed; fixed: τ in every round (FM in
     Table 6); none: 0, the standard contrastive loss of Eq. 6 (SCL)."""
     threshold: PositiveFloat = 100.0
-    """τ, which δ(t) never exceeds (Table 7)."""
+    """τ, the maximum of δ(t) (Table 7)."""
     transform: bool = True
-    """F on top of the vectors P´ (Table 6: w/o F)."""
+    """Apply F to the vectors P´ (Table 6: w/o F)."""
     prototype_epochs: PositiveInt = 100
-    """S, epochs over the prototypes that came, in each round (Table 7)."""
+    """S, epochs over the received prototypes in each round (Table 7)."""
     prototype_batch: PositiveInt = 10
-    """Prototypes in one step of SGD."""
+    """Prototypes per step of SGD on P̂."""
     prototype_lr: PositiveFloat = 0.01
-    """Its learning rate."""
+    """Learning rate of P̂."""
 
 
-# ---- ACL: adaptive-margin-enhanced contrastive learning ------------------------------------------------------
-
-
-def adaptive_margin(centres: Tensor, h: Hyper) -> float:
-    """δ(t), Eq. 9, of the class centres Q [n, d]; see Hyper.margin."""
+def adaptive_margin(centers: Tensor, h: Hyper) -> float:
+    """Return δ(t), Eq. 9, of the class centers Q [n, d]; see Hyper.margin."""
     if h.margin == "none":
         return 0.0
     if h.margin == "fixed":
         return h.threshold
-    if len(centres) < 2:
+    if len(centers) < 2:
         return 0.0
-    apart = gaps(centres) if h.margin == "adaptive" else distances(centres, centres)
+    apart = margins(centers) if h.margin == "adaptive" else distances(centers, centers)
     return min(float(apart.max()), h.threshold)
 
 
-def acl_loss(values: Tensor, labels: Tensor, prototypes: Tensor, margin: float) -> Tensor:
-    """Eq. 10, as the mean over the given prototypes of peers.
+def acl_gradient(values: Tensor, targets: Tensor, prototypes: Tensor, margin: float) -> Tensor:
+    """Return the gradient [K, d] of the contrastive loss L, Eq. 10, with respect to P̂.
 
-    The cross-entropy of the scores −(φ(P_j, P̂^c') + δ·1[c' = c]) over all K classes c'.
+    L is the cross-entropy of the scores −(‖P_b − P̂^k‖ + δ·1[k = c_b]) over all K classes, averaged over the batch.
+    With p_bk the softmax of the scores, ∂L/∂P̂^k = 1/B Σ_b (1[k = c_b] − p_bk) · (P̂^k − P_b) / ‖P̂^k − P_b‖.
 
     Args:
-        values: P_j^c, float [B, d].
-        labels: their classes c, int64 [B].
+        values: P_b, local prototypes, float [B, d].
+        targets: their classes c_b, one-hot, float [B, K].
         prototypes: P̂, float [K, d].
         margin: δ(t).
     """
-    apart = distances(values, prototypes) + margin * one_hot(labels, len(prototypes)).to(values.dtype)
-    return cross_entropy(-apart, labels)
-
-
-def acl_gradient(values: Tensor, targets: Tensor, prototypes: Tensor, margin: float) -> Tensor:
-    """The gradient of ``acl_loss`` with respect to P̂, [K, d]; ``targets`` are the labels one-hot, float [B, K].
-
-    With p_bk the softmax of the scores, ∂L/∂P̂^k = 1/B Σ_b (1[k = c_b] − p_bk) · (P̂^k − P_b) / ‖P̂^k − P_b‖.
-    """
     apart = distances(values, prototypes)
     probabilities = torch.softmax(-(apart + margin * targets), dim=1)
-    pulls = torch.where(apart > 0, (targets - probabilities) / apart, 0.0) / len(values)  # at a prototype: none
+    pulls = torch.where(apart > 0, (targets - probabilities) / apart, 0.0) / len(values)  # distance 0: no direction
     return pulls.sum(0)[:, None] * prototypes - pulls.T @ values
 
 
 class TrainablePrototypes(nn.Module):
-    """P̂ = F(P´) [K, d] (Fig. 3). Initial values come from torch's global RNG.
+    """P̂ = F(P´) [K, d] (Fig. 3), initialized from torch's global RNG.
 
-    A thousand small steps a round are what the method costs, so ``descend`` goes back through F by hand and adds
-    each rank-K gradient to the weights in place: with 10 classes half of the time that autograd and an optimiser
-    take for the same arithmetic.
+    The algorithm's cost is a thousand small steps per round. So ``descend`` differentiates F by hand and adds each
+    rank-K gradient to the weights in place, which takes half the time of autograd and an optimizer with 10 classes.
     """
 
     def __init__(self, classes: int, features: int, transform: bool) -> None:
@@ -139,7 +136,7 @@ class TrainablePrototypes(nn.Module):
 
     @torch.no_grad()
     def descend(self, values: Tensor, targets: Tensor, margin: float, lr: float) -> None:
-        """One step of SGD on Eq. 10 over a batch; arguments as those of ``acl_gradient``."""
+        """Take one step of SGD on Eq. 10 over a batch; see ``acl_gradient`` for the arguments."""
         if self.inner is None or self.outer is None:
             self.vectors.sub_(acl_gradient(values, targets, self.vectors, margin), alpha=lr)
             return
@@ -147,31 +144,28 @@ class TrainablePrototypes(nn.Module):
         at_output = acl_gradient(values, targets, self.outer(hidden), margin)
         at_hidden = (at_output @ self.outer.weight) * (hidden > 0)
         at_vectors = at_hidden @ self.inner.weight
-        for layer, entering, gradient in (
-            (self.outer, hidden, at_output),
-            (self.inner, self.vectors, at_hidden),
-        ):
-            layer.weight.addmm_(gradient.T, entering, alpha=-lr)
+        for layer, inputs, gradient in ((self.outer, hidden, at_output), (self.inner, self.vectors, at_hidden)):
+            layer.weight.addmm_(gradient.T, inputs, alpha=-lr)
             layer.bias.sub_(gradient.sum(0), alpha=lr)
         self.vectors.sub_(at_vectors, alpha=lr)
 
     def fit(
         self, values: Tensor, labels: Tensor, margin: float, orders: Iterable[Tensor], batch: int, lr: float
     ) -> None:
-        """Line 11: one epoch for each order, a permutation of the rows of ``values``."""
+        """Line 11: one epoch per entry of ``orders``, a permutation of the rows of ``values``."""
         targets = one_hot(labels, len(self.vectors)).to(values.dtype)
         for order in orders:
             shuffled = order.to(values.device)
             batches = zip(torch.split(values[shuffled], batch), torch.split(targets[shuffled], batch), strict=True)
-            for some, their_targets in batches:
-                self.descend(some, their_targets, margin, lr)
+            for batch_values, batch_targets in batches:
+                self.descend(batch_values, batch_targets, margin, lr)
 
 
-class FedTGP(Guided[Hyper]):
-    """FedTGP, Algorithm 1. It observes δ(t) too, as ``delta``."""
+class FedTGP(PrototypeGuided[Hyper]):
+    """FedTGP, Algorithm 1. Its diagnostics include δ(t), as ``delta``."""
 
     name = "fedtgp"
-    gist = "as fedproto, but the global prototypes are trained to lie apart, not averaged"
+    summary = "as fedproto, but the global prototypes are trained to lie apart, not averaged"
     title = (
         "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning "
         "for Data and Model Heterogeneity in Federated Learning"
@@ -180,7 +174,7 @@ class FedTGP(Guided[Hyper]):
     venue = "AAAI 2024"
     url = "https://arxiv.org/abs/2401.03230"
     Hyper = Hyper
-    state = (*Guided.state, "trainable")
+    state = (*PrototypeGuided.state, "trainable")
 
     def setup(self) -> None:
         super().setup()
@@ -188,18 +182,28 @@ class FedTGP(Guided[Hyper]):
             trainable = TrainablePrototypes(self.model.classes, self.model.features, self.hyper.transform)
         self.trainable = trainable.to(self.device)
 
-    def globalize(self, heard: Heard, net: Net) -> None:
+    async def round(self, t: int, net: Net) -> None:
         h = self.hyper
-        equal = torch.ones_like(heard.samples)
-        centres, present = class_means(heard.values, heard.labels, equal, self.model.classes)
-        margin = adaptive_margin(centres[present], h)  # line 10
+        participants = net.participants(h.participation)  # line 4
+        if self.me in participants:
+            self.train(epochs=h.local_epochs, batch=h.batch)  # line 7
+        table = await self.exchange_prototypes(net, participants)  # lines 8, 9
+        self.measured = {}
+        if len(table):
+            centers, present = class_means(table, self.model.classes, weighted=False)
+            margin = adaptive_margin(centers[present], h)  # line 10
+            self.train_prototypes(table, margin, net)  # line 11
+            self.known = self.known | present
+            self.measured = compare_margins(table, self.prototypes, self.known) | {"delta": margin}
 
-        def orders() -> Iterable[Tensor]:
+    def train_prototypes(self, table: PrototypeTable, margin: float, net: Net) -> None:
+        """Line 11, with shuffles that are the same on every peer."""
+        h = self.hyper
+
+        def orders() -> Iterator[Tensor]:
             for _ in range(h.prototype_epochs):
-                self.after_batch()  # S epochs may take a while: time to look up
-                yield torch.from_numpy(net.shared.permutation(len(heard.labels)))
+                self.after_batch()  # S epochs may take a while: allow a stop in between
+                yield torch.from_numpy(net.shared.permutation(len(table)))
 
-        self.trainable.fit(heard.values, heard.labels, margin, orders(), h.prototype_batch, h.prototype_lr)  # line 11
+        self.trainable.fit(table.values, table.labels, margin, orders(), h.prototype_batch, h.prototype_lr)
         self.prototypes = self.trainable().detach().clone()
-        self.known = self.known | present
-        self.observed["delta"] = margin

@@ -1,20 +1,20 @@
 """LG-FedAvg: local representations, global heads.
 
 Paul Pu Liang, Terrance Liu, Liu Ziyin, Nicholas B. Allen, Randy P. Auerbach, David Brent, Ruslan Salakhutdinov,
-Louis-Philippe Morency: «Think Locally, Act Globally: Federated Learning with Local and Global Representations», 2020.
+Louis-Philippe Morency: "Think Locally, Act Globally: Federated Learning with Local and Global Representations", 2020.
 https://arxiv.org/abs/2001.01523
 
-A round is FedAvg's, but only the head travels and is averaged: backbones stay local and may be of any architecture
-whose features have the same number. Head and backbone are trained together.
+A round is FedAvg's, but only the head is sent and averaged. Backbones stay local and may have any architecture with
+the same number of features. Head and backbone are trained together.
 
 Differs from the paper:
 
-- no server; what that means is said in fedavg.py.
-- the head is one linear layer, all that stands behind the features.
-- the local representation is trained by the cross-entropy alone, as in comparisons by later papers: no auxiliary
+- There is no server; see fedavg.py for what follows from that.
+- The head is one linear layer, everything after the features.
+- The local representation is trained with the cross-entropy alone, as in comparisons by later papers: no auxiliary
   self-supervised or adversarial term.
-- heads start equal on all peers, as a server would hand them out.
-- a peer whose backbone diverged stays so: only its head is replaced by the average of the others'.
+- Heads start equal on all peers, as if sent by a server.
+- A peer whose backbone diverged stays diverged: only its head is replaced by the average of the others'.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LGFedAvg(FedAvg):
     """LG-FedAvg: FedAvg of the heads."""
 
     name = "lg-fedavg"
-    gist = "heads travel and are averaged; backbones stay local and may differ"
+    summary = "heads are sent and averaged; backbones stay local and may differ"
     title = "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
     authors = "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency"
     venue = "arXiv 2020"
@@ -45,5 +45,5 @@ class LGFedAvg(FedAvg):
         super().setup()
 
     def shared_part(self) -> dict[str, Tensor]:
-        """What is averaged: weight and bias of the head."""
+        """Return the tensors to average: weight and bias of the head."""
         return parameters_of(self.model.linear_head)

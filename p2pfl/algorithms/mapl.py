@@ -2,127 +2,74 @@
 
 Sayak Mukherjee, Andrea Simonetto, Hadi Jamali-Rad, 2024. https://arxiv.org/abs/2403.19792
 
-Peers with different backbones learn personalized models *and* the graph of who should collaborate with whom.
-They exchange class prototypes every round, and classifier heads from round T_thr (``warmup``) on. Backbones
-never leave the peer.
+Peers with different backbones learn personalized models *and* the collaboration graph. They exchange class prototypes
+every round, and classifier heads from round T_thr (``warmup``) on. Backbones never leave the peer.
 
     backbone f_θ: x → z      projector f_ψ: z → p      head g_φ: z → logits      prototypes ξ: K x d_p
 
-Differs from the paper (``preset: official`` follows the authors' released code instead where it differs):
+Differs from the paper (``preset: official`` follows the authors' released code where that differs):
 
-- temperature 0.2; the paper's 100 flattens the softmax until contrastive terms have almost no gradient.
+- The temperature is 0.2; the paper's 100 flattens the softmax until the contrastive terms have almost no gradient.
 - l_ce and l_cont are means over the batch, as l_proto is; the paper prints sums over all samples.
-- a ReLU stands *before* the linear head, as in the released code, not on its output; it makes the heads of
-  different backbones comparable.
-- heads start small (``head_init_scale``) and head, projector and prototypes start equal on all peers
-  (``shared_init``): both make the heads comparable earlier. The paper starts each peer at random.
-- the optimiser's state lives across rounds, that of the prototypes too, which mixing replaces.
-- similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases
-  are neither sent nor compared.
-- γ counts the samples of {i} and its neighbours in the graph, also of those that it does not hear any more; not those
-  of all peers, whom nobody knows. (Were those left out that have no weight, γ would grow with each of them, and with
-  it the similarity term against the regulariser, until the peer is alone.)
-- the degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
-  plain projected gradient steps of ``graph_lr``: the paper gives neither optimiser nor rate for it.
-- a neighbour without weight is not heard again: without its head, no similarity could bring it back.
-- prototype rows of classes that nobody in the mix has samples of stay as they are. For this, prototypes travel
-  with the sender's classes, as heads do with its number of samples.
-- all peers mix what the others had before mixing; the paper's pseudo-code (Algorithm 4) replaces them one by one.
-- a neighbour that misses a deadline, or sends NaN or infinity, keeps its weight and is left out of that round's
-  graph step and mix. A peer whose own head is not finite learns no graph.
+- A ReLU stands *before* the linear head, as in the released code, not on its output.
+- Heads start small (``head_init_scale``), and head, projector and prototypes start equal on all peers
+  (``shared_init``): this makes heads comparable earlier. The paper starts each peer at random.
+- The optimizer's state persists across rounds, also that of the prototypes, which averaging replaces.
+- Similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases are
+  neither sent nor compared.
+- γ counts the samples of {i} and its graph neighbors, including pruned ones; the paper's counts those of all peers,
+  which no peer knows. (Without the pruned ones γ would grow with each of them, and with it the similarity term
+  against the regularizer, until the peer is alone.)
+- The degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
+  plain projected gradient steps of ``graph_lr``: the paper gives neither optimizer nor learning rate.
+- A pruned neighbor never returns: without its head, no similarity can raise its weight.
+- Prototypes of classes without samples at any averaged peer stay unchanged. For this, prototypes are sent with the
+  sender's classes, as heads are with its number of samples.
+- All peers average the prototypes from before averaging; the paper's Algorithm 4 replaces them one by one.
+- A neighbor that misses the deadline or has diverged keeps its weight and is excluded from that round's graph step
+  and average. A peer whose own head has diverged learns no graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy, normalize, relu
+from torch.nn.functional import cross_entropy, relu
 
-from p2pfl import losses, rng
+from p2pfl import PeerId, rng
+from p2pfl.algorithms import mapl_losses
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.net import Net
-from p2pfl.options import Options
-from p2pfl.runfolder import PeerId
-from p2pfl.tensors import is_finite
-from p2pfl.training import make_optimizer
-from p2pfl.wire import Body, Layout
-
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+from p2pfl.algorithms.mapl_graph import GraphLearning, collaborative_graph_learning, confidence, similarities
+from p2pfl.learning.optimizers import Beta, OptimizerName
+from p2pfl.messaging.net import Net
+from p2pfl.messaging.schema import Body, Layout
+from p2pfl.tensors import has_diverged
 
 
 @dataclass(frozen=True)
-class Hyper(Options):
+class Hyper(mapl_losses.Losses, GraphLearning):
     preset: Literal["paper", "official"] = "paper"
-    """paper: the formulas as printed; official: what the authors' code does. Other keys win over it."""
-    local_epochs: PositiveInt = 1
-    """E, epochs of PML in one round."""
-    batch: PositiveInt = 64
-    """B samples, in two augmented views each, in one step."""
+    """paper: the formulas as printed; official: the authors' released code. Other keys override it."""
+    optimizer: OptimizerName = "adam"
     lr: PositiveFloat = 1e-4
-    """Adam's learning rate."""
     betas: tuple[Beta, Beta] = (0.5, 0.999)
-    """Adam's betas."""
-    weight_decay: NonNegativeFloat = 0.0
-    """ℓ2 penalty added to the gradient."""
     fresh_optimizer: bool = False
-    """Forget Adam's state at the start of each round."""
-
-    temperature: PositiveFloat = 0.2
-    """τ of l_cont and l_proto (the paper prints 100)."""
-    losses: Literal["paper", "official"] = "paper"
-    """Form of l_cont, l_proto and l_uni; official: sum inside the log, raw ξ at temperature 1, exp(<ξ,ξ>/100)."""
-    contrastive: bool = True
-    """l_cont on (Table 2)."""
-    prototype: bool = True
-    """l_proto on (Fig. 3)."""
-    uniformity: bool = True
-    """l_uni on (Table 2)."""
+    """Reset the optimizer's state at the start of each round."""
     projector_hidden: PositiveInt = 4096
-    """Width of the projector's hidden layer; small backbones want a small one."""
+    """Width of the projector's hidden layer; small backbones need a small one."""
     head_relu: bool = True
     """ReLU before the head."""
     head_init_scale: PositiveFloat = 0.1
     """Factor on torch's default initial weights of the head."""
     shared_init: bool = True
     """Head, projector and prototypes start equal on all peers."""
-
-    cgl: bool = True
-    """Learn the collaboration graph (Table 2); otherwise weights stay uniform and no head is sent."""
-    warmup: NonNegativeInt = 100
-    """T_thr, the first round with CGL."""
-    graph_steps: PositiveInt = 1
-    """E_g, gradient steps on w in one round (Table 6)."""
-    graph_lr: PositiveFloat = 1.0
-    """Learning rate of w."""
-    graph_optimizer: Literal["sgd", "adam"] = "sgd"
-    """sgd: plain projected gradient; adam: a fresh Adam each round with the betas above."""
-    mu_similarity: NonNegativeFloat = 0.5
-    """μ1, weight of the similarity term in l_g."""
-    mu_regularizer: NonNegativeFloat = 0.1
-    """μ2, weight of the regulariser in l_g."""
-    beta: NonNegativeFloat = 0.5
-    """β, weight of the norm in the regulariser."""
-    epsilon: PositiveFloat = 1e-6
-    """ε in the logarithm of the degree."""
-    similarity: Literal["rows", "flat", "off"] = "rows"
-    """s_ij: mean cosine of the heads' rows, cosine of the flattened heads, or 1 for all (Table 3)."""
-    scale_similarity: bool = False
-    """Divide the neighbours' s_ij by the largest of them, if that is positive."""
-    confidence: bool = True
-    """γ by sample counts; otherwise equal (Table 3)."""
-    norm: Literal["l1", "l2"] = "l2"
-    """Norm in the regulariser (Table 3)."""
-    degree_term: Literal["constant", "exact"] = "constant"
-    """Differentiate the logarithm of the degree (exact) or not."""
-    prune: bool = True
-    """Stop hearing peers whose weight is 0."""
     message_budget: PositiveInt | None = None
-    """End the run when all peers together have sent so many prototype messages (Table 4)."""
+    """End the run when all peers together have sent this many prototype messages (Table 4)."""
 
     PRESETS: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "official": {
@@ -137,9 +84,6 @@ class Hyper(Options):
             "prune": False,
         }
     }
-
-
-# ---- what peers say ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -160,127 +104,35 @@ class Prototypes(Body):
 
 @dataclass(frozen=True)
 class Spent(Body):
-    """Prototype messages sent so far, int64 []; summed over all peers when there is a budget."""
+    """Prototype messages sent so far, int64 []; summed over all peers by an allreduce if there is a budget."""
 
     messages: Tensor
 
 
-# ---- CGL: learning the collaboration graph (Algorithm 2) ------------------------------------------------------
+def aggregate(own: Prototypes, received: Mapping[PeerId, Prototypes], w: Tensor, me: PeerId) -> Tensor:
+    """Algorithm 3, line 8: ξ_i ← w_ii ξ_i + Σ_{j∈N_i} w_ij ξ_j, with w [M] renormalized over the received ones.
 
-
-def head_similarity(own: Tensor, other: Tensor, form: str) -> float:
-    """s_ij in [-1, 1] of two heads [K, d_z]."""
-    own, other = own.double(), other.double()
-    if form == "off":
-        return 1.0
-    if form == "flat":
-        return float(cosine_similarity(own.flatten(), other.flatten(), dim=0))
-    return float(cosine_similarity(own, other, dim=1).mean())
-
-
-def scaled(s: Tensor, me: int) -> Tensor:
-    """s [n] with the neighbours' entries divided by the largest of them; the own one, at ``me``, stays 1."""
-    others = torch.arange(len(s)) != me
-    largest = float(s[others].max()) if others.any() else 0.0
-    # A negative one would turn the order of similarities round.
-    return torch.where(others, s / largest, s) if largest > 0 else s
-
-
-def confidence(samples: Mapping[PeerId, int], ids: Sequence[PeerId]) -> Tensor:
-    """γ_j = |D_j| / Σ_l |D_l| of the peers ``ids``, float64 [n]; the sum is over all of ``samples``.
-
-    Equal for all if nobody has any. What neighbours say may be negative.
+    Rows of classes without samples at any peer with a positive weight stay those of ``own``.
     """
-    counts = {j: max(0, count) for j, count in samples.items()}
-    if not any(counts.values()):
-        counts = dict.fromkeys(counts, 1)
-    return torch.tensor([counts[j] for j in ids], dtype=torch.float64) / sum(counts.values())
-
-
-def graph_loss(w: Tensor, s: Tensor, gamma: Tensor, me: int, h: Hyper) -> Tensor:
-    """l_g, Eqs. 7 and 8: μ1 Σ_j γ_j (−s_ij) w_ij + μ2 ( β ‖w_i‖ − log(Σ_{j≠i} w_ij + ε) ).
-
-    Args:
-        w, s, gamma: float64 [n] over {i} ∪ N_i.
-        me: position of i in them.
-    """
-    size = w.norm() if h.norm == "l2" else w.abs().sum()
-    degree = w.sum() - w[me]
-    if h.degree_term == "constant":
-        degree = degree.detach()
-    return -h.mu_similarity * (gamma * s * w).sum() + h.mu_regularizer * (
-        h.beta * size - torch.log(degree + h.epsilon)
-    )
-
-
-def project_to_simplex(v: Tensor, mass: float = 1.0) -> Tensor:
-    """The nearest point to v [n] with entries >= 0 that sum to ``mass`` (Condat, 2016; by sorting)."""
-    if mass <= 0.0:
-        return torch.zeros_like(v)
-    u = v.sort(descending=True).values
-    excess = (u.cumsum(0) - mass) / torch.arange(1, len(v) + 1, dtype=v.dtype)
-    support = max(1, int((u > excess).sum()))  # 0 when the mass is lost in the rounding of u
-    threshold = excess[support - 1]
-    return (v - threshold).clamp(min=0.0)
-
-
-def collaborative_graph_learning(w: Tensor, s: Tensor, gamma: Tensor, me: int, h: Hyper) -> Tensor:
-    """Algorithm 2: E_g gradient steps on l_g, each followed by projection onto the simplex.
-
-    The projection keeps the sum that w came with: 1, less what belongs to neighbours that are missing.
-    """
-    mass = float(w.sum())
-    w = w.clone().requires_grad_()
-    if h.graph_optimizer == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam([w], lr=h.graph_lr, betas=h.betas)
-    else:
-        optimizer = torch.optim.SGD([w], lr=h.graph_lr)
-    for _ in range(h.graph_steps):  # line 1
-        optimizer.zero_grad()
-        graph_loss(w, s, gamma, me, h).backward()  # type: ignore[no-untyped-call]  # line 5
-        optimizer.step()  # line 7
-        with torch.no_grad():
-            w.copy_(project_to_simplex(w, mass))  # line 8
-    return w.detach()
-
-
-# ---- mixing (Algorithm 3, line 8) ----------------------------------------------------------------------------
-
-
-def mix(
-    own: Tensor,
-    own_classes: Sequence[int],
-    theirs: Mapping[PeerId, Prototypes],
-    w: Tensor,
-    me: PeerId,
-) -> Tensor:
-    """ξ_i ← w_ii ξ_i + Σ_{j∈N_i} w_ij ξ_j, over those that are here, weights renormalised to sum 1.
-
-    Args:
-        own: ξ_i [K, d_p]. own_classes: classes that peer i has samples of.
-        theirs: what came in.
-        w: float64 [M], by peer id.
-        me: i.
-    """
-    heard = [j for j in sorted(theirs) if w[j] > 0]
-    total = float(w[me] + sum(w[j] for j in heard))
-    if total == 0.0:  # every neighbour with weight is missing, and the own weight is 0
-        return own
-    mixed = torch.zeros_like(own)
-    seen = torch.zeros(len(own), dtype=torch.bool, device=own.device)
-    for j in sorted([*heard, me]):
-        values, classes = (own, own_classes) if j == me else (theirs[j].values, theirs[j].classes)
-        mixed += float(w[j]) / total * values.to(own.device)
+    neighbors = [j for j in sorted(received) if w[j] > 0]
+    total = float(w[me] + sum(w[j] for j in neighbors))
+    if total == 0.0:  # all neighbors with a positive weight are missing
+        return own.values
+    averaged = torch.zeros_like(own.values)
+    seen = torch.zeros(len(averaged), dtype=torch.bool, device=averaged.device)
+    for j in sorted([*neighbors, me]):
+        body = own if j == me else received[j]
+        averaged += float(w[j]) / total * body.values.to(averaged.device)
         if w[j] > 0:
-            seen[[k for k in classes if 0 <= k < len(own)]] = True
-    return torch.where(seen[:, None], mixed, own)
+            seen[list(body.classes)] = True
+    return torch.where(seen[:, None], averaged, own.values)
 
 
 class MAPL(Algorithm[Hyper]):
     """MAPL, Algorithm 3."""
 
     name = "mapl"
-    gist = "prototypes travel, later heads too; each peer learns whom to mix with from how alike the heads are"
+    summary = "prototypes are sent, later heads too; each peer learns mixing weights from the similarity of heads"
     title = "MAPL: Model Agnostic Peer-to-peer Learning"
     authors = "Mukherjee, Simonetto, Jamali-Rad"
     venue = "arXiv 2024"
@@ -289,82 +141,70 @@ class MAPL(Algorithm[Hyper]):
     linear_heads = True
     equal_features = True
     views = 2
-    state = ("model", "projector", "prototypes", "w", "met", "samples", "spent", "optimizer")
+    prunes = True
+    state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
-        d, classes = head.in_features, head.out_features
+        d, hidden = head.in_features, h.projector_hidden
         with rng.torch_seeded(self.seed, "mapl.init") if h.shared_init else self.streams.torch("mapl.init"):
             head.reset_parameters()
             with torch.no_grad():
                 head.weight.mul_(h.head_init_scale)
-            self.projector = nn.Sequential(
-                nn.Linear(d, h.projector_hidden),
-                nn.BatchNorm1d(h.projector_hidden),
-                nn.ReLU(),
-                nn.Linear(h.projector_hidden, d),
-            ).to(self.device)
-            bound = d**-0.5
-            self.prototypes = nn.Parameter(torch.empty(classes, d).uniform_(-bound, bound).to(self.device))
-        self.optimizer = self._optimizer()
+            layers = nn.Linear(d, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, d)
+            self.projector = nn.Sequential(*layers).to(self.device)
+            xi = torch.empty(head.out_features, d).uniform_(-(d**-0.5), d**-0.5)
+            self.prototypes = nn.Parameter(xi.to(self.device))
+        self.optimizer = h.make_optimizer(self.learned())
         self.w = torch.zeros(self.peers, dtype=torch.float64)
         self.w[self.me] = 1.0
-        self.met: list[PeerId] = []
+        self.known_neighbors: list[PeerId] = []
         self.samples = {self.me: len(self.data.train)}
         self.spent = 0
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        h = self.hyper
-        learned = [*self.model.parameters(), *self.projector.parameters(), self.prototypes]
-        return make_optimizer("adam", learned, lr=h.lr, betas=h.betas, weight_decay=h.weight_decay)
+    def learned(self) -> list[nn.Parameter]:
+        return [*self.model.parameters(), *self.projector.parameters(), self.prototypes]
 
     async def round(self, t: int, net: Net) -> None:
         h = self.hyper
-        self.meet(net.neighbors)
+        self.add_neighbors(net.neighbors)
         self.personalized_model_learning()  # line 2
         if h.cgl and t >= h.warmup:  # line 3
-            heads = await net.exchange(self.own_head())  # line 4
+            heads = await net.exchange(self.local_head())  # line 4
             self.learn_graph(heads)  # line 5
             if h.prune:
-                net.listen_to(j for j in net.sources if self.w[j] > 0)
-        theirs = await net.exchange(Prototypes(self.prototypes, self.data.own_classes))  # line 7
-        self.mix_prototypes(theirs)  # line 8
-        await self.mind_the_budget(net)
+                net.receive_only_from(j for j in net.sources if self.w[j] > 0)
+        own = self.local_prototypes()
+        received = await net.exchange(own)  # line 7
+        own.values.copy_(aggregate(own, received, self.w, self.me))  # line 8
+        if h.message_budget:
+            await self.check_message_budget(net, h.message_budget)
 
-    def meet(self, neighbors: Sequence[PeerId]) -> None:
-        """Neighbours that were not there before get the weight that all have at the start, 1 / (1 + |N_i|)."""
-        new = [j for j in neighbors if j not in self.met]
+    def add_neighbors(self, neighbors: Sequence[PeerId]) -> None:
+        """Give neighbors that have just joined the initial weight 1 / (1 + |N_i|)."""
+        new = [j for j in neighbors if j not in self.known_neighbors]
         if new:
             self.w *= (1 + len(neighbors) - len(new)) / (1 + len(neighbors))
             self.w[new] = 1.0 / (1 + len(neighbors))
-            self.met = sorted([*self.met, *new])
+            self.known_neighbors = sorted([*self.known_neighbors, *new])
 
     def personalized_model_learning(self) -> None:
         """PML, Algorithm 1: E epochs on l_ce + l_cont + l_proto + l_uni."""
         if self.hyper.fresh_optimizer:
-            self.optimizer = self._optimizer()
+            self.optimizer = self.hyper.make_optimizer(self.learned())
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        h = self.hyper
+        h, xi = self.hyper, self.prototypes
         z = self.model.backbone(x)
         p = self.projector(z)
-        official = h.losses == "official"
         terms = {"ce": cross_entropy(self.classify(z), labels)}
         if h.contrastive:
-            form = losses.supervised_contrastive_inside if official else losses.supervised_contrastive
-            terms["cont"] = form(p, labels, h.temperature)
+            terms["cont"] = mapl_losses.contrastive(p, labels, h)
         if h.prototype:
-            if official:
-                terms["proto"] = cross_entropy(normalize(p, dim=1) @ self.prototypes.T, labels)
-            else:
-                terms["proto"] = losses.prototype_contrastive(p, labels, self.prototypes, h.temperature)
+            terms["proto"] = mapl_losses.prototype_contrastive(p, labels, xi, h)
         if h.uniformity:
-            if official:
-                inner = torch.exp(self.prototypes @ self.prototypes.T / 100.0)
-                terms["uni"] = (inner.sum() - inner.diagonal().sum()) / len(inner)
-            else:
-                terms["uni"] = losses.uniformity(self.prototypes)
+            terms["uni"] = mapl_losses.uniformity(xi, h)
         return terms
 
     def classify(self, z: Tensor) -> Tensor:
@@ -375,44 +215,35 @@ class MAPL(Algorithm[Hyper]):
     def predict(self, x: Tensor) -> Tensor:
         return self.classify(self.model.backbone(x))
 
-    def own_head(self) -> Head:
+    def local_head(self) -> Head:
         return Head(self.model.linear_head.weight.detach(), len(self.data.train))
 
+    def local_prototypes(self) -> Prototypes:
+        """Return ξ_i, sharing memory with the trained parameter."""
+        return Prototypes(self.prototypes.detach(), self.data.local_classes)
+
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
-        """CGL over {i} and the neighbours whose heads came; the others keep their weights."""
-        h = self.hyper
-        own = self.own_head()
-        if not is_finite(own.weight):
+        """CGL over {i} and the neighbors whose heads arrived; the others keep their weights."""
+        h, head = self.hyper, self.local_head().weight
+        if has_diverged(head):
             return
         ids = sorted([*heads, self.me])
-        me = ids.index(self.me)
-        s = torch.ones(len(ids), dtype=torch.float64)
-        for n, j in enumerate(ids):
-            if j != self.me:
-                s[n] = head_similarity(own.weight, heads[j].weight.to(self.device), h.similarity)
-        if h.scale_similarity:
-            s = scaled(s, me)
-        self.samples = {**self.samples, **{j: head.samples for j, head in heads.items()}}
+        s = similarities(head, {j: body.weight for j, body in heads.items()}, self.me, h)
+        self.samples = {**self.samples, **{j: body.samples for j, body in heads.items()}}
         gamma = confidence(self.samples if h.confidence else dict.fromkeys(self.samples, 1), ids)
-        self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, me, h)
+        self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, ids.index(self.me), h)
 
-    @torch.no_grad()
-    def mix_prototypes(self, theirs: Mapping[PeerId, Prototypes]) -> None:
-        mixed = mix(self.prototypes, self.data.own_classes, theirs, self.w, self.me)
-        self.prototypes.copy_(mixed)
-
-    async def mind_the_budget(self, net: Net) -> None:
-        """Table 4: all peers stop in the same round, when their messages add up to the budget."""
-        if self.hyper.message_budget is None:
-            return
-        self.spent += len(net.listeners)
+    async def check_message_budget(self, net: Net, budget: int) -> None:
+        """Table 4: end the run on all peers in the round in which their messages reach the budget."""
+        self.spent += len(net.receivers)
         total = await net.allreduce(Spent(torch.tensor(self.spent)), op="sum")
-        self.finished = int(total.messages) >= self.hyper.message_budget
+        self.finished = int(total.messages) >= budget
 
     def layouts(self) -> Sequence[Layout]:
+        classes = len(self.prototypes)
         return [
-            Layout.of(self.own_head()),
-            Layout.of(Prototypes(self.prototypes, ())),
+            Layout.of(self.local_head(), ranges={"samples": self.sample_counts}),
+            Layout.of(self.local_prototypes(), free={"classes": {0: classes}}, ranges={"classes": range(classes)}),
             Layout.of(Spent(torch.tensor(0))),
         ]
 

@@ -1,12 +1,12 @@
-"""What a peer learns from: datasets, who gets which samples, and how images are varied.
+"""Datasets, partitions of their samples among peers, and augmentations.
 
-Three tables name what a run file may ask for: DATASETS, PARTITIONS and AUGMENTATIONS.
+The tables DATASETS, PARTITIONS and AUGMENTATIONS list what a run file may name.
 """
 
 from p2pfl.data.augmentations import AUGMENTATIONS, Augment, Augmentation
 from p2pfl.data.datasets import Dataset, Pool, Split, open_dataset
-from p2pfl.data.partitions import PARTITIONS, Labelled, Partition, Share
-from p2pfl.data.sources import DATASETS, Decoded, Source
+from p2pfl.data.loaders import DATASETS, DatasetArrays, Loader
+from p2pfl.data.partitions import PARTITIONS, DatasetLabels, Partition, Subset
 
 __all__ = [
     "AUGMENTATIONS",
@@ -15,12 +15,12 @@ __all__ = [
     "Augment",
     "Augmentation",
     "Dataset",
-    "Decoded",
-    "Labelled",
+    "DatasetArrays",
+    "DatasetLabels",
+    "Loader",
     "Partition",
     "Pool",
-    "Share",
-    "Source",
     "Split",
+    "Subset",
     "open_dataset",
 ]

@@ -1,8 +1,8 @@
-"""How images are varied before each step: one class per recipe, and the table of their names.
+"""Augmentations: one class each, and the table of their names.
 
-A recipe draws for every sample of a batch separately, from torch's global RNG on the CPU whatever device the
-images are on: the caller puts the peer's own stream there. kornia does this, and so do our own changes of colour,
-which are faster; torchvision's transforms would draw once per batch.
+An augmentation draws separately for every sample of a batch, from torch's global RNG on the CPU for images of any
+device; the caller swaps in the peer's stream. kornia and our faster ``ColorJitter`` do this; torchvision's transforms
+would draw once per batch.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from p2pfl.data.colors import ColorJitter
-from p2pfl.options import Options, Table
+from p2pfl.run_file.options import Options, Table
 
 Augment = Callable[[Tensor], Tensor]
-"""Float images in [0, 1], [B, C, H, W], to a variation of each; same shape, dtype, device and range."""
+"""Maps float images [B, C, H, W] in [0, 1] to random variations of the same shape, dtype, device and range."""
 
 
 @dataclass(frozen=True)
 class Augmentation(Options, ABC):
-    """Base of all recipes: what stands behind ``augmentation: {name: …}`` in a run file."""
+    """Base class of all augmentations: the options of ``augment: {name: …}`` in a run file."""
 
     @abstractmethod
     def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
-        """The recipe for images of ``channels`` x ``size`` (height, width).
+        """Build the augmentation.
 
         Args:
-            mirror: whether a mirror image still has its label; without it nothing is flipped.
+            channels: of the images, 1 or 3.
+            size: height and width of the images.
+            mirror: whether mirroring an image keeps its label; if not, images are never flipped.
         """
 
 
 @dataclass(frozen=True)
 class NoAugmentation(Augmentation):
-    """Images as they are."""
+    """Images unchanged."""
 
     def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
         return lambda images: images
@@ -45,9 +47,9 @@ class NoAugmentation(Augmentation):
 
 @dataclass(frozen=True)
 class Mapl(Augmentation):
-    """MAPL's views: crops of a fifth or more, colour, blur and mirror images.
+    """MAPL's views: crops of at least 20 %, color changes, blur, flips.
 
-    Grey images (one channel) have no colour to change. A batch shares only the order of the colour changes.
+    Colors of grayscale images do not change. All samples of a batch have the same order of color changes.
     """
 
     def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
@@ -56,15 +58,15 @@ class Mapl(Augmentation):
 
 @dataclass(frozen=True)
 class Simclr(Augmentation):
-    """SimCLR's views (arXiv 2002.05709, appendix A; the defaults are those for CIFAR-10, appendix B.9).
+    """SimCLR's views (arXiv 2002.05709, appendix A; defaults for CIFAR-10, appendix B.9).
 
-    As ``mapl``, but crops begin at 8 % of the image.
+    Like ``mapl``, with crops of at least 8 %.
     """
 
     strength: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """s of the colour changes: brightness, contrast and saturation by up to 0.8 s, hue by up to 0.2 s."""
+    """Strength s of the color changes: brightness, contrast and saturation by up to 0.8 s, hue by up to 0.2 s."""
     blur: bool = False
-    """Blur half of the images, as is done for large ones."""
+    """Blur half of the images, as SimCLR does for large ones."""
 
     def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
         return _views(channels, size, mirror, smallest=0.08, strength=self.strength, blur=self.blur)
@@ -73,16 +75,16 @@ class Simclr(Augmentation):
 def _views(
     channels: int, size: tuple[int, int], mirror: bool, *, smallest: float, strength: float, blur: bool
 ) -> Augment:
-    """The recipe that SimCLR and its heirs share."""
+    """SimCLR's augmentation, with the parameters of its variants."""
     import kornia.augmentation as K
 
-    # "resample" crops and resizes all samples at once; the default goes through them one by one.
+    # "resample" crops and resizes the batch at once; the default loops over samples.
     steps: list[nn.Module] = [K.RandomResizedCrop(size, scale=(smallest, 1.0), cropping_mode="resample")]
     if channels == 3:
         steps.append(ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength, p=0.8))
         steps.append(K.RandomGrayscale(p=0.2))
     if blur:
-        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, or nothing would be blurred.
+        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect.
         kernel = max(3, min(size) // 10 | 1)
         steps.append(K.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=0.5))
     if mirror:
@@ -90,6 +92,4 @@ def _views(
     return nn.Sequential(*steps)
 
 
-AUGMENTATIONS: Table[type[Augmentation]] = Table(
-    "augmentation", {"none": NoAugmentation, "mapl": Mapl, "simclr": Simclr}
-)
+AUGMENTATIONS: Table[type[Augmentation]] = Table({"none": NoAugmentation, "mapl": Mapl, "simclr": Simclr})

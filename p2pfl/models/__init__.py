@@ -1,9 +1,9 @@
-"""Models: a backbone that makes features of images, and a head that makes classes of features.
+"""Models: a backbone maps images to features, a head maps features to logits.
 
-A run file names either a group, of which peer m gets the m-th member (counting round), or one member for all:
-``resnet18``, or with a head that is not one linear layer, ``htfe-resnet34+fc256``. Members of a group differ in
-architecture; in most they agree in the number of features, so that peers can exchange heads and prototypes.
-Everything random in a new model is drawn from torch's global RNG.
+A run file names a group, whose member m modulo its length goes to peer m, or one member for all peers: ``resnet18``,
+``htfe-resnet34+fc256`` for a backbone with one of ``HEADS``, or ``mlp-64-32`` for hidden layers of these widths. Most
+groups have members with equally many features, so that peers can exchange heads and prototypes. Initial weights are
+drawn from torch's global RNG.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from p2pfl.errors import ModelError
-from p2pfl.models import dfml, fedtgp, l2c, mapl, tiny
-from p2pfl.models.parts import Build, Own, Size
-from p2pfl.options import Table
+from p2pfl.models import dfml, fedtgp, l2c, mapl, mlp, tiny
+from p2pfl.models.backbone import Build, FixedFeatures, Size
+from p2pfl.run_file.options import Table
 
 BuildHead = Callable[[int, int], nn.Module]
-"""(features, classes) to a module from float [B, features] to float [B, classes]."""
+"""Maps (features, classes) to a module from float [B, features] to float [B, classes]."""
 
 
 class Model(nn.Module):
@@ -28,8 +28,8 @@ class Model(nn.Module):
 
     Attributes:
         name: of the architecture, e.g. ``tiny-cnn`` or ``htfe-cnn+fc512``.
-        backbone: float [B, C, H, W] to features, float [B, features].
-        head: features to logits, float [B, classes]; one linear layer unless given.
+        backbone: maps float [B, C, H, W] to features, float [B, features].
+        head: maps features to logits, float [B, classes]; one linear layer by default.
     """
 
     def __init__(
@@ -48,21 +48,25 @@ class Model(nn.Module):
 
     @property
     def linear_head(self) -> nn.Linear:
-        """The head of a method that compares or mixes its weights, [K, d]; raises ModelError if it has several
-        layers. Such a method sets ``Algorithm.linear_heads``, so that the run file is refused in the first place.
+        """The head, if it is a single linear layer with weights [K, d].
+
+        A method that needs it sets ``Algorithm.linear_heads``, so that other models are rejected with the run file.
+
+        Raises:
+            ModelError: the head has several layers.
         """
         if not isinstance(self.head, nn.Linear):
-            raise ModelError(f"{self.name!r} has a head of several layers where the method needs a single linear one")
+            raise ModelError(f"{self.name!r} has a head of several layers, but the method needs a linear head")
         return self.head
 
 
 @dataclass(frozen=True)
 class Group:
-    """Members for the peers to take in turn, and their number of features unless the run file sets it.
+    """Architectures that are assigned to peers in turn.
 
     Attributes:
-        members: backbones, each with ``+`` and a head where that is not linear.
-        features: d; None leaves each backbone its own number.
+        members: names of backbones, followed by ``+`` and the head if that is not linear.
+        features: d, unless the run file sets it; None keeps the number of each ``FixedFeatures`` backbone.
     """
 
     members: tuple[str, ...]
@@ -73,10 +77,8 @@ def _fc(hidden: int) -> BuildHead:
     return lambda features, classes: nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-HEADS: Table[BuildHead] = Table(
-    "head", {"linear": nn.Linear, "fc512": _fc(512), "fc256": _fc(256), "fc128": _fc(128)}
-)
-"""``linear``, and the other three of FedTGP's HtC4."""
+HEADS: Table[BuildHead] = Table({"linear": nn.Linear, "fc512": _fc(512), "fc256": _fc(256), "fc128": _fc(128)})
+"""The four heads of FedTGP's HtC4."""
 
 DFML_CNN = {
     "-".join(["dfml-cnn", *map(str, widths)]): widths
@@ -85,10 +87,17 @@ DFML_CNN = {
         *((32, 64, 128, 256), (32, 64, 128), (16, 32, 64), (8, 16, 32, 64)),
     )
 }
-"""Widths of DFML's CNNs by name."""
+"""Channels of the convolutions of DFML's CNNs."""
+
+
+def _mlp(name: str) -> FixedFeatures | None:
+    widths = mlp.parse_name(name)
+    return FixedFeatures(mlp.mlp(widths)) if widths else None
+
+
+_RESNET_DEPTHS = (4, 6, 8, 10, 18, 34, 50, 101, 152)
 
 BACKBONES: Table[Build] = Table(
-    "backbone",
     {
         "tiny-cnn": tiny.cnn,
         "tiny-wide": tiny.wide,
@@ -98,18 +107,19 @@ BACKBONES: Table[Build] = Table(
         "shufflenet": mapl.shufflenet,
         "googlenet": mapl.googlenet,
         "alexnet-small": mapl.alexnet_small,
-        "htfe-cnn": Own(fedtgp.cnn),
-        "htfe-googlenet": Own(fedtgp.googlenet),
-        "htfe-mobilenet": Own(fedtgp.mobilenet),
-        **{f"htfe-resnet{depth}": Own(fedtgp.resnet(depth)) for depth in (4, 6, 8, 10, 18, 34, 50, 101, 152)},
-        **{f"htcnn-{number}": Own(fedtgp.htcnn(number)) for number in range(1, 9)},
-        **{name: Own(dfml.cnn(widths)) for name, widths in DFML_CNN.items()},
-        **{f"dfml-resnet-{width}": Own(dfml.resnet(width)) for width in (64, 32, 16, 8, 4)},
-        **{f"dfml-vit-{dim}": Own(dfml.vit(dim)) for dim in (512, 256, 128, 64, 32)},
-        **{f"dfml-efficientnet-b{number}": Own(dfml.efficientnet(number)) for number in dfml.EFFICIENTNET},
-        "l2c-cnn": Own(l2c.cnn),
-        "l2c-conv4": Own(l2c.conv4),
+        "htfe-cnn": FixedFeatures(fedtgp.cnn),
+        "htfe-googlenet": FixedFeatures(fedtgp.googlenet),
+        "htfe-mobilenet": FixedFeatures(fedtgp.mobilenet),
+        **{f"htfe-resnet{depth}": FixedFeatures(fedtgp.resnet(depth)) for depth in _RESNET_DEPTHS},
+        **{f"htcnn-{number}": FixedFeatures(fedtgp.htcnn(number)) for number in range(1, 9)},
+        **{name: FixedFeatures(dfml.cnn(widths)) for name, widths in DFML_CNN.items()},
+        **{f"dfml-resnet-{width}": FixedFeatures(dfml.resnet(width)) for width in (64, 32, 16, 8, 4)},
+        **{f"dfml-vit-{dim}": FixedFeatures(dfml.vit(dim)) for dim in (512, 256, 128, 64, 32)},
+        **{f"dfml-efficientnet-b{number}": FixedFeatures(dfml.efficientnet(number)) for number in dfml.EFFICIENTNET},
+        "l2c-cnn": FixedFeatures(l2c.cnn),
+        "l2c-conv4": FixedFeatures(l2c.conv4),
     },
+    family=_mlp,
 )
 
 _HTFE8 = (
@@ -119,7 +129,6 @@ _HTFE8 = (
 _HTC4 = ("", "+fc512", "+fc256", "+fc128")
 
 GROUPS: Table[Group] = Table(
-    "group of models",
     {
         "tiny4": Group(("tiny-cnn", "tiny-wide", "tiny-residual", "tiny-mixer"), features=64),
         "mapl4": Group(("resnet18", "shufflenet", "googlenet", "alexnet-small"), features=512),
@@ -127,7 +136,7 @@ GROUPS: Table[Group] = Table(
         "htfe3": Group(("htfe-resnet10", "htfe-resnet18", "htfe-resnet34"), features=512),
         "htfe4": Group(("htfe-cnn", "htfe-googlenet", "htfe-mobilenet", "htfe-resnet18"), features=512),
         "htfe8": Group(_HTFE8, features=512),
-        "htfe9": Group(tuple(f"htfe-resnet{depth}" for depth in (4, 6, 8, 10, 18, 34, 50, 101, 152)), features=512),
+        "htfe9": Group(tuple(f"htfe-resnet{depth}" for depth in _RESNET_DEPTHS), features=512),
         "htc4": Group(tuple("htfe-resnet34" + head for head in _HTC4), features=512),
         "htfe8-htc4": Group(tuple(name + _HTC4[m % 4] for m, name in enumerate(_HTFE8)), features=512),
         "htcnn8": Group(tuple(f"htcnn-{number}" for number in range(1, 9)), features=512),
@@ -153,44 +162,53 @@ GROUPS: Table[Group] = Table(
 """The papers' groups. ``htc4`` is FedTGP's Res34-HtC4, and ``htfe8-htc4`` its HtFE8-HtC4 (Table 2)."""
 
 
-def _alone(member: str) -> Group:
-    """One architecture for all peers, with as many features as in the first group that it belongs to."""
+def _single(member: str) -> Group:
+    """A group of one member, with the number of features of the first group that contains it."""
     features = next((group.features for group in GROUPS.values() if member in group.members), None)
     return Group((member,), features)
 
 
 _MEMBERS = dict.fromkeys(member for group in GROUPS.values() for member in group.members)
 
-MODELS: Table[Group] = Table("model", {**GROUPS, **{member: _alone(member) for member in (*BACKBONES, *_MEMBERS)}})
-"""Every name that a run file may use: the groups, and each backbone and member as a group of one."""
+MODELS: Table[Group] = Table(
+    {**GROUPS, **{member: _single(member) for member in (*BACKBONES, *_MEMBERS)}},
+    family=lambda name: _single(name) if mlp.parse_name(name) else None,
+)
+"""Every name that a run file may use: the groups, and each architecture as a group of one."""
 
 
 def architecture(name: str, peer: int) -> str:
-    """The member of the group ``name`` that ``peer`` gets. Raises OptionErrors if there is no such group."""
+    """Return the member of group ``name`` for ``peer``. Raises OptionErrors if the group is unknown."""
     members = MODELS.find(name).members
     return members[peer % len(members)]
 
 
 def unknown_model(name: str) -> str:
-    """What to say of a name that is not in MODELS: the groups, which are few, and the nearest name of all."""
+    """Describe the error of a name that is not in MODELS: list the groups and suggest the closest name."""
     close = difflib.get_close_matches(name, MODELS, n=1)
-    text = f"unknown {name!r}; known: {', '.join(GROUPS)}, and the members of each (`p2pfl models` lists them)"
+    known = f"{', '.join(GROUPS)}, the members of each (`p2pfl models` lists them), and {mlp.MLP}"
+    text = f"unknown {name!r}; known: {known}"
     return f"{text}; did you mean {close[0]!r}?" if close else text
 
 
 def has_linear_head(member: str) -> bool:
-    """Whether this architecture ends in a single linear layer."""
+    """Whether this architecture's head is a single linear layer."""
     return "+" not in member
 
 
 def build(name: str, peer: int, channels: int, size: Size, classes: int, features: int | None = None) -> Model:
-    """A new model for ``peer`` with random weights.
+    """Create the model of ``peer`` with random weights.
 
     Args:
-        name: a group or a member of one; raises OptionErrors if it is unknown.
-        channels, size: of the images; size is (height, width). Raises ModelError if they are too small.
+        name: a group or an architecture.
+        peer: selects the member of the group.
+        channels, size: of the images; size is (height, width).
         classes: number of logits.
-        features: between backbone and head; by default the group's, or the backbone's own.
+        features: size of the feature vector; by default the group's, or else the backbone's.
+
+    Raises:
+        OptionErrors: ``name`` is unknown.
+        ModelError: images are too small for the model.
     """
     group, member = MODELS.find(name), architecture(name, peer)
     backbone, _, head = member.partition("+")
@@ -198,6 +216,6 @@ def build(name: str, peer: int, channels: int, size: Size, classes: int, feature
     if width is not None:
         network = make(channels, size, width)
     else:
-        assert isinstance(make, Own), f"{member} has no number of features of its own, and its group gives none"
+        assert isinstance(make, FixedFeatures), f"{member}: its group must set the number of features"
         network, width = make.layers(channels, size)
     return Model(member, network, width, classes, HEADS[head](width, classes) if head else None)

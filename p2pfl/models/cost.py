@@ -1,4 +1,4 @@
-"""What a model costs: to keep, to compute, to send. Nothing is allocated: it is counted on torch's meta device."""
+"""Parameters, FLOPs and message sizes of models, counted on torch's meta device without allocating them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from p2pfl.models import build
-from p2pfl.models.parts import Size
+from p2pfl.models.backbone import Size
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One architecture's figures.
+    """Costs of one architecture.
 
     Attributes:
         name: of the architecture.
-        parameters: trained numbers, head included.
-        features: d, between backbone and head.
-        flops: of one image's way through the model, forward; a multiplication and an addition are two.
-        model_bytes: all parameters and buffers as tensors of a message, headers not included.
-        head_bytes: those of the head.
-        prototype_bytes: K prototypes of d float32.
+        parameters: number of trainable parameters, head included.
+        features: d, the size of the feature vector.
+        flops: of one image's forward pass; a multiply-add counts as two.
+        model_bytes: tensor bytes of a message with all parameters and buffers, without its header.
+        head_bytes: the same for the head only.
+        prototype_bytes: the same for K prototypes of d float32 each.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Cost:
 
 
 def cost(name: str, channels: int, size: Size, classes: int, features: int | None = None) -> Cost:
-    """The figures of one member of a group; arguments as for ``build``, and the same errors."""
+    """Count the costs of one architecture; arguments and errors as for ``build``."""
     with torch.device("meta"):
         model = build(name, 0, channels, size, classes, features).eval()
         image = torch.empty(1, channels, *size)
@@ -54,5 +54,5 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
 
 
 def _bytes(module: nn.Module) -> int:
-    """Of what ``state_dict`` holds."""
+    """Bytes of all parameters and buffers."""
     return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict().values())

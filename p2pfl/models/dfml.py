@@ -1,11 +1,12 @@
-"""The networks of DFML (arXiv 2402.01863, Table 10 and appendix A.2), in its three modes.
+"""Networks of DFML (arXiv 2402.01863, Table 10 and appendix A.2).
 
-H0 is homogeneous; in H1 models differ in width only; in H2 in depth and width. The head of each takes the
-features as they are, so their number differs within a group: DFML's models travel whole. What the paper leaves open
-is decided here: convolutions are padded, so that four of them and four poolings fit an image of 32x32; layer
-normalisation of images has one gain and bias a channel, so that it fits every size of image and can be cut by
-channels; the MLPs of the transformers are twice as wide as their tokens (as in arXiv 2112.13492), which have
-dim / 64 heads, at least one.
+Its groups: H0 is homogeneous, H1 differs in width, H2 in depth and width. The number of features differs within a
+group, since DFML sends whole models. Choices where the paper leaves details open:
+
+- Convolutions are padded: four of them with poolings need it at 32x32.
+- Layer normalization of images has one gain and bias per channel, which is independent of the image size and can be
+  sliced by channels.
+- Transformers have max(1, dim / 64) heads, and MLPs twice as wide as the tokens (as in arXiv 2112.13492).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from p2pfl.errors import ModelError
-from p2pfl.models.parts import Size, taking
+from p2pfl.models.backbone import Size, with_input_channels
 
 Layers = Callable[[int, Size], tuple[nn.Module, int]]
 
@@ -26,17 +27,17 @@ EFFICIENTNET = {0: 1280, 1: 1280, 2: 1408, 3: 1536, 4: 1792}
 
 PATCH = 4
 HEAD = 64
-"""Channels of one attention head."""
+"""Channels per attention head."""
 
 
 def cnn(widths: Sequence[int]) -> Layers:
-    """5x5 convolutions of these widths, each before ReLU, 2x2 max pooling and layer normalisation."""
+    """CNN of 5x5 convolutions, each followed by ReLU, 2x2 max pooling and layer normalization."""
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
         height, width = (side // 2 ** len(widths) for side in size)
         if min(height, width) < 1:
-            shown = f"{size[0]}x{size[1]}"
-            raise ModelError(f"{len(widths)} poolings leave nothing of images of {shown}; take larger images")
+            text = f"images of {size[0]}x{size[1]} are too small for {len(widths)} poolings"
+            raise ModelError(f"{text}; use larger images or another model")
         stack: list[nn.Module] = []
         inputs = channels
         for outputs in widths:
@@ -53,9 +54,9 @@ def cnn(widths: Sequence[int]) -> Layers:
 
 
 def resnet(width: int) -> Layers:
-    """Pre-activated ResNet-18 (arXiv 1603.05027) with stages of 1, 2, 4 and 8 times ``width``; 64 is the original.
+    """Pre-activation ResNet-18 (arXiv 1603.05027) with stages of 1, 2, 4 and 8 times ``width``; 64 is the original.
 
-    Its first convolution is 3x3 without stride or pooling, as is usual for images of 32x32.
+    The first convolution is 3x3 without stride or pooling, as usual for images of 32x32.
     """
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
@@ -63,7 +64,8 @@ def resnet(width: int) -> Layers:
         inputs = width
         for stage in range(4):
             outputs = width * 2**stage
-            stack += [PreActivated(inputs, outputs, stride=2 if stage else 1), PreActivated(outputs, outputs)]
+            stride = 2 if stage else 1
+            stack += [PreActivationBlock(inputs, outputs, stride), PreActivationBlock(outputs, outputs)]
             inputs = outputs
         stack += [nn.BatchNorm2d(inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
         return nn.Sequential(*stack), inputs
@@ -72,8 +74,10 @@ def resnet(width: int) -> Layers:
 
 
 def vit(dim: int) -> Layers:
-    """A vision transformer for small datasets (arXiv 2112.13492): shifted patch tokenisation, two layers with
-    locality self-attention, patches of 4x4, heads of 64 channels, dropout 0.1; the class token is the features.
+    """Vision transformer for small datasets (arXiv 2112.13492).
+
+    Shifted patch tokenization (SPT) with patches of 4x4, two layers of locality self-attention (LSA) with heads of 64
+    channels, dropout 0.1; the class token is the feature vector.
     """
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
@@ -92,21 +96,22 @@ def vit(dim: int) -> Layers:
 
 
 def efficientnet(number: int) -> Layers:
-    """EfficientNet B0 to B4 (arXiv 1905.11946), torchvision's, with the dropout before its last layer."""
+    """torchvision's EfficientNet B0 to B4 (arXiv 1905.11946), with the dropout before its last layer."""
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
         import torchvision.models
 
         network = getattr(torchvision.models, f"efficientnet_b{number}")(weights=None)
         network.classifier[1] = nn.Identity()
-        return taking(channels, network, "features.0.0"), EFFICIENTNET[number]
+        return with_input_channels(channels, network, "features.0.0"), EFFICIENTNET[number]
 
     return layers
 
 
-class PreActivated(nn.Module):
-    """x plus two 3x3 convolutions of it, each after BatchNorm and ReLU; where shapes differ, the shortcut is a
-    1x1 convolution of the activated x.
+class PreActivationBlock(nn.Module):
+    """Residual block: two 3x3 convolutions, each after BatchNorm and ReLU.
+
+    Where shapes differ, the shortcut is a 1x1 convolution of the activated input.
     """
 
     def __init__(self, channels: int, width: int, stride: int = 1) -> None:
@@ -128,9 +133,9 @@ class PreActivated(nn.Module):
 
 
 class ShiftedPatches(nn.Module):
-    """SPT: the image and its copies shifted diagonally by half a patch become tokens [B, patches, dim].
+    """SPT: embed patches of the image and of four diagonally shifted copies as tokens [B, patches, dim].
 
-    Images are padded right and below to a multiple of the patch.
+    Shifts are half a patch. Images are padded right and below to a multiple of the patch.
     """
 
     SHIFTS = tuple((a, -a, b, -b) for a in (-PATCH // 2, PATCH // 2) for b in (-PATCH // 2, PATCH // 2))
@@ -149,7 +154,7 @@ class ShiftedPatches(nn.Module):
 
 
 class Positions(nn.Module):
-    """Tokens [B, n, dim] to [B, 1 + n, dim]: a class token comes first, and each learns where it is."""
+    """Prepend a class token and add learned positions: [B, n, dim] to [B, 1 + n, dim]."""
 
     def __init__(self, tokens: int, dim: int, dropout: float) -> None:
         super().__init__()
@@ -159,12 +164,12 @@ class Positions(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
-        placed: Tensor = self.dropout(x + self.position)
-        return placed
+        embedded: Tensor = self.dropout(x + self.position)
+        return embedded
 
 
 class TransformerLayer(nn.Module):
-    """Attention, then an MLP, on tokens [B, n, dim]; each after LayerNorm, and added to what came in."""
+    """Residual attention and MLP on tokens [B, n, dim], each after LayerNorm."""
 
     def __init__(self, dim: int, tokens: int, dropout: float) -> None:
         super().__init__()
@@ -185,28 +190,28 @@ class TransformerLayer(nn.Module):
 
 
 class LocalSelfAttention(nn.Module):
-    """LSA: the temperature of the attention is learned, and no token attends to itself."""
+    """LSA: attention with a learned temperature in which no token attends to itself."""
 
-    itself: Tensor
+    diagonal: Tensor
 
     def __init__(self, dim: int, tokens: int, dropout: float) -> None:
         super().__init__()
         self.heads = max(1, dim // HEAD)
         self.temperature = nn.Parameter(torch.tensor(HEAD**0.5))
-        self.register_buffer("itself", torch.eye(tokens, dtype=torch.bool), persistent=False)
+        self.register_buffer("diagonal", torch.eye(tokens, dtype=torch.bool), persistent=False)
         self.qkv = nn.Linear(dim, 3 * self.heads * HEAD, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Sequential(nn.Linear(self.heads * HEAD, dim), nn.Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(2, (3, self.heads, HEAD)).permute(2, 0, 3, 1, 4)  # each [B, heads, n, 64]
-        scores = (q @ k.transpose(2, 3) / self.temperature).masked_fill(self.itself, -torch.inf)
+        scores = (q @ k.transpose(2, 3) / self.temperature).masked_fill(self.diagonal, -torch.inf)
         mixed: Tensor = self.out((self.dropout(scores.softmax(dim=3)) @ v).transpose(1, 2).flatten(2))
         return mixed
 
 
 class ClassToken(nn.Module):
-    """The first of the tokens: [B, n, dim] to [B, dim]."""
+    """Select the first token: [B, n, dim] to [B, dim]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, 0]

@@ -1,9 +1,8 @@
-"""The model groups of FedTGP (arXiv 2401.03230): HtFE, heterogeneous feature extractors, and HtCNN8.
+"""Model groups of FedTGP (arXiv 2401.03230): HtFE (heterogeneous feature extractors) and HtCNN8.
 
-HtFE networks are FedAvg's CNN and stock torchvision networks, without pretrained weights, less their last layer;
-images have their native size, and grey ones a first convolution of one channel. Where the paper is silent this
-is what its authors' code does, but for the small ResNets, whose batch normalisation tracks running statistics
-here as that of the large ones does.
+HtFE networks are FedAvg's CNN and torchvision networks without their last layer and without pretrained weights;
+images keep their native size. Where the paper leaves details open, they follow the authors' code. One exception:
+batch normalization of the small ResNets tracks running statistics here, as in the large ones.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from p2pfl.models.parts import Size, plain_cnn, taking
+from p2pfl.models.backbone import Size, plain_cnn, with_input_channels
 
 HTCNN: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = tuple(
     (widths, (*hidden, 512)) for hidden in ((), (512,), (1024,), (1024, 512)) for widths in ((32,), (32, 64))
@@ -23,7 +22,7 @@ HTCNN: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = tuple(
 
 
 def cnn(channels: int, size: Size) -> tuple[nn.Module, int]:
-    """The 4-layer CNN: two 5x5 convolutions and a hidden layer of 512, then the head."""
+    """The 4-layer CNN: two 5x5 convolutions, a hidden layer of 512, and the head."""
     return plain_cnn(channels, size)
 
 
@@ -37,12 +36,12 @@ def googlenet(channels: int, size: Size) -> tuple[nn.Module, int]:
     """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers; 1024 features, after its dropout."""
     import torchvision.models
 
-    # init_weights=True is the stock initialisation; left out, torchvision warns that the default may change.
+    # init_weights=True is the stock initialization; torchvision warns if the argument is missing.
     network = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
-    if min(size) < 15:  # a single pixel by then
+    if min(size) < 15:  # the third pooling would get a single pixel
         network.maxpool3 = nn.Identity()
     network.fc = nn.Identity()
-    return taking(channels, network, "conv1.conv"), 1024
+    return with_input_channels(channels, network, "conv1.conv"), 1024
 
 
 def mobilenet(channels: int, size: Size) -> tuple[nn.Module, int]:
@@ -51,12 +50,14 @@ def mobilenet(channels: int, size: Size) -> tuple[nn.Module, int]:
 
     network = torchvision.models.mobilenet_v2(weights=None)
     network.classifier = nn.Identity()
-    return taking(channels, network, "features.0.0"), 1280
+    return with_input_channels(channels, network, "features.0.0"), 1280
 
 
 def resnet(depth: int) -> Callable[[int, Size], tuple[nn.Module, int]]:
-    """ResNets (arXiv 1512.03385) of 18, 34, 50, 101 or 152 layers, stock, with 512 or 2048 features; and of 10, 8,
-    6 or 4 layers: one basic block a stage in the first 4, 3, 2 or 1 stages, with 512, 256, 128 or 64 features.
+    """ResNet (arXiv 1512.03385) with ``depth`` layers.
+
+    Depths 18, 34, 50, 101 and 152 are torchvision's, with 512 or 2048 features. Depths 10, 8, 6 and 4 have one basic
+    block in each of the first 4, 3, 2 or 1 stages, and 512, 256, 128 or 64 features.
     """
 
     def layers(channels: int, size: Size) -> tuple[nn.Module, int]:
@@ -71,6 +72,6 @@ def resnet(depth: int) -> Callable[[int, Size], tuple[nn.Module, int]]:
                 setattr(network, f"layer{unused}", nn.Identity())
         features = network.fc.in_features if depth >= 10 else 2 ** ((depth - 2) // 2 + 5)
         network.fc = nn.Identity()
-        return taking(channels, network, "conv1"), features
+        return with_input_channels(channels, network, "conv1"), features
 
     return layers

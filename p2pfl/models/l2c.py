@@ -1,6 +1,6 @@
-"""The networks of L2C (Li et al., CVPR 2022): FedAvg's for CIFAR, MAML's for mini-ImageNet.
+"""Networks of L2C (Li et al., CVPR 2022): FedAvg's CNN for CIFAR, MAML's for mini-ImageNet.
 
-Where MAML's has batch normalisation, L2C has group normalisation ("since batch-norm may have a detrimental effect").
+L2C replaces MAML's batch normalization by group normalization ("since batch-norm may have a detrimental effect").
 """
 
 from __future__ import annotations
@@ -8,21 +8,24 @@ from __future__ import annotations
 from torch import nn
 
 from p2pfl.errors import ModelError
-from p2pfl.models.parts import Size, plain_cnn
+from p2pfl.models.backbone import Size, plain_cnn
 
 
 def cnn(channels: int, size: Size) -> tuple[nn.Module, int]:
-    """FedAvg's two-layer CNN: 5x5 convolutions without padding, 32 and 64 wide, and a hidden layer of 512."""
+    """FedAvg's CNN: unpadded 5x5 convolutions with 32 and 64 channels, then a hidden layer of 512."""
     return plain_cnn(channels, size)
 
 
 def conv4(channels: int, size: Size) -> tuple[nn.Module, int]:
-    """MAML's four-layer CNN (arXiv 1703.03400): four times a 3x3 convolution, 32 wide, normalisation in 4 groups,
-    ReLU and 2x2 max pooling; 800 features of images of 84x84. Raises ModelError for images below 16x16.
+    """MAML's CNN (arXiv 1703.03400) with GroupNorm: four blocks of 3x3 convolution with 32 channels, GroupNorm in 4
+    groups, ReLU and 2x2 max pooling. Images of 84x84 give 800 features.
+
+    Raises:
+        ModelError: images are smaller than 16x16.
     """
     if min(size) < 16:
-        text = f"four poolings leave nothing of images of {size[0]}x{size[1]}"
-        raise ModelError(f"{text}; take images of 16x16 or more, or another model")
+        text = f"images of {size[0]}x{size[1]} are too small for four poolings"
+        raise ModelError(f"{text}; use images of 16x16 or larger, or another model")
     layers: list[nn.Module] = []
     for block in range(4):
         layers += [

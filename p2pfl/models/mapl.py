@@ -1,14 +1,14 @@
-"""The four backbones of MAPL (arXiv 2403.19792): three stock torchvision networks and a small AlexNet.
+"""Backbones of MAPL (arXiv 2403.19792): three torchvision networks and a small AlexNet.
 
-No pretrained weights, images at their native size, one input channel for grey images, and the last linear
-layer makes the features. torchvision is imported when the first of its networks is built.
+No pretrained weights; images keep their native size; the last linear layer outputs the features. torchvision is
+imported only when one of its networks is built.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
-from p2pfl.models.parts import taking
+from p2pfl.models.backbone import with_input_channels
 
 
 def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
@@ -16,7 +16,7 @@ def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     import torchvision.models
 
     network = torchvision.models.resnet18(weights=None, num_classes=features)
-    return taking(channels, network, "conv1")
+    return with_input_channels(channels, network, "conv1")
 
 
 def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
@@ -24,27 +24,27 @@ def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module
     import torchvision.models
 
     network = torchvision.models.shufflenet_v2_x1_0(weights=None, num_classes=features)
-    return taking(channels, network, "conv1.0")
+    return with_input_channels(channels, network, "conv1.0")
 
 
 def googlenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers.
 
-    It is made for images of 15x15 or more; smaller ones, a single pixel by then, skip the third pooling.
+    Images smaller than 15x15 skip the third pooling: they are a single pixel by then.
     """
     import torchvision.models
 
-    # init_weights=True is the stock initialisation; left out, torchvision warns that the default may change.
+    # init_weights=True is the stock initialization; torchvision warns if the argument is missing.
     network = torchvision.models.googlenet(weights=None, num_classes=features, aux_logits=False, init_weights=True)
     if min(size) < 15:
         network.maxpool3 = nn.Identity()
-    return taking(channels, network, "conv1.conv")
+    return with_input_channels(channels, network, "conv1.conv")
 
 
 def alexnet_small(channels: int, size: tuple[int, int], features: int) -> nn.Module:
-    """The AlexNet that MAPL inherits from FedClassAvg: three convolutions, 64, 128 and 256 wide.
+    """FedClassAvg's AlexNet, as MAPL uses it: three convolutions with 64, 128 and 256 channels.
 
-    Its first pooling has stride 1, so that small images keep their resolution.
+    The first pooling has stride 1 to keep the resolution of small images.
     """
     return nn.Sequential(
         nn.Conv2d(channels, 64, 3, padding=1),

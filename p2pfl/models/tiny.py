@@ -1,7 +1,7 @@
-"""Four small backbones that differ in depth, width and kind, for images from 8x8 to 32x32.
+"""Four small backbones of different architectures, for images from 8x8 to 32x32.
 
-Each has 20k to 200k parameters at any of those sizes and takes about 10 ms to train on 128 images of 8x8
-on one CPU core: what a laptop that plays twenty peers can bear. All end in a linear layer to the features.
+Each has 20k to 200k parameters and trains on 128 images of 8x8 in about 10 ms on one CPU core, so that a laptop can
+run twenty peers. All end in a linear layer to the features.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def cnn(channels: int, size: tuple[int, int], features: int) -> nn.Module:
-    """Two 3x3 convolutions, 32 and 64 wide, BatchNorm."""
+    """CNN of two 3x3 convolutions with 32 and 64 channels, BatchNorm."""
     return nn.Sequential(
         *_conv(channels, 32, 3, _first_stride(size)),
         nn.MaxPool2d(2),
@@ -23,7 +23,7 @@ def cnn(channels: int, size: tuple[int, int], features: int) -> nn.Module:
 
 
 def wide(channels: int, size: tuple[int, int], features: int) -> nn.Module:
-    """One 5x5 convolution, 64 wide, BatchNorm; the maxima of a 4x4 grid into a hidden layer of 128."""
+    """CNN of one 5x5 convolution with 64 channels, BatchNorm, max pooling to 4x4, a hidden layer of 128."""
     return nn.Sequential(
         *_conv(channels, 64, 5, _first_stride(size)),
         nn.AdaptiveMaxPool2d(4),
@@ -35,7 +35,7 @@ def wide(channels: int, size: tuple[int, int], features: int) -> nn.Module:
 
 
 def residual(channels: int, size: tuple[int, int], features: int) -> nn.Module:
-    """Five 3x3 convolutions in two residual blocks, 24 and 48 wide, GroupNorm."""
+    """ResNet of five 3x3 convolutions in two blocks with 24 and 48 channels, GroupNorm."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, 3, stride=2, padding=1),
         ResidualBlock(24, 24, stride=1),
@@ -49,9 +49,9 @@ def residual(channels: int, size: tuple[int, int], features: int) -> nn.Module:
 
 
 def mixer(channels: int, size: tuple[int, int], features: int) -> nn.Module:
-    """A 4x4 grid of patches through two blocks of an MLP-Mixer, 48 wide (arXiv 2105.01601), LayerNorm.
+    """MLP-Mixer (arXiv 2105.01601) of two blocks on a 4x4 grid of patches, 48 channels, LayerNorm.
 
-    The mean over tokens that ends a Mixer is left out: with 70 samples it took five times as long to learn.
+    Without the Mixer's final mean over tokens: with it, learning from 70 samples took five times as long.
     """
     return nn.Sequential(
         Patches(channels, size, grid=4, width=48),
@@ -64,7 +64,7 @@ def mixer(channels: int, size: tuple[int, int], features: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """x plus two 3x3 convolutions of it, each after GroupNorm and ReLU; 1x1 shortcut where shapes differ."""
+    """Residual block: two 3x3 convolutions, each after GroupNorm and ReLU; 1x1 shortcut where shapes differ."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class ResidualBlock(nn.Module):
 
 
 class Patches(nn.Module):
-    """Images [B, C, H, W] to tokens [B, grid², width]; pads right and below to a multiple of the grid."""
+    """Embed images [B, C, H, W] as tokens [B, grid², width], padded right and below to a multiple of the grid."""
 
     def __init__(self, channels: int, size: tuple[int, int], grid: int, width: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Patches(nn.Module):
 
 
 class MixerBlock(nn.Module):
-    """Two residual MLPs on [B, tokens, width]: one mixes tokens, the next one channels."""
+    """Two residual MLPs on [B, tokens, width]: the first mixes tokens, the second channels."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class MixerBlock(nn.Module):
 
 
 def _first_stride(size: tuple[int, int]) -> int:
-    """2 for images that can afford it, which makes them four times as fast."""
+    """Stride 2 from 16x16 on: four times as fast."""
     return 2 if min(size) >= 16 else 1
 
 

@@ -1,20 +1,19 @@
-"""Who gets which samples: one class per partition, a module per paper, and the table of their names.
+"""Partitions of a dataset among peers: a module per paper, and the table of their names.
 
-A partition is a pure function of labels, number of peers, seed and its own parameters: every peer computes
-the whole of it for itself and keeps its own share. What needs luck is tried a bounded number of times.
+A partition is a pure function of the labels, the number of peers, the seed and its parameters: every peer computes
+all subsets and uses its own. Random draws that may fail are repeated a bounded number of times.
 """
 
-from p2pfl.data.partitions.base import Indices, Labelled, Labels, Partition, Share
+from p2pfl.data.partitions.base import DatasetLabels, Indices, Labels, Partition, Subset
 from p2pfl.data.partitions.dfml import DirichletTrain, IidTrain
 from p2pfl.data.partitions.fedstyle import Styles
 from p2pfl.data.partitions.fedtgp import Dirichlet, Pathological
 from p2pfl.data.partitions.l2c import Groups, Shards
 from p2pfl.data.partitions.mapl import Clusters
-from p2pfl.data.partitions.plain import FractionOfAll, Iid
-from p2pfl.options import Table
+from p2pfl.data.partitions.uniform import FractionOfAll, Iid
+from p2pfl.run_file.options import Table
 
 PARTITIONS: Table[type[Partition]] = Table(
-    "partition",
     {
         "iid": Iid,
         "fraction": FractionOfAll,
@@ -29,4 +28,4 @@ PARTITIONS: Table[type[Partition]] = Table(
     },
 )
 
-__all__ = ["PARTITIONS", "Indices", "Labelled", "Labels", "Partition", "Share"]
+__all__ = ["PARTITIONS", "DatasetLabels", "Indices", "Labels", "Partition", "Subset"]

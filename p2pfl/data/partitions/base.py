@@ -1,4 +1,4 @@
-"""What all partitions have in common: what they are told, what they return, and the ways of cutting."""
+"""The interface of all partitions, and helpers to select samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from p2pfl.errors import DataError
-from p2pfl.options import Options
+from p2pfl.run_file.options import Options
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
@@ -21,13 +21,13 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
-    """What a partition knows of a dataset.
+class DatasetLabels:
+    """Labels and styles of a dataset: the input of a partition.
 
     Attributes:
         train, test: int64 [N], the label of each sample, in [0, classes).
         classes: number of classes, K.
-        train_styles, test_styles: int64 [N], the style of each sample, from 0 on; None without styles.
+        train_styles, test_styles: int64 [N], the style of each sample, counted from 0; None without styles.
     """
 
     train: Labels
@@ -38,21 +38,20 @@ class Labelled:
 
     @property
     def pool(self) -> Labels:
-        """The labels of the training samples followed by those of the test samples."""
+        """Labels of the training samples followed by those of the test samples."""
         return np.concatenate((self.train, self.test))
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
-    """What one peer gets.
+class Subset:
+    """One peer's samples.
 
     Attributes:
-        train, validation: int64 indices into the training split, ascending, disjoint. Without repetition, but
-            for the partition ``styles``.
+        train, validation: int64 indices into the training split, ascending and disjoint. Only the partition
+            ``styles`` repeats samples.
         test: int64 indices into the test split, ascending, without repetition.
-        group: peers of the same group have the same task; 0 where the partition knows no groups.
-        merged: all three are indices into the pool instead, which is the training split followed by the test
-            split; test then shares no sample with train and validation.
+        group: equal for peers with the same task; 0 in partitions without groups.
+        merged: all three index the pool instead (the training split followed by the test split) and are disjoint.
     """
 
     train: Indices
@@ -64,51 +63,54 @@ class Share:
 
 @dataclass(frozen=True)
 class Partition(Options, ABC):
-    """Base of all partitions: what stands behind ``partition: {name: …}`` in a run file."""
+    """Base class of all partitions: the options of ``partition: {name: …}`` in a run file."""
 
     @abstractmethod
-    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
-        """One share per peer.
+    def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:
+        """Compute the subset of each peer.
 
         Args:
-            data: the dataset's labels.
+            data: labels of the dataset.
             peers: number of peers, M.
-            seed: the run's seed; equal arguments give equal shares.
+            seed: the run's seed; equal arguments give equal subsets.
 
-        Raises DataError if the dataset is too small for what is asked, or cannot be cut that way.
+        Raises:
+            DataError: the dataset is too small, or the parameters do not fit its classes or the number of peers.
         """
 
 
 def hold_out(samples: Indices, fraction: float) -> tuple[Indices, Indices]:
-    """Split ``samples``, in random order, into those kept (at least one) and the ``fraction`` held out."""
-    kept = max(len(samples) - round(fraction * len(samples)), 1)
-    return samples[:kept], samples[kept:]
+    """Split shuffled ``samples`` into training samples (at least one) and a ``fraction`` held out."""
+    count = max(len(samples) - round(fraction * len(samples)), 1)
+    return samples[:count], samples[count:]
 
 
-def merge(parts: Sequence[Indices]) -> Indices:
-    """All of them in one, ascending."""
+def concat_sorted(parts: Sequence[Indices]) -> Indices:
+    """Concatenate and sort indices."""
     return np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
 
 
-def cyclic(pool: Indices, start: int, count: int) -> Indices:
-    """``count`` entries of ``pool`` from ``start`` on, going round at its end."""
+def take_cyclic(pool: Indices, start: int, count: int) -> Indices:
+    """Take ``count`` entries of ``pool`` from ``start``, wrapping around at its end."""
     return pool[(start + np.arange(count)) % len(pool)]
 
 
-def of_classes(labels: Labels, classes: npt.ArrayLike) -> Indices:
-    """The samples that have one of these classes, ascending."""
+def samples_of(labels: Labels, classes: npt.ArrayLike) -> Indices:
+    """Indices of the samples of the given classes, ascending."""
     return np.flatnonzero(np.isin(labels, classes))
 
 
-def require(name: str, labels: Labels, classes: int, count: int, what: str) -> None:
-    """Raises DataError unless every class has ``count`` samples; ``what`` says who asks for them."""
+def require_per_class(name: str, labels: Labels, classes: int, count: int, requirement: str) -> None:
+    """Raise DataError unless every class has ``count`` samples; ``requirement`` names what needs them."""
     available = np.bincount(labels, minlength=classes)
     scarcest = int(available.argmin())
     if available[scarcest] < count:
-        raise DataError(f"partition {name}: {what} of each class, but class {scarcest} has {available[scarcest]}")
+        raise DataError(
+            f"partition {name}: {requirement} of each class, but class {scarcest} has {available[scarcest]}"
+        )
 
 
 def require_peers(name: str, samples: int, split: str, peers: int) -> None:
-    """Raises DataError unless there is a sample for every peer."""
+    """Raise DataError unless there is a sample for every peer."""
     if samples < peers:
         raise DataError(f"partition {name}: {samples} {split} samples are too few for {peers} peers")

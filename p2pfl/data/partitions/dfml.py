@@ -1,7 +1,7 @@
-"""The partitions of DFML (Khalil et al., TMLR 2024), section 4.1 and Fig. 10.
+"""Partitions of DFML (Khalil et al., TMLR 2024), section 4.1 and Fig. 10.
 
-The training set is dealt out, and a fifth of each peer's samples is held out: local performance is measured on
-that. The official test set is for global performance: every peer is tested on all of it.
+The training set is distributed, and a fifth of each peer's samples is held out to measure local performance. Every
+peer is tested on the whole official test set, which measures global performance.
 """
 
 from __future__ import annotations
@@ -12,49 +12,58 @@ import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
 from p2pfl import rng
-from p2pfl.data.partitions.base import Fraction, Indices, Labelled, Partition, Share, hold_out, merge, require_peers
-from p2pfl.data.partitions.fedtgp import LEAST, dirichlet_cut
+from p2pfl.data.partitions.base import (
+    DatasetLabels,
+    Fraction,
+    Indices,
+    Partition,
+    Subset,
+    concat_sorted,
+    hold_out,
+    require_peers,
+)
+from p2pfl.data.partitions.fedtgp import MIN_SAMPLES, dirichlet_split
 
 
 @dataclass(frozen=True)
 class IidTrain(Partition):
-    """The training set shuffled and dealt out evenly; everyone is tested on the whole test set."""
+    """The training set shuffled and distributed evenly; every peer is tested on the whole test set."""
 
     validation: Fraction = 0.2
-    """Fraction of a peer's samples that is held out, rounded to whole samples."""
+    """Fraction of a peer's samples to hold out, rounded to whole samples."""
 
-    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
+    def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:
         require_peers("iid-train", len(data.train), "training", peers)
         stream = rng.shared(seed, "partition")
-        dealt = np.array_split(stream.permutation(len(data.train)), peers)
-        return _with_whole_test(dealt, self.validation, data)
+        samples_of_peers = np.array_split(stream.permutation(len(data.train)), peers)
+        return _with_whole_test(samples_of_peers, self.validation, data)
 
 
 @dataclass(frozen=True)
 class DirichletTrain(Partition):
-    """The training set, each class in Dirichlet proportions; everyone is tested on the whole test set.
+    """The training set, each class in Dirichlet proportions; every peer is tested on the whole test set.
 
-    See ``fedtgp.dirichlet_cut`` for the rule.
+    ``dirichlet_split`` in ``fedtgp.py`` describes the procedure.
     """
 
     beta: PositiveFloat = 0.1
-    """Concentration β; the smaller, the more a class belongs to few peers."""
-    least: PositiveInt = LEAST
-    """Samples that each peer must have, or half of an even share n/M if that is less."""
+    """Concentration β; smaller values concentrate each class on fewer peers."""
+    least: PositiveInt = MIN_SAMPLES
+    """Minimum number of samples of a peer, or n/M/2 if that is less."""
     validation: Fraction = 0.2
-    """Fraction of a peer's samples that is held out, rounded to whole samples."""
+    """Fraction of a peer's samples to hold out, rounded to whole samples."""
 
-    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
+    def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:
         stream = rng.shared(seed, "partition")
-        parts = dirichlet_cut("dirichlet-train", data.train, data.classes, peers, self.beta, self.least, stream)
-        dealt = [stream.permutation(merge(mine)) for mine in parts]
-        return _with_whole_test(dealt, self.validation, data)
+        parts = dirichlet_split("dirichlet-train", data.train, data.classes, peers, self.beta, self.least, stream)
+        samples_of_peers = [stream.permutation(concat_sorted(by_class)) for by_class in parts]
+        return _with_whole_test(samples_of_peers, self.validation, data)
 
 
-def _with_whole_test(dealt: list[Indices], validation: float, data: Labelled) -> list[Share]:
+def _with_whole_test(samples_of_peers: list[Indices], validation: float, data: DatasetLabels) -> list[Subset]:
     test = np.arange(len(data.test))
-    shares = []
-    for mine in dealt:
-        kept, held_out = hold_out(mine, validation)
-        shares.append(Share(np.sort(kept), np.sort(held_out), test))
-    return shares
+    subsets = []
+    for samples in samples_of_peers:
+        train, held_out = hold_out(samples, validation)
+        subsets.append(Subset(np.sort(train), np.sort(held_out), test))
+    return subsets

@@ -1,8 +1,7 @@
-"""The partitions of FedTGP (Zhang, Liu, Hua, Cao, AAAI 2024), "pathological" and "practical", and how it cuts a
-dataset by Dirichlet proportions, which others do too.
+"""Partitions of FedTGP (Zhang, Liu, Hua, Cao, AAAI 2024): "pathological" and "practical" (Dirichlet).
 
-Training and test samples are merged and dealt out together; then each peer holds a quarter of its own back for
-testing. What the paper leaves open is as in its released code (github.com/TsingZ0/FedTGP, dataset/utils).
+Training and test samples are merged and distributed together; then each peer holds out a quarter of its samples for
+testing. Details that the paper leaves open follow its released code (github.com/TsingZ0/FedTGP, dataset/utils).
 """
 
 from __future__ import annotations
@@ -15,141 +14,148 @@ from pydantic import PositiveFloat, PositiveInt
 
 from p2pfl import rng
 from p2pfl.data.partitions.base import (
+    DatasetLabels,
     Fraction,
     Indices,
-    Labelled,
     Labels,
     Partition,
-    Share,
+    Subset,
+    concat_sorted,
     hold_out,
-    merge,
     require_peers,
 )
 from p2pfl.errors import DataError
 
 DRAWS = 100
-"""Times that proportions are drawn before a Dirichlet partition gives up."""
+"""Maximum number of draws of a Dirichlet partition."""
 
-LEAST = 40
-"""Samples that each peer should have: a batch of 10 to test on when a quarter is for testing, 10 / (1 − 0.75)."""
+MIN_SAMPLES = 40
+"""Minimum number of samples of a peer: a quarter of them is a test batch of 10."""
 
 
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """A few classes for each peer, in very unequal amounts; all samples merged, none shared (Figs. 7 and 9).
+    """A few classes for each peer, in very unequal amounts; merged pool, disjoint subsets (Figs. 7 and 9).
 
-    Class by class, the first ⌈M·k/K⌉ peers that have fewer than k classes get it. All but the last of them take a
-    number of samples uniform in [max(m/10, least/K), m), where m is an even share of the class; the last takes the
-    rest. When the k classes of all peers are found, further classes are nobody's.
+    Each class goes to the first ⌈M·k/K⌉ peers that have fewer than k classes. All but the last of them take a number
+    of samples uniform in [max(m/10, least/K), m), where m is the class size divided by the number of these peers;
+    the last takes the rest. Classes are unused once all peers have k.
     """
 
     classes_per_peer: PositiveInt = 2
-    """Number of classes that a peer has, k: 2 of 10, 10 of 100 or 102, 20 of 200. Where ⌈M·k/K⌉ does not
-    divide M, the last peers may have fewer."""
+    """Number of classes of a peer, k: 2 of 10, 10 of 100 or 102, 20 of 200. Where ⌈M·k/K⌉ does not divide M, the last
+    peers may have fewer."""
     test: Fraction = 0.25
-    """Fraction of a peer's samples that it is tested on, rounded up to whole samples."""
+    """Fraction of a peer's samples to test on, rounded up to whole samples."""
     validation: Fraction = 0.0
-    """Fraction of the others that is held out, rounded to whole samples."""
+    """Fraction of the other samples to hold out, rounded to whole samples."""
 
-    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
+    def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:
         if self.classes_per_peer > data.classes:
             raise DataError(
-                f"partition pathological: {self.classes_per_peer} classes for each peer, but there are {data.classes}"
+                f"partition pathological: classes_per_peer is {self.classes_per_peer}, but the dataset has "
+                f"{data.classes} classes"
             )
         labels = data.pool
         stream = rng.shared(seed, "partition")
-        least = _least(LEAST, len(labels), peers) / data.classes
-        at_once = math.ceil(peers * self.classes_per_peer / data.classes)
-        quota = [self.classes_per_peer] * peers
-        dealt: list[list[Indices]] = [[] for _ in range(peers)]
+        least = _minimum(MIN_SAMPLES, len(labels), peers) / data.classes
+        peers_per_class = math.ceil(peers * self.classes_per_peer / data.classes)
+        missing_classes = [self.classes_per_peer] * peers
+        parts: list[list[Indices]] = [[] for _ in range(peers)]
         for label in range(data.classes):
-            chosen = [peer for peer in range(peers) if quota[peer]][:at_once]
-            if not chosen:
+            holders = [peer for peer in range(peers) if missing_classes[peer]][:peers_per_class]
+            if not holders:
                 break
             samples = stream.permutation(np.flatnonzero(labels == label))
-            even = len(samples) / len(chosen)
+            even = len(samples) / len(holders)
             low, high = max(int(max(even / 10, least)), 1), int(even)
             if low >= high:
                 raise DataError(
                     f"partition pathological: the {len(samples)} samples of class {label} are too few "
-                    f"for {len(chosen)} peers: each should have more than {low}"
+                    f"for {len(holders)} peers with more than {low} each"
                 )
-            counts = stream.integers(low, high, size=len(chosen) - 1)
-            for peer, mine in zip(chosen, np.split(samples, np.cumsum(counts)), strict=True):
-                dealt[peer].append(mine)
-                quota[peer] -= 1
-        return _cut(dealt, self.test, self.validation, stream)
+            counts = stream.integers(low, high, size=len(holders) - 1)
+            for peer, part in zip(holders, np.split(samples, np.cumsum(counts)), strict=True):
+                parts[peer].append(part)
+                missing_classes[peer] -= 1
+        return _hold_out_test(parts, self.test, self.validation, stream)
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """The "practical" setting: each class in Dirichlet proportions; all samples merged, none shared (Figs. 8, 10).
+    """The "practical" setting: each class in Dirichlet proportions; merged pool, disjoint subsets (Figs. 8, 10).
 
-    See ``dirichlet_cut`` for the rule.
+    ``dirichlet_split`` describes the procedure.
     """
 
     beta: PositiveFloat = 0.1
-    """Concentration β; the smaller, the more a class belongs to few peers."""
-    least: PositiveInt = LEAST
-    """Samples that each peer must have, or half of an even share n/M if that is less."""
+    """Concentration β; smaller values concentrate each class on fewer peers."""
+    least: PositiveInt = MIN_SAMPLES
+    """Minimum number of samples of a peer, or n/M/2 if that is less."""
     test: Fraction = 0.25
-    """Fraction of a peer's samples that it is tested on, rounded up to whole samples."""
+    """Fraction of a peer's samples to test on, rounded up to whole samples."""
     validation: Fraction = 0.0
-    """Fraction of the others that is held out, rounded to whole samples."""
+    """Fraction of the other samples to hold out, rounded to whole samples."""
 
-    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
+    def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:
         stream = rng.shared(seed, "partition")
-        dealt = dirichlet_cut("dirichlet", data.pool, data.classes, peers, self.beta, self.least, stream)
-        return _cut(dealt, self.test, self.validation, stream)
+        parts = dirichlet_split("dirichlet", data.pool, data.classes, peers, self.beta, self.least, stream)
+        return _hold_out_test(parts, self.test, self.validation, stream)
 
 
-def dirichlet_cut(
+def dirichlet_split(
     name: str, labels: Labels, classes: int, peers: int, beta: float, least: int, stream: np.random.Generator
 ) -> list[list[Indices]]:
-    """Each peer's samples, class by class: all of ``labels`` dealt out, no sample twice.
+    """Distribute all n samples to the M peers, without repetition.
 
-    The classes in turn are shuffled and cut in proportions drawn from Dir(β), where peers that already have n/M
-    samples or more get nothing. All is drawn again until the smallest peer has min(least, n/M/2) samples.
+    Each class is shuffled and split in proportions drawn from Dir(β); peers that already have n/M samples get none.
+    The draw is repeated until the smallest peer has min(least, n/M/2) samples.
 
-    Raises DataError, with the best that was seen, after DRAWS draws.
+    Returns:
+        For each peer a list of indices, one array per class.
+
+    Raises:
+        DataError: ``DRAWS`` draws failed.
     """
     require_peers(name, len(labels), "", peers)
-    enough = _least(least, len(labels), peers)
+    required = _minimum(least, len(labels), peers)
     by_class = [np.flatnonzero(labels == label) for label in range(classes)]
     best = 0
     for _ in range(DRAWS):
-        dealt: list[list[Indices]] = [[] for _ in range(peers)]
+        parts: list[list[Indices]] = [[] for _ in range(peers)]
         sizes = np.zeros(peers, np.int64)
         for samples in by_class:
             samples = stream.permutation(samples)
             proportions = stream.dirichlet(np.full(peers, beta)) * (sizes < len(labels) / peers)
             total = proportions.sum()
-            if not total > 0:  # all of it went to peers that are full, or was too small for a float
+            if not total > 0:  # only full peers got a proportion, or all proportions underflowed
                 break
             cuts = (np.cumsum(proportions / total) * len(samples)).astype(np.int64)[:-1]
-            for peer, mine in enumerate(np.split(samples, cuts)):
-                dealt[peer].append(mine)
-                sizes[peer] += len(mine)
+            for peer, part in enumerate(np.split(samples, cuts)):
+                parts[peer].append(part)
+                sizes[peer] += len(part)
         else:
-            if sizes.min() >= enough:
-                return dealt
+            if sizes.min() >= required:
+                return parts
             best = max(best, int(sizes.min()))
     raise DataError(
-        f"partition {name}: in {DRAWS} draws with beta {beta:g} the smallest of {peers} peers had at most {best} "
-        f"samples, not {math.ceil(enough)}; a larger beta, fewer peers, a smaller least or another seed may do"
+        f"partition {name}: in {DRAWS} draws with beta {beta:g}, the smallest of {peers} peers had at most {best} "
+        f"samples instead of {math.ceil(required)}; try a larger beta, fewer peers, a smaller least or another seed"
     )
 
 
-def _least(least: int, samples: int, peers: int) -> float:
+def _minimum(least: int, samples: int, peers: int) -> float:
     return min(least, samples / peers / 2)
 
 
-def _cut(dealt: list[list[Indices]], test: float, validation: float, stream: np.random.Generator) -> list[Share]:
-    """Each peer's samples, which are indices into the pool, in random order cut in three."""
-    shares = []
-    for mine in dealt:
-        samples = stream.permutation(merge(mine))
+def _hold_out_test(
+    parts: list[list[Indices]], test: float, validation: float, stream: np.random.Generator
+) -> list[Subset]:
+    """Shuffle each peer's samples of the pool and split them into training, validation and test samples."""
+    subsets = []
+    for by_class in parts:
+        samples = stream.permutation(concat_sorted(by_class))
         cut = max(int((1 - test) * len(samples)), 1)
-        kept, held_out = hold_out(samples[:cut], validation)
-        shares.append(Share(np.sort(kept), np.sort(held_out), np.sort(samples[cut:]), merged=True))
-    return shares
+        train, held_out = hold_out(samples[:cut], validation)
+        subsets.append(Subset(np.sort(train), np.sort(held_out), np.sort(samples[cut:]), merged=True))
+    return subsets

@@ -1,4 +1,4 @@
-"""The partition of MAPL (Mukherjee, Simonetto, Jamali-Rad, 2024, arXiv 2403.19792), section 5."""
+"""Partition of MAPL (Mukherjee, Simonetto, Jamali-Rad, 2024, arXiv 2403.19792), section 5."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ import numpy as np
 from pydantic import NonNegativeInt, PositiveInt, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from p2pfl import rng
-from p2pfl.data.partitions.base import Fraction, Indices, Labelled, Partition, Share, cyclic, hold_out, merge, require
+from p2pfl.data.partitions.base import (
+    DatasetLabels,
+    Fraction,
+    Indices,
+    Partition,
+    Subset,
+    concat_sorted,
+    hold_out,
+    require_per_class,
+    take_cyclic,
+)
 from p2pfl.errors import DataError
 
 
@@ -29,11 +39,11 @@ CountOrRange = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], WrapVali
 
 @dataclass(frozen=True)
 class Clusters(Partition):
-    """Peers in clusters, each cluster with its own classes.
+    """Clusters of peers with disjoint or overlapping classes.
 
-    Peers form contiguous blocks whose sizes differ by at most one. Cluster c of C has the classes
-    [c·s, c·s + s + overlap) with s = (K − overlap) / C, so that consecutive clusters have exactly ``overlap``
-    classes in common and all K are used: 0–4 / 5–9 for K = 10, C = 2, overlap 0; 0–6 / 3–9 for overlap 4.
+    Clusters are contiguous blocks of peers whose sizes differ by at most one. Cluster c of C has the classes
+    [c·s, c·s + s + overlap) with s = (K − overlap) / C, so that consecutive clusters have ``overlap`` classes in
+    common and all K are used: 0-4 / 5-9 for K = 10, C = 2, overlap 0; 0-6 / 3-9 for overlap 4.
 
     The paper's four scenarios are {disjoint, overlapping} x {fixed, range}: ``overlap`` 0 or 4, ``per_class``
     300 or [100, 300].
@@ -45,35 +55,37 @@ class Clusters(Partition):
     }
 
     preset: Literal["paper", "official"] = "paper"
-    """``official`` deals training samples out as the released code does: sets ``slices: staggered``."""
+    """``official`` selects training samples as the released code does: sets ``slices: staggered``."""
     clusters: PositiveInt = 2
     """Number of clusters, C."""
     overlap: NonNegativeInt = 0
     """Number of classes that consecutive clusters have in common."""
     per_class: CountOrRange = 300
-    """Training samples of each class per peer: a number, or [low, high] for uniform per peer and class."""
+    """Training samples per peer and class: a number, or [low, high] for a uniform draw per peer and class."""
     test_per_class: PositiveInt = 15
-    """Test samples of each class per peer."""
+    """Test samples per peer and class."""
     validation: Fraction = 0.0
-    """Fraction of a peer's training samples of each class that is held out, rounded to whole samples."""
+    """Fraction of a peer's training samples of each class to hold out, rounded to whole samples."""
     slices: Literal["disjoint", "staggered"] = "disjoint"
-    """``disjoint``: peers take successive slices of each class, and share samples only once it is used up.
-    ``staggered``: each slice begins two thirds into the one before, and each cluster at the start; with 300
-    per class the i-th peer of a cluster takes [200 i, 200 i + 300) and shares 100 with the next."""
+    """``disjoint``: peers take consecutive slices of each class, which overlap only when the class is used up.
+    ``staggered``: a slice starts two thirds into the previous one, and at 0 in each cluster; with 300 per class,
+    peer i of a cluster takes [200 i, 200 i + 300) and has 100 samples in common with the next."""
 
-    def split(self, data: Labelled, peers: int, seed: int) -> list[Share]:
+    def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:
         classes = data.classes
         stream = rng.shared(seed, "partition")
         cluster_classes = self._cluster_classes(classes)
         if peers < self.clusters:
-            raise DataError(f"partition clusters: {peers} peers cannot form {self.clusters} clusters")
+            raise DataError(f"partition clusters: {peers} peers are too few for {self.clusters} clusters")
         blocks = np.array_split(np.arange(peers), self.clusters)
         cluster_of = [cluster for cluster, block in enumerate(blocks) for _ in block]
 
         low, high = (self.per_class, self.per_class) if isinstance(self.per_class, int) else self.per_class
-        require("clusters", data.train, classes, high, f"per_class asks for {high} training samples")
-        tested = self.test_per_class
-        require("clusters", data.test, classes, tested, f"test_per_class asks for {tested} test samples")
+        require_per_class("clusters", data.train, classes, high, f"per_class needs {high} training samples")
+        test_count = self.test_per_class
+        require_per_class(
+            "clusters", data.test, classes, test_count, f"test_per_class needs {test_count} test samples"
+        )
         counts = stream.integers(low, high, size=(peers, classes), endpoint=True)
 
         train: list[list[Indices]] = [[] for _ in range(peers)]
@@ -84,14 +96,19 @@ class Clusters(Partition):
             pool = stream.permutation(np.flatnonzero(data.train == label))
             starts = self._starts(counts[holders, label], [cluster_of[peer] for peer in holders])
             for peer, start in zip(holders, starts, strict=True):
-                kept, held_out = hold_out(cyclic(pool, start, counts[peer, label]), self.validation)
+                kept, held_out = hold_out(take_cyclic(pool, start, counts[peer, label]), self.validation)
                 train[peer].append(kept)
                 validation[peer].append(held_out)
             pool = stream.permutation(np.flatnonzero(data.test == label))
             for rank, peer in enumerate(holders):
-                test[peer].append(cyclic(pool, rank * tested, tested))
+                test[peer].append(take_cyclic(pool, rank * test_count, test_count))
         return [
-            Share(merge(train[peer]), merge(validation[peer]), merge(test[peer]), group)
+            Subset(
+                concat_sorted(train[peer]),
+                concat_sorted(validation[peer]),
+                concat_sorted(test[peer]),
+                group,
+            )
             for peer, group in enumerate(cluster_of)
         ]
 
@@ -101,17 +118,17 @@ class Clusters(Partition):
         if rest or step < 1:
             possible = map(str, range(classes % self.clusters, classes - self.clusters + 1, self.clusters))
             raise DataError(
-                f"partition clusters: {classes} classes with an overlap of {self.overlap} cannot be cut into "
-                f"{self.clusters} equal clusters; overlaps that can: {', '.join(possible) or 'none'}"
+                f"partition clusters: {classes} classes with an overlap of {self.overlap} cannot be divided into "
+                f"{self.clusters} equal clusters; possible overlaps: {', '.join(possible) or 'none'}"
             )
         starts = range(0, self.clusters * step, step)
         return [range(start, start + step + self.overlap) for start in starts]
 
     def _starts(self, counts: Indices, clusters: list[int]) -> Iterator[int]:
-        """Where each holder's slice of one class starts, given the holders' counts and clusters."""
+        """Start of each holder's slice of one class, given their sample counts and clusters."""
         start, cluster = 0, clusters[0]
-        for count, own_cluster in zip(counts, clusters, strict=True):
-            if self.slices == "staggered" and own_cluster != cluster:
-                start, cluster = 0, own_cluster
+        for count, holder_cluster in zip(counts, clusters, strict=True):
+            if self.slices == "staggered" and holder_cluster != cluster:
+                start, cluster = 0, holder_cluster
             yield start
             start += round(count * 2 / 3) if self.slices == "staggered" else int(count)

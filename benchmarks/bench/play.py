@@ -1,0 +1,301 @@
+"""Play a run, or any command, in processes of its own, and measure it from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.bench import procfs
+from benchmarks.bench.procfs import Memory
+
+RESERVE = 3 << 30
+"""Bytes of memory that must stay available; a run that leaves less is killed, before the kernel kills something."""
+PSS_INTERVAL = 0.5
+POLL_INTERVAL = 0.25
+SAMPLING = 0.1
+"""Most of one core that reading memory may take: walking the page tables of 500 peers takes seconds."""
+EXIT_TIMEOUT = 10.0
+"""Seconds until killed processes must have ended."""
+STAMP = re.compile(r"\[?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)[.,](\d{3})")
+
+RunTree = dict[str, Any]
+"""The contents of a run file."""
+
+
+@dataclass
+class Played:
+    """What was measured of one run.
+
+    Attributes:
+        failure: why there are no figures; empty if it ended well.
+        seconds: from the command to its end.
+        cpu: CPU seconds of all its processes.
+        written: bytes written to disks.
+        peak: peak of the summed PSS of all processes, bytes, sampled.
+        memory: mean PSS of a peer by kind, at the peak.
+        private: most that one peer had allocated at a time, bytes.
+        launcher, warm: (seconds since the command, CPU seconds of that process until then), sampled.
+        rounds: by peer, when each of its rounds ended, in seconds since the command.
+    """
+
+    failure: str = ""
+    seconds: float = 0.0
+    cpu: float = 0.0
+    written: int = 0
+    peak: int = 0
+    memory: Memory = field(default_factory=Memory)
+    private: float = 0.0
+    launcher: list[tuple[float, float]] = field(default_factory=list)
+    warm: list[tuple[float, float]] = field(default_factory=list)
+    rounds: list[list[float]] = field(default_factory=list)
+
+    @property
+    def all_in_round_1(self) -> float | None:
+        """Seconds until every peer had finished round 0; None if one never did."""
+        return None if self.failure else all_after(self.rounds, 1)
+
+    @property
+    def last_round(self) -> float | None:
+        """Seconds until the first peer had finished its last round."""
+        return min((times[-1] for times in self.rounds if times), default=None)
+
+    @property
+    def seconds_a_round(self) -> float | None:
+        """Seconds of a round of all peers, without the first two and the last; None if there is no other."""
+        return None if self.failure else seconds_a_round(self.rounds)
+
+    @property
+    def seconds_a_round_alone(self) -> float | None:
+        """The same for a run without neighbors."""
+        return None if self.failure else seconds_a_round_alone(self.rounds)
+
+
+def all_after(rounds: Sequence[Sequence[float]], count: int) -> float | None:
+    """When the last peer had ended ``count`` rounds; None if one never did."""
+    if not rounds or min(map(len, rounds)) < count:
+        return None
+    return max(times[count - 1] for times in rounds)
+
+
+def seconds_a_round(rounds: Sequence[Sequence[float]], skip: int = 2) -> float | None:
+    """Mean seconds of a round, without the first ``skip``, which warm up, and the last, which evaluates."""
+    count = min(map(len, rounds), default=0) - 1
+    if count <= skip:
+        return None
+    first, last = (max(times[ended - 1] for times in rounds) for ended in (skip, count))
+    return (last - first) / (count - skip)
+
+
+def seconds_a_round_alone(rounds: Sequence[Sequence[float]], skip: int = 2) -> float | None:
+    """As ``seconds_a_round``, if peers do not wait for each other.
+
+    One may have ended before the next gets a compute slot, or they may take turns: what counts is the time in which
+    any of them was in one of the rounds.
+    """
+    count = min(map(len, rounds), default=0) - 1
+    if count <= skip:
+        return None
+    busy, end = 0.0, float("-inf")
+    for first, last in sorted((times[skip - 1], times[count - 1]) for times in rounds):
+        busy += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return busy / (count - skip)
+
+
+def cpu_until(samples: Sequence[tuple[float, float]], second: float | None) -> float | None:
+    """CPU seconds at the first sample from ``second`` on, or else at the last."""
+    if second is None or not samples:
+        return None
+    return next((cpu for at, cpu in samples if at >= second), samples[-1][1])
+
+
+def cpu_fraction(samples: Sequence[tuple[float, float]], since: float | None, until: float | None) -> float | None:
+    """The fraction of a core used between two times, by the samples there; None if these span less than 2 s."""
+    if since is None or until is None:
+        return None
+    between = [sample for sample in samples if since <= sample[0] <= until]
+    if not between or between[-1][0] - between[0][0] < 2:
+        return None
+    return (between[-1][1] - between[0][1]) / (between[-1][0] - between[0][0])
+
+
+def log_times(log: str, event: str, began: float) -> list[float]:
+    """Seconds after ``began`` (Unix time) of the lines of a log that contain ``event``."""
+    times = []
+    for line in log.splitlines():
+        if event in line and (found := STAMP.match(line)):
+            at = datetime.fromisoformat(f"{found[1]}T{found[2]}.{found[3]}")  # local time, as Python logs it
+            times.append(at.timestamp() - began)
+    return times
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="p2pfl-bench-")).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def launch(tree: RunTree, *, split: bool = False, timeout: float = 600.0) -> Played:
+    """Play a run with `p2pfl launch`. ``split`` measures ``Played.memory``, which takes longer than the total."""
+    return _play_run("launch", tree, split, timeout)
+
+
+def simulate(tree: RunTree, *, timeout: float = 600.0) -> Played:
+    """Play a run with `p2pfl simulate`, in one process."""
+    return _play_run("simulate", tree, False, timeout)
+
+
+def _play_run(how: str, tree: RunTree, split: bool, timeout: float) -> Played:
+    with scratch_folder() as folder:
+        file, run = folder / "run.yaml", folder / "run"
+        file.write_text(json.dumps(tree))
+        command = [sys.executable, "-P", "-m", "launcher.cli", how, str(file), "--run-dir", str(run)]
+        return play(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
+
+
+def is_accepted(tree: RunTree) -> bool:
+    """Whether this version of the project accepts the run file."""
+    with scratch_folder() as folder:
+        file = folder / "run.yaml"
+        file.write_text(json.dumps(tree))
+        command = [sys.executable, "-P", "-m", "launcher.cli", "graph", str(file)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def play(
+    command: Sequence[str],
+    folder: Path,
+    logs: str,
+    event: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    split: bool = False,
+    timeout: float = 600.0,
+) -> Played:
+    """Run a command and measure it and its descendants.
+
+    Args:
+        folder: holds its output and, in ``run``, its files.
+        logs: pattern of the peers' log files in ``run``.
+        event: what a log line contains at the end of a round.
+        environment: additional variables.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **(environment or {})}
+    played, output = Played(), folder / "output"
+    written, cpu = procfs.bytes_written(), _cpu_of_children()
+    began, began_at = time.monotonic(), time.time()  # noqa: TID251  # compared with stamps of logs
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    sampler = Sampler(process.pid, folder / "run", split, began, played)
+    try:
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_INTERVAL)
+            sampler.read_cpu()
+            if procfs.available() < RESERVE:
+                played.failure = f"stopped: less than {RESERVE >> 30} GiB of memory were left"
+            elif time.monotonic() - began > timeout:
+                played.failure = f"stopped after {timeout:.0f} s"
+            if played.failure:
+                break
+    finally:
+        sampler.end()
+        kill_tree(process)
+    played.seconds = time.monotonic() - began
+    played.written = procfs.bytes_written() - written
+    played.cpu = _cpu_of_children() - cpu
+    played.rounds = [
+        log_times(log.read_text(errors="replace"), event, began_at) for log in sorted((folder / "run").glob(logs))
+    ]
+    if not played.failure and process.returncode:
+        last = output.read_text(errors="replace").strip().splitlines()[-1:]
+        played.failure = f"exit status {process.returncode}: {' '.join(last)[:200]}"
+    return played
+
+
+class Sampler:
+    """Sample the memory of a command's processes on a thread, and their CPU time on request."""
+
+    def __init__(self, pid: int, run: Path, split: bool, began: float, played: Played) -> None:
+        self._pid = pid
+        self._run = run
+        self._split = split
+        self._began = began
+        self._played = played
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._read_memory, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def read_cpu(self) -> None:
+        """The warm process is the launcher's child with the most children of its own."""
+        launcher, *children = [self._pid, *procfs.children(self._pid)]
+        at = time.monotonic() - self._began
+        if cpu := procfs.cpu_seconds(launcher):
+            self._played.launcher.append((at, cpu))
+        warm = max(children, key=lambda child: len(procfs.children(child)), default=None)
+        if warm is not None and (cpu := procfs.cpu_seconds(warm)):
+            self._played.warm.append((at, cpu))
+
+    def _read_memory(self) -> None:
+        pause = PSS_INTERVAL
+        while not self._ended.wait(pause):
+            began = time.thread_time()
+            processes = procfs.tree(self._pid)
+            if self._split:
+                found = [procfs.memory(pid, self._run) for pid in processes]
+                total = int(sum(memory.total for memory in found))
+                peers = found[2:]  # after the launcher and the warm process
+                self._played.private = max([self._played.private, *(memory.private for memory in peers)])
+                if total > self._played.peak and peers:
+                    self._played.memory = sum(peers, Memory()) / len(peers)
+            else:
+                total = sum(map(procfs.pss, processes))
+            self._played.peak = max(self._played.peak, total)
+            pause = max(PSS_INTERVAL, (time.thread_time() - began) / SAMPLING)
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a command and its descendants, if it has not ended, and wait for them."""
+    descendants = []
+    if process.poll() is None:
+        for pid in procfs.tree(process.pid):  # the launcher first, which would restart peers
+            with suppress(psutil.NoSuchProcess):
+                descendants.append(psutil.Process(pid))
+                descendants[-1].kill()
+    process.wait()
+    psutil.wait_procs(descendants, timeout=EXIT_TIMEOUT)  # the next run needs their memory
+
+
+def cores() -> int:
+    """Cores that this process may use: so many peers compute at the same time."""
+    return len(os.sched_getaffinity(0))
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

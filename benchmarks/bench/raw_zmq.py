@@ -1,0 +1,76 @@
+"""Messages over plain pyzmq between processes of this host: what a transport could reach at best.
+
+Every process sends its body over a DEALER to the ROUTER of every other process, and waits for theirs, in rounds.
+"""
+
+from __future__ import annotations
+
+import multiprocessing  # noqa: TID251  # forks or communicates with its children
+import time
+from multiprocessing.connection import Connection  # noqa: TID251
+
+import zmq
+
+WARM_UP = 2
+"""Rounds that are not counted."""
+TIMEOUT = 60_000
+"""Milliseconds without a message after which a process gives up."""
+
+KeyPair = tuple[bytes, bytes]
+"""Public and secret key."""
+
+
+def exchange_seconds(processes: int, size: int, rounds: int, *, curve: bool = False) -> float:
+    """Seconds of a round in which each of ``processes`` sends ``size`` bytes to each other one."""
+    fork = multiprocessing.get_context("fork")
+    keys = [zmq.curve_keypair() for _ in range(processes)] if curve else None
+    pipes = [fork.Pipe() for _ in range(processes)]
+    children = [
+        fork.Process(target=_exchange, args=(me, processes, size, rounds, keys, pipes[me][1]), daemon=True)
+        for me in range(processes)
+    ]
+    for child in children:
+        child.start()
+    try:
+        ends = [pipe for pipe, _ in pipes]
+        ports = [end.recv() for end in ends]
+        for end in ends:
+            end.send(ports)
+        seconds: list[float] = [end.recv() for end in ends]
+        return max(seconds)
+    finally:
+        for child in children:
+            child.join(TIMEOUT / 1000)
+            child.kill()
+
+
+def _exchange(
+    me: int, processes: int, size: int, rounds: int, keys: list[KeyPair] | None, parent: Connection
+) -> None:
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.rcvtimeo = TIMEOUT
+    if keys:
+        router.curve_server = True
+        router.curve_publickey, router.curve_secretkey = keys[me]
+    parent.send(router.bind_to_random_port("tcp://127.0.0.1"))
+    dealers = []
+    for other, port in enumerate(parent.recv()):
+        if other != me:
+            dealer = context.socket(zmq.DEALER)
+            dealer.identity = f"{me}".encode()
+            if keys:
+                dealer.curve_serverkey = keys[other][0]
+                dealer.curve_publickey, dealer.curve_secretkey = keys[me]
+            dealer.connect(f"tcp://127.0.0.1:{port}")
+            dealers.append(dealer)
+    body, began = bytes(size), 0.0
+    for t in range(WARM_UP + rounds):
+        if t == WARM_UP:
+            began = time.perf_counter()
+        for dealer in dealers:
+            dealer.send_multipart([b"header", body], copy=False)
+        for _ in dealers:
+            router.recv_multipart(copy=False)
+    parent.send((time.perf_counter() - began) / rounds)
+    context.destroy(linger=TIMEOUT)

@@ -1,0 +1,148 @@
+"""How launch, rounds and memory grow with the number of peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.bench import play, runs
+from benchmarks.bench.play import cpu_fraction, cpu_until
+from benchmarks.bench.report import Goal, Report, Table, Value
+from benchmarks.bench.settings import Settings
+
+MB, GB = 1e6, 1e9
+TINY_CNN = 4 * 36_010
+"""Bytes of the parameters of `tiny-cnn` at 1x8x8."""
+
+LAUNCHES: dict[int, Any] = {
+    4: "complete",
+    20: {"name": "regular", "degree": 6},
+    100: {"name": "regular", "degree": 6},
+    500: {"name": "regular", "degree": 4},
+}
+GRAPHS: list[tuple[int, Any]] = [
+    *((peers, {"name": "regular", "degree": 4}) for peers in (16, 32, 64, 128, 256, 512)),
+    *((peers, "complete") for peers in (16, 50, 100)),
+]
+
+
+def launch(settings: Settings) -> Report:
+    """Seconds until all peers are in round 1, by number of peers."""
+    table = Table(
+        {
+            "peers": "d",
+            "graph": "",
+            "first in round 1": ".1f",
+            "all in round 1": ".1f",
+            "launcher: CPU s until then": ".2f",
+            "warm process: CPU s until then": ".2f",
+            "launcher: part of a core after it": ".3f",
+            "MB a peer": ".1f",
+            "failure": "",
+        }
+    )
+    text = (
+        "`tiny-cnn`, one step of one sample a round. Seconds from the start of `p2pfl launch` until the first peer "
+        "and until all have finished round 0. Memory is the mean PSS of a peer at the peak; above 100 peers, that of "
+        "all processes, divided by the peers."
+    )
+    report = Report("launch", "Launch", text, [table])
+    for peers, graph in LAUNCHES.items():
+        if peers > settings.most_peers:
+            continue
+        settings.progress(f"{peers} peers")
+        split = peers <= 100  # reading smaps of 500 peers takes seconds
+        tree = runs.light(peers, graph, rounds=6 if settings.quick else 10 if peers > 100 else 40)
+        played = play.launch(tree, split=split)
+        ready = played.all_in_round_1
+        after = cpu_fraction(played.launcher, ready, played.last_round)
+        each = (played.memory.total if split else played.peak / peers) / MB
+        first = min((times[0] for times in played.rounds if times), default=None)
+        cells: list[Value] = [peers, _name(graph), first, ready]
+        cells += [cpu_until(played.launcher, ready), cpu_until(played.warm, ready), after]
+        table.add(*cells, each or None, played.failure)
+        if peers == 100:
+            beyond = (played.memory.total - played.memory.data - 2 * TINY_CNN) / MB  # parameters and gradients
+            report.goal(Goal("100 peers, 6-regular: all in round 1", ready, 10, "s"), tree)
+            report.goal(Goal("100 peers: each beyond model, optimizer, data", beyond if each else None, 30, "MB"))
+            report.goal(Goal("100 peers: launcher, part of a core", after, 0.03))
+        if peers == 500:
+            peak = None if played.failure else played.peak / GB
+            report.goal(Goal("500 peers, 4-regular: peak memory", peak, 24, "GB"))
+    return report
+
+
+def scale(settings: Settings) -> Report:
+    """Seconds of a round by number of peers and graph."""
+    table = Table(
+        {
+            "peers": "d",
+            "graph": "",
+            "messages a round": ",d",
+            "all in round 1": ".1f",
+            "s a round": ".3f",
+            "ms a peer": ".2f",
+            "CPU s in all": ".1f",
+            "peak MB": ",.0f",
+            "failure": "",
+        }
+    )
+    text = (
+        "The peers of [launch](#launch): training takes next to nothing. A round is the mean without the first two "
+        "and the last."
+    )
+    report = Report("scale", "Seconds a round", text, [table])
+    for peers, graph in GRAPHS:
+        if peers > settings.most_peers:
+            continue
+        settings.progress(f"{peers} peers, {_name(graph)}")
+        degree = peers - 1 if graph == "complete" else graph["degree"]
+        tree = runs.light(peers, graph, rounds=6 if settings.quick else 8 if peers > 100 else 20)
+        played = play.launch(tree)
+        seconds = played.seconds_a_round
+        each = None if seconds is None else 1000 * seconds / peers
+        cells: list[Value] = [peers, _name(graph), peers * degree, played.all_in_round_1, seconds, each]
+        table.add(*cells, played.cpu, played.peak / MB, played.failure)
+        if (peers, graph) == (100, "complete"):
+            report.goal(Goal("100 peers, complete: all in round 1", played.all_in_round_1, 30, "s"), tree)
+    return report
+
+
+def memory(settings: Settings) -> Report:
+    """Memory of a peer by kind."""
+    trees = {
+        "W1": runs.work("W1", runs.WORK["W1"]._replace(rounds=12)),
+        "W2": runs.work("W2", runs.WORK["W2"]._replace(rounds=6)),
+        "100 peers of launch": runs.light(100, LAUNCHES[100], rounds=20),
+    }
+    if settings.quick:
+        trees = {"W1": runs.work("W1", runs.QUICK["W1"])}
+    table = Table(
+        {
+            "run": "",
+            "MB a peer": ".1f",
+            "code, shared": ".1f",
+            "data, shared": ".1f",
+            "model, optimizer, objects": ".1f",
+            "messages, mapped": ".1f",
+            "messages, private": ".1f",
+            "failure": "",
+        }
+    )
+    for name, tree in trees.items():
+        settings.progress(name)
+        played = play.launch(tree, split=True)
+        alone = play.launch(runs.without_messages(tree), split=True)
+        found = played.memory
+        messages = max(0.0, found.private - alone.private)
+        kinds = (found.total, found.code, found.data, found.private - messages, found.messages, messages)
+        table.add(name, *(size / MB for size in kinds), played.failure or alone.failure)
+    text = (
+        "PSS of a peer at the peak of a run, mean over peers. Code: libraries, and what the warm process imported "
+        "before the fork. Messages: mapped files of the run folder, and the memory that a peer allocates beyond that "
+        "of the same run without neighbors, which is for its model, gradients, optimizer, snapshots and objects."
+    )
+    return Report("memory", "Memory of a peer", text, [table])
+
+
+def _name(graph: Any) -> str:
+    return graph if isinstance(graph, str) else f"{graph['degree']}-regular"

@@ -1,0 +1,124 @@
+"""Bandwidth and messages a second through real peers, by transport, beside plain pyzmq."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.bench import play, raw_zmq, runs
+from benchmarks.bench.play import Played, RunTree
+from benchmarks.bench.report import Report, Table, Value, known, ratio
+from benchmarks.bench.settings import Settings
+from p2pfl.session.key_files import write_new
+from peers.keys import new_pair
+
+
+class Exchange(NamedTuple):
+    """Peers of a complete graph that send an MLP with these hidden layers to each other in each round."""
+
+    widths: tuple[int, ...]
+    peers: int
+    rounds: int
+
+    @property
+    def size(self) -> int:
+        return runs.mlp_bytes(64, self.widths)
+
+    @property
+    def messages(self) -> int:
+        return self.peers * (self.peers - 1)
+
+    def tree(self) -> RunTree:
+        model = "-".join(["mlp", *map(str, self.widths)])
+        # Checkpoints are measured elsewhere.
+        return {**runs.light(self.peers, "complete", self.rounds, model), "checkpoint_every": 1000}
+
+
+EXCHANGES = {
+    "2.4 kB": Exchange((8,), 8, 100),
+    "2.3 MB": Exchange((640, 830), 4, 30),
+    "46 MB": Exchange((3072, 3662), 2, 10),
+}
+QUICK = {"2.3 MB": Exchange((640, 830), 4, 6)}
+PLAIN = {"plain pyzmq, TCP": False, "plain pyzmq, CURVE": True}
+"""Whether it is encrypted, by name."""
+
+
+def transports(settings: Settings) -> Report:
+    table = Table(
+        {
+            "body": "",
+            "peers": "d",
+            "transport": "",
+            "ms a round": ".1f",
+            "of it messages": ".1f",
+            "messages a second": ",.0f",
+            "MB/s": ",.0f",
+            "of plain pyzmq": ".2f",
+        }
+    )
+    with play.scratch_folder() as keys:
+        known_transports = _transports(keys)
+        for body, exchange in (QUICK if settings.quick else EXCHANGES).items():
+            plain = {name: _plain(exchange, curve, settings.turns) for name, curve in PLAIN.items()}
+            for name, seconds in plain.items():
+                table.add(body, exchange.peers, name, *_cells(exchange, seconds, seconds), None)
+            for name, transport in known_transports.items():
+                settings.progress(f"{body}, {name}")
+                how = play.simulate if name == "in-process" else play.launch
+                tree = {**exchange.tree(), "transport": transport}
+                whole, part = _through_peers(tree, how, settings.turns)
+                best = plain["plain pyzmq, CURVE" if name == "CURVE" else "plain pyzmq, TCP"]
+                compared = known(ratio(a, b) for a, b in zip(best, part, strict=True))
+                table.add(body, exchange.peers, name, *_cells(exchange, whole, part), compared)
+    text = (
+        "Peers of a complete graph send their model to each other in every round, after one step of one sample. "
+        "*Of it messages* is the difference to the same run without neighbors: encoding, sending, reading and "
+        "averaging the bodies, and waiting for the slowest peer. Plain pyzmq sends as many bodies of the same size "
+        "from DEALER to ROUTER between as many processes, and does nothing with them."
+    )
+    return Report("transports", "Transports", text, [table])
+
+
+def _cells(exchange: Exchange, whole: list[float | None], part: list[float | None]) -> list[Value]:
+    """Milliseconds of a round, of its messages, messages a second, megabytes a second."""
+    rates = [exchange.messages / seconds for seconds in known(part)]
+    times = [[1000 * seconds for seconds in known(turns)] for turns in (whole, part)]
+    return [*times, rates, [rate * exchange.size / 1e6 for rate in rates]]
+
+
+def _plain(exchange: Exchange, curve: bool, turns: int) -> list[float | None]:
+    return [
+        raw_zmq.exchange_seconds(exchange.peers, exchange.size, exchange.rounds, curve=curve) for _ in range(turns)
+    ]
+
+
+def _through_peers(
+    tree: RunTree, how: Callable[[RunTree], Played], turns: int
+) -> tuple[list[float | None], list[float | None]]:
+    """Seconds of a round, and the difference to the same run without neighbors; by turn."""
+    whole: list[float | None] = []
+    part: list[float | None] = []
+    for _ in range(turns):
+        both = how(tree).seconds_a_round
+        alone = how(runs.without_messages(tree)).seconds_a_round_alone
+        whole.append(both)
+        part.append(both - alone if both is not None and alone is not None and both > alone else None)
+    return whole, part
+
+
+def _transports(keys: Path) -> dict[str, dict[str, Any]]:
+    """The section `transport` of the run file, by name. Without what this version of the project does not know."""
+    write_new(keys / "keys", {peer: new_pair() for peer in range(8)})
+    found: dict[str, dict[str, Any]] = {
+        "in-process": {},
+        "same-host mapping": {"same_host": "on"},
+        "TCP": {"same_host": "off"},
+        "CURVE": {"same_host": "off", "keys": str(keys / "keys")},
+    }
+    if not play.is_accepted({**runs.light(2, "complete", 1), "transport": found["same-host mapping"]}):
+        del found["same-host mapping"]
+        for transport in found.values():
+            transport.pop("same_host", None)
+    return found

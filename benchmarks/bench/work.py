@@ -1,0 +1,183 @@
+"""The same work in turns: with decentralizepy, as bare training, with and without messages, with checkpoints."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.bench import play, runs
+from benchmarks.bench.play import Played, RunTree
+from benchmarks.bench.report import Goal, Report, Table, known, median_of, ratio
+from benchmarks.bench.settings import Settings
+
+MIB = 2**20
+OURS, THEIRS = "p2pfl", "decentralizepy"
+TIMES_AS_FAST = {"W1": 2.5, "W2": 8.0, "W3": 6.0}
+FRACTION_OF_MEMORY = {"W1": 1 / 8, "W2": 1 / 4, "W3": 1 / 6}
+OVERHEAD = 1.4
+"""Seconds of a round, at most, per second of bare training."""
+
+Column = list[float | None]
+"""A figure of each turn; None where the run failed."""
+
+
+def in_turns(players: Mapping[str, Callable[[], Played]], settings: Settings) -> dict[str, list[Played]]:
+    """Play each of ``players`` once per turn, in a rotated order, so that other load affects all of them."""
+    names = list(players)
+    found: dict[str, list[Played]] = defaultdict(list)
+    for turn in range(settings.turns):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            settings.progress(name)
+            found[name].append(players[name]())
+            if found[name][-1].failure:
+                settings.progress(f"{name}: {found[name][-1].failure}")
+    return {name: found[name] for name in names}
+
+
+def ratios(one: Column, other: Column) -> list[float]:
+    """The ratios of the turns in which both were measured."""
+    return known(ratio(a, b) for a, b in zip(one, other, strict=True))
+
+
+def column(plays: Sequence[Played], figure: Callable[[Played], float | None]) -> Column:
+    return [None if played.failure else figure(played) for played in plays]
+
+
+def seconds(plays: Sequence[Played]) -> Column:
+    return column(plays, lambda played: played.seconds)
+
+
+def rounds(plays: Sequence[Played]) -> Column:
+    return column(plays, lambda played: played.seconds_a_round)
+
+
+def alone(plays: Sequence[Played]) -> Column:
+    """Seconds of a round without neighbors."""
+    return column(plays, lambda played: played.seconds_a_round_alone)
+
+
+def peaks(plays: Sequence[Played]) -> Column:
+    return column(plays, lambda played: played.peak / MIB)
+
+
+def cpu(plays: Sequence[Played]) -> Column:
+    return column(plays, lambda played: played.cpu)
+
+
+def written(plays: Sequence[Played]) -> Column:
+    return column(plays, lambda played: played.written / MIB)
+
+
+def side_by_side(settings: Settings) -> Report:
+    """W1 to W4."""
+    table = Table(
+        {
+            "work": "",
+            "system": "",
+            "seconds": ".1f",
+            "s a round": ".3f",
+            "peak MiB": ",.0f",
+            "CPU s": ".1f",
+            "MiB written": ",.0f",
+            "times as fast": ".2f",
+            "of the memory": ".2f",
+        }
+    )
+    text = (
+        "D-PSGD with the same graph, networks and number of steps, in turns. W1: 16 peers, CNN of 2.3 MB, 3 steps a "
+        "round, 50 rounds; W2: 8 peers, MLP of 46 MB, 1 step, 10 rounds; W3: as W1 with 64 peers, 10 rounds; W4: the "
+        "same with 128. Random 4-regular graph, SGD, batches of 8, evaluation at the end. Seconds last from the "
+        "command to its end; a round is the mean without the first two and the last; the peak is of the summed PSS "
+        f"of all processes, sampled. Dataset: {runs.dataset_name()}."
+    )
+    report = Report("work", "Side by side", text, [table])
+    for name, work in (runs.QUICK if settings.quick else runs.WORK).items():
+        tree = runs.work(name, work)
+        players = {OURS: partial(play.launch, tree)}
+        if settings.rival is not None and name in TIMES_AS_FAST:
+            players[THEIRS] = partial(settings.rival.play, work)
+        found = in_turns(players, settings)
+        ours, theirs = found[OURS], found.get(THEIRS, [])
+        faster = ratios(seconds(theirs), seconds(ours)) if theirs else []
+        smaller = ratios(peaks(ours), peaks(theirs)) if theirs else []
+        for system, plays in found.items():
+            figures = [known(figure(plays)) for figure in (seconds, rounds, peaks, cpu, written)]
+            table.add(name, system, *figures, *((faster, smaller) if system == OURS else (None, None)))
+        if theirs:
+            goal = Goal(f"{name}: times as fast as {THEIRS}", median_of(faster), TIMES_AS_FAST[name], "", "higher")
+            report.goal(goal, tree)
+            report.goal(Goal(f"{name}: of its memory", median_of(smaller), FRACTION_OF_MEMORY[name]))
+        if name == "W4":
+            report.goal(Goal("W4: seconds", median_of(seconds(ours)), 60, "s"), tree)
+            report.goal(Goal("W4: peak memory", median_of(column(ours, lambda p: p.peak / 1e9)), 5, "GB"))
+    return report
+
+
+def overhead(settings: Settings) -> Report:
+    """A round of W1 against bare training."""
+    tree = runs.work("W1", runs.QUICK["W1"] if settings.quick else runs.WORK["W1"])
+    bare, silent = "bare training", "p2pfl without neighbors"
+    players = {
+        OURS: partial(play.launch, tree),
+        silent: partial(play.launch, runs.without_messages(tree)),
+        bare: partial(play_bare, tree),
+    }
+    found = in_turns(players, settings)
+    table = Table({"W1 as": "", "s a round": ".3f", "ratio to bare training": ".2f", "CPU s": ".1f"})
+    for name, plays in found.items():
+        times = alone(plays) if name == silent else rounds(plays)
+        table.add(name, known(times), ratios(times, rounds(found[bare])), known(cpu(plays)))
+    text = (
+        "A round of W1, without the first two and the last. Bare training is the local steps of all peers in plain "
+        "PyTorch, one process per core, on the same samples: nothing is sent, averaged, recorded or saved. Without "
+        "neighbors, peers do everything but send and receive."
+    )
+    report = Report("overhead", "Overhead over bare training", text, [table])
+    measured = median_of(ratios(rounds(found[OURS]), rounds(found[bare])))
+    report.goal(Goal("W1: a round, of bare training", measured, OVERHEAD), tree)
+    return report
+
+
+def play_bare(tree: RunTree) -> Played:
+    with play.scratch_folder() as folder:
+        file = folder / "run.yaml"
+        file.write_text(json.dumps(tree))
+        command = [sys.executable, "-m", "benchmarks.bench.bare", str(file), str(folder / "run")]
+        return play.play(command, folder, "*.log", " round done t=")
+
+
+def checkpoints(settings: Settings) -> Report:
+    """The cost of checkpoints."""
+    peers, last = (4, 6) if settings.quick else (10, 22)
+    every: dict[str, Any] = {"every round": 1, "every 10 rounds": 10, "auto": "auto", "last round": 1000}
+    table = Table(
+        {
+            "method": "",
+            "checkpoint": "",
+            "s a round": ".2f",
+            "ratio to last round": ".2f",
+            "MiB written a peer": ".1f",
+        }
+    )
+    for method in ("mapl",) if settings.quick else runs.CHECKPOINTED:
+        trees = {name: runs.checkpointed(method, peers, last, value) for name, value in every.items()}
+        players = {
+            name: partial(play.launch, tree)
+            for name, tree in trees.items()
+            if name != "auto" or play.is_accepted(tree)
+        }
+        found = in_turns(players, settings)
+        for name, plays in found.items():
+            compared = ratios(rounds(plays), rounds(found["last round"]))
+            each = [size / peers for size in known(written(plays))]
+            table.add(method, name, known(rounds(plays)), compared, each)
+    text = (
+        "The cost of [recovering from crashes](reliability.md): ten peers, `tiny4` on digits, a checkpoint after the "
+        "last round and, besides, after every one, after every tenth, or as the peer decides. A round of MAPL or "
+        "DFML (one mutual epoch) takes about a second for all ten peers."
+    )
+    return Report("checkpoints", "Checkpoints", text, [table])

@@ -1,4 +1,0 @@
-from benchmarks.torture.search import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Where peers run: local processes, containers, or a single process (simulate)."""

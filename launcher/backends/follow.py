@@ -1,0 +1,256 @@
+"""Follow the peers of a launch to their end: show progress, restart crashed peers, pass on Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Literal, Protocol
+
+import psutil
+from rich.console import Console
+
+from launcher.backends.processes import find_process, outcome
+from launcher.backends.warm import Event, WarmProcess
+from launcher.errors import LaunchError
+from launcher.views.progress import Display, Progress, progress_on
+from p2pfl import PeerId
+from p2pfl.errors import WriteError
+from p2pfl.session.run_folder import RunFolder
+
+POLL_INTERVAL = 0.25
+"""Seconds between two checks for interrupts, if the warm process reports nothing."""
+ORPHAN_INTERVAL = 1.0
+"""Seconds between two checks of the peers that a dead warm process had forked."""
+MAX_FAILURES = 3
+"""A peer that fails this many times without completing a round is not restarted."""
+OUT_OF_MEMORY = (
+    "; probably the kernel ran out of memory (see `dmesg`): lower slots, start fewer peers, or use a smaller batch "
+    "or model"
+)
+
+Restart = Literal["on-failure", "always", "never"]
+"""Which unfinished peers to restart.
+
+``on-failure``: peers that crashed or failed, but not those that were stopped or cannot write to the run folder, nor
+those that fail MAX_FAILURES times without completing a round. No policy restarts a peer that the run file's chaos
+killed permanently.
+"""
+
+
+class RunSize(Protocol):
+    """The part of a Run that ``follow`` needs."""
+
+    @property
+    def peers(self) -> int: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+
+def follow(
+    folder: RunFolder, peers: Sequence[PeerId], run: RunSize, warm: WarmProcess, console: Console, restart: Restart
+) -> PeerProcesses:
+    """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start."""
+    processes = PeerProcesses(peers)
+    policy = RestartPolicy(folder, restart)
+    shown = [files.peer for files in folder.peers()]
+    with _count_interrupts() as interrupts, progress_on(console) as progress, sigterm_notice(folder, progress):
+        display = Display(progress, folder, shown, run.rounds)
+        warm.fork(folder, peers)
+        while processes.running:
+            warm_exited = warm.exited
+            events = warm.events(POLL_INTERVAL)
+            if warm.exited and not warm_exited and processes.started and not interrupts:
+                progress.print(f"the warm process, which forks peers, {warm.outcome}; the peers keep running")
+            exited = [
+                peer
+                for peer in processes.update(events, warm.exited)
+                if not processes.adopt(peer, find_process(folder, peer))
+            ]
+            codes, errors = processes.exit_codes, processes.errors
+            again = [peer for peer in exited if policy.restarts(peer, codes.get(peer), errors.get(peer, ""))]
+            if interrupts:
+                _stop(processes, warm, kill=len(interrupts) > 1, progress=progress)
+            elif again and processes.started:  # otherwise another warm process would not start any peer either
+                progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
+                processes.expect(again)
+                if warm.exited:
+                    progress.print("starting another warm process")
+                    warm.restart()
+                warm.fork(folder, again)
+                exited = sorted(set(exited) - set(again))
+            for peer in exited:
+                if peer in policy.reports:
+                    progress.print(f"peer {peer}: {policy.reports[peer]}")
+            display.update(now=not processes.running)
+    if warm.stderr:
+        with suppress(OSError):
+            (folder.root / "warm.log").write_text(warm.stderr)
+    if not processes.started and not processes.stopping:
+        raise LaunchError(f"the process that forks the peers died:\n{warm.stderr.strip() or '(no output)'}")
+    return processes
+
+
+def _stop(processes: PeerProcesses, warm: WarmProcess, *, kill: bool, progress: Progress) -> None:
+    stop_now, kill_now = not processes.stopping, kill and not processes.killing
+    processes.stop(kill=kill)  # before printing, which may fail
+    if not processes.started and not warm.exited:
+        warm.kill()  # it is still importing, and has forked no peer
+    if stop_now:
+        progress.print("stopping: each peer ends its batch and writes a checkpoint; press Ctrl-C again to kill")
+    elif kill_now:
+        progress.print("killing")
+
+
+class RestartPolicy:
+    """Decide which peers to restart after they have exited."""
+
+    def __init__(self, folder: RunFolder, restart: Restart) -> None:
+        self.folder = folder
+        self.restart = restart
+        self.outcomes: dict[PeerId, str] = {}
+        """How each peer ended last."""
+        self.reports: dict[PeerId, str] = {}
+        """What to print about a peer that is not restarted."""
+        self._failures: dict[PeerId, list[int]] = {}
+        """Completed rounds at each failure."""
+        self._kills: dict[PeerId, int] = {}
+        """How often chaos has killed each peer."""
+
+    def restarts(self, peer: PeerId, exit_code: int | None, error: str = "") -> bool:
+        """Return whether to restart ``peer``, given its exit code and the error that it reported."""
+        files = self.folder.peer(peer)
+        ended = self.outcomes[peer] = outcome(files, exit_code, error)
+        self.reports.pop(peer, None)
+        if error:
+            self.reports[peer] = ended
+        if self.restart == "never" or ended == "finished":
+            return False
+        if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
+            return False
+        kills = [fault for fault in files.injected() if fault["what"] == "kill"]
+        if len(kills) > self._kills.get(peer, 0):  # an injected kill is no failure of the peer
+            self._kills[peer] = len(kills)
+            return bool(kills[-1]["restart"])
+        status = files.status()
+        rounds = self._failures.setdefault(peer, [])
+        rounds.append(status.rounds_done if status else 0)
+        progressed = len(rounds) < MAX_FAILURES or max(rounds[1 - MAX_FAILURES :]) > rounds[-MAX_FAILURES]
+        if self.restart == "always" or progressed:
+            return True
+        self.reports[peer] = f"{ended}; not restarted: failed {MAX_FAILURES} times without completing a round"
+        if exit_code == -signal.SIGKILL:
+            self.reports[peer] += OUT_OF_MEMORY
+        return False
+
+
+class PeerProcesses:
+    """The peers that this launcher has forked: which of them are running, and how the others exited."""
+
+    def __init__(self, peers: Iterable[PeerId]) -> None:
+        self.started: set[PeerId] = set()
+        self.exit_codes: dict[PeerId, int] = {}
+        self.errors: dict[PeerId, str] = {}
+        """The error that each peer reported at its exit."""
+        self.running = set(peers)
+        """Requested peers that have not exited, as far as known."""
+        self.stopping = False
+        self.killing = False
+        self.seconds = 0.0
+        self._began = time.monotonic()
+        # psutil compares process ids and start times, so that a reused id is not mistaken for the peer.
+        self._processes: dict[PeerId, psutil.Process] = {}
+        self._signalled: set[tuple[PeerId, signal.Signals]] = set()
+        self._orphans: set[PeerId] = set()
+        """Peers whose end no warm process will report."""
+        self._orphans_checked = -ORPHAN_INTERVAL
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """Count ``peers`` as running again: they have been requested anew."""
+        for peer in peers:
+            self.running.add(peer)
+            self._orphans.discard(peer)
+            self.exit_codes.pop(peer, None)
+            self.errors.pop(peer, None)
+
+    def adopt(self, peer: PeerId, process: psutil.Process | None) -> bool:
+        """Count ``peer`` as running if it has a process of which no event told. Return whether it has."""
+        if process is not None:
+            self.running.add(peer)
+            self._orphans.add(peer)
+            self._processes[peer] = process
+        return process is not None
+
+    def update(self, events: list[Event], warm_exited: bool) -> list[PeerId]:
+        """Process the events of the warm process. Return the peers that have exited."""
+        before = set(self.running)
+        for event in events:
+            if event.event == "started":
+                self.started.add(event.peer)
+                with suppress(psutil.NoSuchProcess):
+                    self._processes[event.peer] = psutil.Process(event.pid)
+            elif event.event == "exited":
+                self.exit_codes[event.peer] = event.code
+                self.errors[event.peer] = event.error
+                self.running.discard(event.peer)
+        if warm_exited:
+            self._orphans |= self.running
+        now = time.monotonic()
+        if now >= self._orphans_checked + ORPHAN_INTERVAL:
+            self._orphans_checked = now
+            self.running -= {peer for peer in self._orphans if not self._is_running(peer)}
+        self.seconds = now - self._began
+        return sorted(before - self.running)
+
+    def stop(self, *, kill: bool) -> None:
+        """Signal every running peer once. Call it again for peers that start later."""
+        self.stopping = True
+        self.killing = kill
+        number = signal.SIGKILL if kill else signal.SIGTERM
+        for peer in self.running & self._processes.keys():
+            if (peer, number) not in self._signalled:
+                self._signalled.add((peer, number))
+                with suppress(psutil.NoSuchProcess):
+                    self._processes[peer].send_signal(number)
+
+    def _is_running(self, peer: PeerId) -> bool:
+        process = self._processes.get(peer)
+        with suppress(psutil.NoSuchProcess):
+            return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+
+@contextmanager
+def sigterm_notice(folder: RunFolder, progress: Progress) -> Iterator[None]:
+    """On SIGTERM, print that the peers keep running, before the signal ends this process."""
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        progress.__exit__(None, None, None)  # restores the terminal
+        progress.print(f"terminated by SIGTERM; the peers keep running: stop them with `p2pfl stop {folder.root}`")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _count_interrupts() -> Iterator[list[int]]:
+    """Collect SIGINT (Ctrl-C) in a list instead of raising KeyboardInterrupt."""
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,167 @@
+"""The local backend: launch or resume a run with one process per peer on this host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from launcher.backends.follow import Restart, follow
+from launcher.backends.limits import check_limits
+from launcher.backends.mps import multi_process_service
+from launcher.backends.processes import find_process, outcome
+from launcher.backends.this_host import remote_peers
+from launcher.backends.warm import WarmProcess
+from launcher.child import in_child
+from launcher.errors import LaunchError
+from launcher.prepare import LaunchRequest
+from launcher.views import formatting
+from launcher.views.progress import print_run_path
+from launcher.views.summary import Summary, measured_seconds, summarize
+from p2pfl import PeerId
+from p2pfl.errors import KeysError, RunFolderError
+from p2pfl.session.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from p2pfl.run_file.run import Run
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What this process keeps of a Run, which refers to torch."""
+
+    peers: int
+    rounds: int
+    neighbors: tuple[tuple[PeerId, ...], ...]
+    mps: bool
+    peers_per_gpu: int
+
+    @classmethod
+    def of(cls, run: Run) -> _Settings:
+        gpu = run.file.gpu
+        return cls(run.peers, run.rounds, run.topology.neighbors, gpu.mps, gpu.peers_per_gpu)
+
+
+def launch(request: LaunchRequest, console: Console, restart: Restart = "on-failure") -> tuple[RunFolder, Summary]:
+    """Create a run and run it, one process per peer."""
+
+    def prepare() -> tuple[RunFolder, _Settings]:
+        run = request.load()
+        _check_addresses(run, range(run.peers))
+        _check_keys(run, range(run.peers))
+        check_limits(run, range(run.peers))
+        return request.prepare(run), _Settings.of(run)
+
+    with WarmProcess() as warm:
+        # It imports torch while another process imports torch and checks the run file.
+        folder, settings = in_child(prepare)
+        return folder, _run(settings, folder, range(settings.peers), warm, console, restart)
+
+
+def resume(
+    folder: RunFolder, peers: Sequence[PeerId], console: Console, restart: Restart = "on-failure"
+) -> tuple[RunFolder, Summary]:
+    """Resume a run: start those of ``peers`` (by default all) that are not running.
+
+    Raises:
+        LaunchError: the run was simulated, or no peer is left to start.
+        RunFolderError: the peers run on another host.
+    """
+    folder.require_local()
+    if folder.info.get("simulated"):
+        raise LaunchError(
+            f"{folder.root}: a simulated run cannot be resumed, because its peers keep no messages to replay; "
+            f"start it again: p2pfl launch {folder.run_file}"
+        )
+
+    def select() -> tuple[_Settings, list[PeerId], list[PeerId]]:
+        """Return what to run, and which of the selected peers are running and which are not."""
+        from p2pfl.run_file import load as run_files
+
+        run = run_files.load(folder.run_file)
+        present = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
+        absent = sorted(set(peers) - set(present))
+        if absent:
+            raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(present)}")
+        selected = sorted(peers) or present
+        if running := [peer for peer in selected if find_process(folder, peer)]:
+            console.print(f"already running: {_peers(running)}")
+        ended = [peer for peer in selected if peer not in running]
+        if all(outcome(folder.peer(peer)) == "finished" for peer in ended):
+            raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
+        # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
+        _check_keys(run, ended)
+        check_limits(run, ended)
+        return _Settings.of(run), running, ended
+
+    with WarmProcess() as warm:
+        settings, running, ended = in_child(select)
+        seconds_before = 0.0
+        if not running:  # otherwise another launcher may still measure, and the time would count twice
+            with suppress(RunFolderError):
+                seconds_before = measured_seconds(folder) or 0.0
+        # Start finished peers too: others may need their last messages.
+        return folder, _run(settings, folder, ended, warm, console, restart, seconds_before)
+
+
+def _peers(peers: Sequence[PeerId]) -> str:
+    return f"{'peer' if len(peers) == 1 else 'peers'} {formatting.ids(peers)}"
+
+
+def _check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
+    """Raise RunFileError if the run file assigns an address of another host to one of these peers."""
+    transport = run.file.transport
+    for peer, address in remote_peers(transport.book(run.peers), peers):
+        problem = (
+            f"peer {peer} has the address {address}, which is not on this host; start each peer on its own host "
+            "with `p2pfl peer`, or run all of them here: --set transport.hosts={} --set transport.address=null"
+        )
+        raise run.error_at("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
+
+
+def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
+    """Raise RunFileError if the keys that these peers need are missing or do not match."""
+    from p2pfl.session import key_files
+
+    transport = run.file.transport
+    if transport.keys is not None:
+        try:
+            public = key_files.check(transport.keys, run.peers, peers, transport.public_keys)
+            # libzmq checks whether private and public keys match; the launcher does not import it.
+            command = [sys.executable, "-P", "-m", "peers.keys", "--check", str(transport.keys), *map(str, peers)]
+            stdin = json.dumps([key.hex() for key in public])
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise KeysError(done.stderr.strip().removeprefix("error: "))
+        except KeysError as error:
+            raise run.error_at("transport.keys", error) from None
+
+
+def _run(
+    settings: _Settings,
+    folder: RunFolder,
+    peers: Sequence[PeerId],
+    warm: WarmProcess,
+    console: Console,
+    restart: Restart,
+    seconds_before: float = 0.0,
+) -> Summary:
+    """Run ``peers`` to the end and summarize. ``seconds_before``: what earlier parts of the run took."""
+    print_run_path(folder, console)
+    with ExitStack() as services:
+        if settings.mps:
+            mps = multi_process_service(folder.root / "mps", settings.peers_per_gpu, console.print)
+            environment = services.enter_context(mps)
+            warm.kill()
+            warm = services.enter_context(WarmProcess(environment))
+        processes = follow(folder, peers, settings, warm, console, restart)
+    from p2pfl.messaging.topology import Topology  # takes memory that the peers no longer need
+
+    seconds = seconds_before + processes.seconds
+    return summarize(folder, processes.exit_codes, seconds, Topology(settings.neighbors), processes.errors)

@@ -1,0 +1,68 @@
+"""Find the process of a peer, and describe how a peer ended."""
+
+from __future__ import annotations
+
+import signal
+
+import psutil
+
+from p2pfl import PeerId
+from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
+
+UNFINISHED = "unfinished: had not ended when collected"
+NOT_COLLECTED = "not collected: no source has its files"
+
+
+def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
+    """Return the process of ``peer`` on this host if it is alive.
+
+    The process id in the status file may have been reused by another process, so the process title must match too.
+    """
+    files = folder.peer(peer)
+    status = files.status()
+    if status is None or files.origin() is not None:  # a collected status has a process id of another host
+        return None
+    try:
+        process = psutil.Process(status.pid)
+        title = " ".join(process.cmdline()).rstrip()
+    except psutil.Error:
+        return None
+    return process if title in (peer_title(folder, peer), simulation_title(folder)) else None
+
+
+def peer_title(folder: RunFolder, peer: PeerId) -> str:
+    """Return the process title of a peer, as shown by ps and htop."""
+    return f"p2pfl peer {peer} {folder.root}"
+
+
+def simulation_title(folder: RunFolder) -> str:
+    """Return the process title of ``p2pfl simulate``."""
+    return f"p2pfl simulate {folder.root}"
+
+
+def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") -> str:
+    """Return ``finished``, or a short description of how else the peer ended.
+
+    A peer without a final status counts as ``died``; the caller knows that its process has ended. In a collection
+    that is unknown, and the peer counts as UNFINISHED.
+
+    Args:
+        exit_code: the exit code, if known; negative if a signal killed the process.
+        error: the error that the peer reported to the launcher; it may have been unable to write it to its folder.
+    """
+    result, status, origin = files.result(), files.status(), files.origin()
+    last = result or status
+    if exit_code is not None and exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    if last is not None and last.phase == "failed":
+        error = last.error or error or "no reason given"
+        return f"failed: {error.splitlines()[0]}"
+    if error:
+        return f"failed: {error.splitlines()[0]}"
+    if exit_code:
+        return f"exit code {exit_code}"
+    if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
+        return last.phase  # a finished peer has a result, unless a power failure destroyed it
+    if origin is not None:
+        return NOT_COLLECTED if origin.source is None else UNFINISHED
+    return "never started" if status is None else "died"

@@ -1,0 +1,55 @@
+"""Call a function in a child process, so that this one does not keep what it imports."""
+
+from __future__ import annotations
+
+import multiprocessing  # noqa: TID251  # what it unpickles was pickled by its own child
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection  # noqa: TID251  # as above
+from typing import TypeVar
+
+from launcher.errors import LaunchError
+from p2pfl.errors import P2pflError
+
+T = TypeVar("T")
+
+
+def in_child(function: Callable[[], T]) -> T:
+    """Return what ``function`` returns in a forked process, or raise the P2pflError that it raises.
+
+    Importing torch takes 300 MiB, and the launcher lives as long as its peers. Any other exception is printed by the
+    child, and raises SystemExit here.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_call, args=(function, sender), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        result, error = receiver.recv()
+    except EOFError:
+        child.join()
+        code = child.exitcode or 1
+        if code < 0:
+            killed = f"the process that checks the run file was killed by {signal.Signals(-code).name}"
+            raise LaunchError(killed) from None
+        sys.exit(code)
+    except KeyboardInterrupt:
+        child.terminate()
+        raise
+    finally:
+        child.join()
+        receiver.close()
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _call(function: Callable[[], T], sender: Connection) -> None:
+    with suppress(KeyboardInterrupt):  # the parent has received it too
+        try:
+            sender.send((function(), None))
+        except P2pflError as error:
+            sender.send((None, error))

@@ -1,0 +1,1 @@
+"""Collect the run folders of peers on other hosts."""

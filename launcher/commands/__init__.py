@@ -1,0 +1,35 @@
+"""The commands of ``p2pfl``.
+
+Each command imports what it needs when it runs, so that commands without computation do not wait for torch.
+
+Exit codes: 0 success; 1 peers did not finish, runs differ, or something could not be read; 2 the command line or the
+run file is invalid.
+"""
+
+from __future__ import annotations
+
+from launcher.commands import collect, compose, describe, inspect, keys, run
+from launcher.commands.group import commands
+
+for command in (
+    run.launch,
+    run.resume,
+    run.join,
+    run.simulate,
+    run.stop,
+    run.peer,
+    inspect.list_runs,
+    inspect.logs,
+    inspect.digest,
+    inspect.compare,
+    collect.collect,
+    describe.algorithms,
+    describe.models,
+    describe.graph,
+    describe.data,
+    keys.keys,
+    compose.compose,
+):
+    commands.add_command(command)
+
+__all__ = ["commands"]

@@ -1,0 +1,57 @@
+"""The command ``p2pfl collect``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from launcher.commands.group import JSON, echo, make_console
+
+
+@click.command()
+@click.argument("into", type=click.Path(path_type=Path))
+@click.argument("locations", metavar="[LOCATION]...", nargs=-1)
+@click.option(
+    "--compose",
+    is_flag=False,
+    flag_value=".",
+    metavar="[FILE]",
+    help="Collect from the containers of a compose project: that of FILE, or of the working directory.",
+)
+@click.option("--checkpoints", is_flag=True, help="Also collect checkpoints, which are large.")
+@click.option(
+    "--max-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Most gigabytes to read from one LOCATION, which may be hostile.",
+)
+@JSON
+def collect(
+    into: Path, locations: tuple[str, ...], compose: str | None, checkpoints: bool, max_gb: float, as_json: bool
+) -> None:
+    """Collect the files of peers on other hosts in a run folder.
+
+    A LOCATION is a run folder or a folder of run folders, HOST:FOLDER (over ssh), or container:NAME. INTO is a new
+    folder, or an earlier collection to update; without a LOCATION, it is updated from the previous ones. The run may
+    still be going on. Exit with 1 if a location could not be read.
+    """
+    from launcher.collect.collection import collect as collect_folders
+    from launcher.views.print_summary import failure_lines, print_summary
+
+    console = make_console(err=as_json)
+    given = [*locations, *([] if compose is None else [f"compose:{compose}"])]
+    collected = collect_folders(into, given, console.print, checkpoints, int(max_gb * 1e9))
+    if as_json:
+        echo(json.dumps(collected.summary.to_dict()))
+    else:
+        print_summary(collected.summary, console)
+    for line in failure_lines(collected.summary):
+        echo(line, err=True)
+    for name, reason in collected.unread.items():
+        echo(f"{name}: cannot be read: {reason}", err=True)
+    echo(f"run: {collected.folder.root}", err=as_json)
+    sys.exit(1 if collected.unread else 0)

@@ -1,0 +1,159 @@
+"""Commands that describe what a run file can name: algorithms, models, graph, data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.commands.group import FILE, JSON, PNG, SETS, echo, print_table
+
+
+@click.command()
+@click.argument("name", required=False)
+@JSON
+def algorithms(name: str | None, as_json: bool) -> None:
+    """List algorithms; with NAME, describe its hyper-parameters."""
+    from launcher.views.describe import describe_algorithm
+    from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.run_file.options import unknown
+
+    if name is not None and name not in ALGORITHMS:
+        raise click.BadParameter(unknown(name, ALGORITHMS), param_hint="NAME")
+    described = [describe_algorithm(algorithm) for algorithm in ([name] if name else ALGORITHMS)]
+    if as_json:
+        echo(json.dumps(described[0] if name else described))
+        return
+    for algorithm in described:
+        echo(f": {algorithm['title']}", prefix=click.style(algorithm["name"], bold=True))
+        echo(f"    {algorithm['summary']}")
+        if paper := ", ".join(algorithm[key] for key in ("authors", "venue", "url") if algorithm[key] != "—"):
+            echo(f"    {paper}")
+        if name:
+            echo()
+            print_table(
+                ["hyper-parameter", "type", "default", "description"],
+                [
+                    [note["name"], note["type"], _yaml_value(note["default"]), note["text"]]
+                    for note in algorithm["hyper"]
+                ],
+            )
+
+
+def _yaml_value(value: object) -> str:
+    """Format a value as in a run file: null, true, [0.1, 1]."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--channels", type=click.IntRange(min=1), default=3, show_default=True, help="Channels of the images.")
+@click.option("--size", type=click.IntRange(min=1), default=32, show_default=True, help="Height and width in pixels.")
+@click.option("--classes", type=click.IntRange(min=1), default=10, show_default=True, help="Number of classes.")
+@click.option("--features", type=click.IntRange(min=1), help="Number of features d; overrides the group's.")
+@JSON
+def models(name: str | None, channels: int, size: int, classes: int, features: int | None, as_json: bool) -> None:
+    """List models and their costs; with NAME, of one group or model.
+
+    FLOPs are those of the forward pass of one image. The last columns are the bytes that a peer sends: for the whole
+    model, for its head, or for a prototype of each class.
+    """
+    from launcher.views.describe import describe_models
+    from p2pfl.models import GROUPS, MODELS, unknown_model
+
+    if name is not None and name not in MODELS:
+        raise click.BadParameter(unknown_model(name), param_hint="NAME")
+    grouped = {member for group in GROUPS.values() for member in group.members}
+    names = [name] if name else [model for model in MODELS if model not in grouped]
+    described = describe_models(names, channels, (size, size), classes, features)
+    if as_json:
+        echo(json.dumps(described[0] if name else described))
+        return
+    rows = []
+    for group in described:
+        for number, member in enumerate(group["members"]):
+            rows.append([group["name"] if number == 0 else "", member["name"], *_cost_columns(member)])
+    print_table(["group", "model", "parameters", "d", "FLOPs", "model", "head", "prototypes"], rows)
+    for error in {member["error"] for group in described for member in group["members"] if "error" in member}:
+        echo(f"unsupported: {error}", err=True)
+
+
+def _cost_columns(cost: dict[str, Any]) -> list[str]:
+    from launcher.views.formatting import count, size
+
+    if "error" in cost:
+        return ["–"] * 6
+    numbers = [count(cost["parameters"]), str(cost["features"]), count(cost["flops"])]
+    return numbers + [size(cost[f"{payload}_bytes"]) for payload in ("model", "head", "prototype")]
+
+
+@click.command()
+@FILE
+@SETS
+@PNG
+@JSON
+def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
+    """Describe the graph of FILE: degrees, diameter, spectral gap."""
+    from launcher.views.describe import describe_graph, draw_graph
+    from p2pfl.run_file.load import load
+
+    topology = load(file, sets).topology
+    if png is not None:
+        draw_graph(topology, png)
+        echo(f"wrote {png}", err=True)
+    described = describe_graph(topology)
+    if as_json:
+        echo(json.dumps(described))
+        return
+    degree, diameter = described["degree"], described["diameter"]
+    if diameter is None:
+        diameter = f"infinite ({described['components']} components)"
+    echo(f"peers         {described['peers']}")
+    echo(f"edges         {described['edges']}")
+    echo(f"degree        {degree['min']} to {degree['max']}, mean {degree['mean']:.2f}")
+    echo(f"diameter      {diameter}")
+    echo(f"spectral gap  {described['spectral_gap']:.4f}")
+
+
+@click.group()
+def data() -> None:
+    """Show how a dataset is partitioned among the peers."""
+
+
+@data.command("show")
+@FILE
+@SETS
+@PNG
+@JSON
+def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
+    """Show the samples of each peer of FILE: split sizes and classes.
+
+    Consecutive peers with equal numbers share a row.
+    """
+    from launcher.views.partition import describe, draw, rows
+    from p2pfl.run_file.load import load
+    from p2pfl.session.build import load_data
+
+    run = load(file, sets)
+    dataset, subsets = load_data(run)
+    described = describe(run, dataset, subsets)
+    if png is not None:
+        draw(described, png)
+        echo(f"wrote {png}", err=True)
+    if as_json:
+        echo(json.dumps(described))
+        return
+    images = described["dataset"]
+    echo(
+        f"{images['name']}: {images['train']} training and {images['test']} test images "
+        f"{'x'.join(map(str, images['shape']))}, {images['classes']} classes; "
+        f"partition {described['partition']['name']}"
+    )
+    print_table(["peer", "group", "train", "val", "test", "training samples by class"], rows(described))
+    total = described["total"]
+    echo(
+        f"{total['train']} training samples in all peers, {total['distinct']} distinct; "
+        f"{total['min']} to {total['max']} per peer, {total['mean']:.1f} on average"
+    )

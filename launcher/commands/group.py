@@ -1,0 +1,81 @@
+"""The ``p2pfl`` command group, options that several commands share, and their console output."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from p2pfl.errors import P2pflError, RunFileError
+from p2pfl.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+
+def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True) -> None:
+    """Print ``text``, its control characters escaped, after ``prefix``, which may be styled.
+
+    Commands print everything with this function or ``make_console``: text from files may come from other hosts.
+    """
+    click.echo(prefix + printable(text), err=err, nl=nl)
+
+
+class Group(click.Group):
+    """A group that prints errors of this project without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except P2pflError as error:
+            echo(f" {error}", prefix=click.style("error:", fg="red", bold=True), err=True)
+            ctx.exit(2 if isinstance(error, RunFileError) else 1)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="p2pfl-mesh", prog_name="p2pfl-mesh")
+def commands() -> None:
+    """Peer-to-peer personalized learning: every client is a process; there is no server."""
+
+
+RUN = click.argument("run", type=click.Path(path_type=Path))
+FILE = click.argument("file", type=click.Path(path_type=Path))
+SETS = click.option(
+    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key of the run file, e.g. algorithm.lr=0.01."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+PNG = click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw it to this PNG file.")
+
+
+def make_console(*, err: bool = False) -> Console:
+    """Return a console for stdout, or for stderr, that escapes control characters in the strings it prints."""
+    from rich.console import Console as RichConsole
+
+    class Console(RichConsole):
+        def on_broken_pipe(self) -> None:
+            # The reader has exited (`| head`, or `| tee` after Ctrl-C). Do not abandon running peers for that.
+            self.quiet = True
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.file.fileno())  # also discards what is buffered
+            os.close(null)
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            # Every string passes here, those in tables and panels too, before its width is measured.
+            return super().render_str(printable(text), **options)
+
+    console = Console(stderr=err, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160  # instead of 80, which would truncate tables
+    return console
+
+
+def print_table(head: list[str], rows: list[list[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(*head, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for row in rows:
+        table.add_row(*row)
+    make_console().print(table)

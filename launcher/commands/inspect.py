@@ -1,0 +1,177 @@
+"""Commands that inspect runs: list, logs, digest, compare."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.commands.group import JSON, RUN, echo, make_console, print_table
+
+if TYPE_CHECKING:
+    from launcher.runs import RunLine
+    from launcher.views.logs import Entry
+    from p2pfl.session.run_folder import RunFolder
+
+
+@click.command("list")
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@JSON
+def list_runs(folder: Path | None, as_json: bool) -> None:
+    """List the runs in DIR (default: runs) and their state."""
+    from launcher.runs import find_runs
+    from launcher.views.formatting import percent
+
+    root = folder or Path("runs")
+    # The default folder does not exist before the first launch, which is no error.
+    lines = list(find_runs(root)) if folder is not None or root.exists() else []
+    if as_json:
+        echo(json.dumps([vars(line) for line in lines]))
+        return
+    if not lines:
+        echo(f"no runs in {root}")
+        return
+    rows = [
+        [line.run, _state(line), f"{line.rounds_done}/{line.rounds}", percent(line.accuracy), line.started]
+        for line in lines
+    ]
+    print_table(["run", "state", "rounds", "acc %", "started"], rows)
+
+
+def _state(line: RunLine) -> str:
+    if line.alive:
+        return f"running ({line.alive} of {line.peers} peers)"
+    return f"{line.state} (collected {line.collected[:16]})" if line.collected else line.state
+
+
+@click.command()
+@RUN
+@click.option("--peer", "peers", type=click.IntRange(min=0), multiple=True, help="Show only this peer; repeatable.")
+@click.option("-f", "--follow", "follow", is_flag=True, help="Keep printing new entries until the peers exit.")
+@click.option("--grep", "pattern", metavar="REGEX", default="", help="Show only entries that match.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Ignore case in --grep.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Start with the last N entries.")
+def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, ignore_case: bool, lines: int | None) -> None:
+    """Print the logs of RUN's peers, merged by time."""
+    from launcher.views.logs import follow as follow_logs
+    from launcher.views.logs import last, open_logs, read_all
+    from p2pfl.session.run_folder import RunFolder
+
+    try:
+        matches = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}", param_hint="--grep") from None
+    folder = RunFolder.open(run)
+    files = open_logs(folder, peers)
+    several = len(files) > 1
+    for entry in last(read_all(files, matches), lines):
+        _print_entry(entry, several)
+    if follow and "collected" in folder.info:
+        echo(f"end of the collected logs; for newer entries: p2pfl collect {run}", err=True)
+    elif follow:
+        try:
+            for entry in follow_logs(folder, files, matches):
+                _print_entry(entry, several)
+        except KeyboardInterrupt:  # the usual way to end it: do not print "Aborted!"
+            echo(err=True)  # after the terminal's ^C
+            sys.exit(128 + signal.SIGINT)
+
+
+def _print_entry(entry: Entry, several: bool) -> None:
+    colors = ("cyan", "green", "yellow", "magenta", "blue", "red")
+    prefix = click.style(f"{entry.peer:>3} │ ", fg=colors[entry.peer % len(colors)]) if several else ""
+    for line in entry.text.split("\n"):
+        echo(line, prefix=prefix)
+
+
+@click.command()
+@RUN
+@click.argument("other", metavar="[RUN2]", required=False, type=click.Path(path_type=Path))
+@JSON
+def digest(run: Path, other: Path | None, as_json: bool) -> None:
+    """Print the digests of final states, or compare two runs.
+
+    A digest is the SHA-256 of a peer's final state. With RUN2, list the peers whose states differ or cannot be
+    compared yet, and exit with 1 if there are any.
+    """
+    from p2pfl.session.run_folder import RunFolder
+
+    if other is None:
+        _print_digests(RunFolder.open(run), as_json)
+    else:
+        _compare_digests(run, other, as_json)
+
+
+def _print_digests(folder: RunFolder, as_json: bool) -> None:
+    from launcher.views.digests import digests, unfinished
+
+    found = digests(folder)
+    if as_json:
+        echo(json.dumps([vars(found[peer]) for peer in sorted(found)]))
+    else:
+        rows = [[str(peer), str(found[peer].rounds_done), found[peer].digest] for peer in sorted(found)]
+        print_table(["peer", "rounds", "digest"], rows)
+    if remaining := unfinished(folder):
+        echo(str(remaining), err=True)
+
+
+def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from launcher.views.digests import compare
+    from launcher.views.formatting import ids
+    from p2pfl.session.run_folder import RunFolder
+
+    compared = compare(RunFolder.open(run), RunFolder.open(other))
+    if as_json:
+        echo(json.dumps({"same": compared.same, **asdict(compared)}))
+        sys.exit(0 if compared.same else 1)
+    if compared.same:
+        echo("identical: all peers ended with the same digests")
+        return
+    if compared.peers[0] != compared.peers[1]:
+        echo(f"different: {run} has {compared.peers[0]} peers, {other} has {compared.peers[1]}")
+    if compared.differ:
+        echo(f"different: peers {ids(compared.differ, most=len(compared.differ))}")
+    for path, remaining, absent in zip((run, other), compared.unfinished, compared.absent, strict=True):
+        if remaining:
+            echo(f"{path}: {remaining}")
+        if absent:
+            echo(f"{path}: no files of peers {ids(absent)}")
+    if compared.agree and not compared.differ:
+        echo(f"identical: peers {ids(compared.agree)}")
+    sys.exit(1)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@JSON
+def compare(runs: tuple[Path, ...], as_json: bool) -> None:
+    """Compare accuracy, traffic and time of runs.
+
+    Warn about differences in seed, data, models and the like. Exit with 1 if a peer of a run did not finish.
+    """
+    from dataclasses import asdict
+
+    from launcher.views.compare import differences, extra_metrics_table, lines, table
+    from p2pfl.session.run_folder import RunFolder
+
+    folders = [RunFolder.open(run) for run in runs]
+    compared = lines(folders)
+    different = differences(folders)
+    if as_json:
+        echo(json.dumps({"runs": [asdict(line) for line in compared], "different": different}))
+    else:
+        console = make_console()
+        console.print(table(compared))
+        if (extra := extra_metrics_table(compared)) is not None:
+            console.print()
+            console.print(extra)
+        for key, values in different.items():
+            echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
+    sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)

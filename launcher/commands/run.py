@@ -1,0 +1,159 @@
+"""Commands that start and stop peers: launch, simulate, resume, join, stop, peer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands.group import FILE, JSON, RUN, SETS, echo, make_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from launcher.backends.follow import Restart
+    from launcher.views.summary import Summary
+    from p2pfl.session.run_folder import RunFolder
+
+Command = Callable[..., Any]
+
+RESTART = click.option(
+    "--restart",
+    type=click.Choice(["on-failure", "always", "never"]),
+    default="on-failure",
+    show_default=True,
+    help="Which unfinished peers to restart from their checkpoints.",
+)
+
+
+def run_options(command: Command) -> Command:
+    """Add the options that ``launch`` and ``simulate`` share."""
+    for option in (
+        JSON,
+        click.option("--run-dir", type=click.Path(path_type=Path), help="Run folder; must be new or empty."),
+        click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N."),
+        click.option("--seed", type=click.IntRange(min=0), help="Short for --set seed=N."),
+        SETS,
+        FILE,
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@RESTART
+@run_options
+def launch(as_json: bool, restart: Restart, **request: Any) -> None:
+    """Run FILE with one process per peer.
+
+    Show progress until the last peer exits, then print a summary. Ctrl-C stops the peers, a second Ctrl-C kills them.
+    If this command dies otherwise, the peers keep running: stop them with `p2pfl stop`.
+    """
+    from launcher.backends.local import launch as launch_peers
+    from launcher.prepare import LaunchRequest
+
+    _run(lambda console: launch_peers(LaunchRequest(**request), console, restart), as_json)
+
+
+@click.command()
+@RESTART
+@RUN
+@JSON
+def resume(run: Path, restart: Restart, as_json: bool) -> None:
+    """Resume RUN after a stop, a crash or a reboot.
+
+    Start the peers that are not running, each from its checkpoint.
+    """
+    _resume(run, (), restart, as_json)
+
+
+@click.command()
+@RESTART
+@RUN
+@click.option("--peer", "peers", type=int, multiple=True, required=True, metavar="N", help="Peer id; repeatable.")
+@JSON
+def join(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
+    """Restart peers of RUN while the others keep running.
+
+    Each peer resumes from its checkpoint. If its neighbors have declared it dead, it continues in their round.
+    """
+    _resume(run, peers, restart, as_json)
+
+
+def _resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
+    from launcher.backends.local import resume as resume_peers
+    from p2pfl.session.run_folder import RunFolder
+
+    _run(lambda console: resume_peers(RunFolder.open(run), peers, console, restart), as_json)
+
+
+@click.command()
+@run_options
+def simulate(as_json: bool, **request: Any) -> None:
+    """Run FILE in one process without sockets.
+
+    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. The run file's `chaos` is
+    ignored: simulate a run to compare it with one that had faults.
+    """
+    from launcher.backends.simulation import simulate as simulate_peers
+    from launcher.prepare import LaunchRequest
+
+    # Simulated peers keep no sent messages, so a resumed one would miss those of its neighbors.
+    _run(lambda console: simulate_peers(LaunchRequest(**request), console), as_json, resumable=False)
+
+
+def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool, *, resumable: bool = True) -> None:
+    """Run a backend, print its summary and exit."""
+    from launcher.views.print_summary import failure_lines, print_summary
+
+    console = make_console(err=as_json)
+    folder, summary = backend(console)
+    if as_json:
+        echo(json.dumps(summary.to_dict()))
+    else:
+        print_summary(summary, console)
+    for line in failure_lines(summary):
+        echo(line, err=True)
+    if resumable and any(peer.ended == "stopped" for peer in summary.peers):
+        echo(f"resume from the checkpoints with: p2pfl resume {_shell_path(folder.root)}", err=True)
+    sys.exit(0 if summary.finished else 1)
+
+
+def _shell_path(path: Path) -> str:
+    """Return a path relative to the working directory if it lies there, quoted for a shell."""
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if here in path.parents else path))
+
+
+@click.command()
+@RUN
+@click.option("--kill", is_flag=True, help="Kill the peers; they write no checkpoint.")
+def stop(run: Path, kill: bool) -> None:
+    """Stop the running peers of RUN.
+
+    Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
+    """
+    from launcher.runs import stop as stop_peers
+    from p2pfl.session.run_folder import RunFolder
+
+    stops = stop_peers(RunFolder.open(run), kill=kill)
+    if not stops:
+        echo("no peer of this run is running")
+    for stopped in stops:
+        echo(f"peer {stopped.peer}: {stopped.ended or 'still running; kill it with `p2pfl stop --kill`'}")
+    sys.exit(1 if any(stopped.ended is None for stopped in stops) else 0)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def peer(arguments: tuple[str, ...]) -> None:
+    """Run a single peer: --run RUN --me N [--file FILE]."""
+    # Not `-m peers`, so that its help and errors name the program `p2pfl peer`.
+    program = "from peers.__main__ import main; main(prog_name='p2pfl peer')"
+    os.execv(sys.executable, [sys.executable, "-P", "-c", program, *arguments])

@@ -1,0 +1,126 @@
+"""``p2pfl compare``: several runs side by side, and the settings in which they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from launcher.views import formatting
+from launcher.views.summary import Spread, Summary, measured_seconds, settings, summarize
+from p2pfl.session.run_folder import RunFolder
+
+COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models", "masked_test")
+"""Keys of the run file in which comparable runs agree."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The results of one run.
+
+    Attributes:
+        finished: number of peers that finished.
+        bytes_sent: by all peers, including headers.
+        seconds: from the request for the peers to the last exit; the time of the slowest peer if not measured.
+    """
+
+    run: str
+    algorithm: str
+    finished: int
+    peers: int
+    accuracy: Spread | None
+    best: Spread | None
+    global_accuracy: Spread | None
+    extra_metrics: dict[str, Spread]
+    messages: int
+    bytes_sent: int
+    seconds: float
+
+
+def lines(folders: Sequence[RunFolder]) -> list[Line]:
+    """Return a line for each run, in the given order."""
+    return [_line(summarize(folder, seconds=measured_seconds(folder))) for folder in folders]
+
+
+def _line(summary: Summary) -> Line:
+    return Line(
+        run=summary.run,
+        algorithm=summary.algorithm,
+        finished=sum(peer.ended == "finished" for peer in summary.peers),
+        peers=len(summary.peers),
+        accuracy=summary.accuracy,
+        best=summary.best,
+        global_accuracy=summary.global_accuracy,
+        extra_metrics=summary.extra_metrics,
+        messages=sum(kind["messages"] for kind in summary.traffic.values()),
+        bytes_sent=sum(kind["payload"] + kind["header"] for kind in summary.traffic.values()),
+        seconds=summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0),
+    )
+
+
+def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
+    """Return the dotted keys under COMMON_KEYS in which the runs differ, with the value of each run."""
+    runs = [
+        dict(_flatten({key: value for key, value in settings(folder).items() if key in COMMON_KEYS}))
+        for folder in folders
+    ]
+    keys = dict.fromkeys(key for run in runs for key in run)
+    values = {key: [run.get(key) for run in runs] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{path}{key}.")
+        else:
+            yield path + key, value
+
+
+def table(compared: Sequence[Line]) -> Table:
+    """Return a table with one run per row."""
+    has_global = any(line.global_accuracy for line in compared)
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("run", no_wrap=True)
+    result.add_column("algorithm", no_wrap=True)
+    for column in ("peers", "acc %", "worst 10 %", "best %", *["global %"] * has_global, "messages", "sent", "time"):
+        result.add_column(column, justify="right", no_wrap=True)
+    for line in compared:
+        result.add_row(
+            Path(line.run).name,
+            line.algorithm,
+            f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
+            _spread(line.accuracy),
+            formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),
+            _spread(line.best),
+            *[_spread(line.global_accuracy)] * has_global,
+            str(line.messages),
+            formatting.size(line.bytes_sent),
+            formatting.duration(line.seconds),
+        )
+    return result
+
+
+def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
+    """Return a table of the extra metrics, one per row, with one run per column; None if there are none."""
+    shown = [line for line in compared if line.extra_metrics]
+    if not shown:
+        return None
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("%")
+    for line in shown:
+        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
+    for name in sorted({name for line in shown for name in line.extra_metrics}):
+        result.add_row(name, *(_spread(line.extra_metrics.get(name)) for line in shown))
+    return result
+
+
+def _spread(spread: Spread | None) -> str:
+    return (
+        formatting.percent(None)
+        if spread is None
+        else f"{formatting.percent(spread.mean)} ± {formatting.percent(spread.std)}"
+    )

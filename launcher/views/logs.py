@@ -1,0 +1,111 @@
+"""``p2pfl logs``: the peers' logs merged by time.
+
+An entry is a line with a timestamp and the following lines without one, e.g. a traceback.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import psutil
+
+from launcher.backends.processes import find_process
+from launcher.views.formatting import ids
+from p2pfl import PeerId
+from p2pfl.errors import RunFolderError
+from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
+
+STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]\d+")
+POLL_INTERVAL = 0.25
+"""Seconds between two checks for new lines."""
+
+
+@dataclass(order=True)
+class Entry:
+    """A log entry of one peer."""
+
+    stamp: str
+    peer: PeerId
+    text: str
+
+
+class LogFile:
+    """Read the entries of a peer's log while it grows."""
+
+    def __init__(self, peer: PeerId, path: Path) -> None:
+        self.peer = peer
+        self._path = path
+        self._offset = 0
+        self._stamp = ""
+
+    def read(self) -> list[Entry]:
+        """Return the entries since the last call; leave an incomplete last line for the next one."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return []
+        new = new[: new.rfind(b"\n") + 1]
+        self._offset += len(new)
+        entries: list[Entry] = []
+        for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
+            if found := STAMP.match(line):
+                self._stamp = found.group()
+            if found or not entries:
+                entries.append(Entry(self._stamp, self.peer, line))
+            else:
+                entries[-1].text += "\n" + line
+        return entries
+
+
+def open_logs(folder: RunFolder, peers: Sequence[PeerId]) -> list[LogFile]:
+    """Open the logs of ``peers``, by default all. Raises RunFolderError if the run has no such peer."""
+    known = [files.peer for files in folder.peers()]
+    for peer in peers:
+        if peer not in known:
+            raise RunFolderError(f"{folder.root} has no peer {peer}; it has {ids(known)}")
+    return [LogFile(peer, folder.peer(peer).log) for peer in sorted(set(peers)) or known]
+
+
+def read_all(logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[Entry]:
+    """Return the new entries that satisfy ``matches``, sorted by time."""
+    return (entry for entry in heapq.merge(*(log.read() for log in logs)) if matches(entry.text))
+
+
+def follow(folder: RunFolder, logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[Entry]:
+    """Yield new entries until all these peers have ended."""
+    ended = False
+    while not ended:
+        ended = all(has_ended(folder, folder.peer(log.peer)) for log in logs)
+        # Read after this check, so that no last entry is missed.
+        yield from read_all(logs, matches)
+        if not ended:
+            time.sleep(POLL_INTERVAL)
+
+
+def last(entries: Iterator[Entry], count: int | None) -> list[Entry]:
+    """Return the last ``count`` entries; all if None."""
+    if count is None:
+        return list(entries)
+    kept = list(entries)
+    return list(islice(kept, max(0, len(kept) - count), None))
+
+
+def has_ended(folder: RunFolder, files: PeerFolder) -> bool:
+    """Return whether the log of a peer is complete.
+
+    The peer wrote a final status, its process died, it never started and its launcher died, or it is a collected one.
+    """
+    if files.origin() is not None:
+        return True
+    status = files.status()
+    if status is None:
+        return not psutil.pid_exists(folder.info["launcher_pid"])
+    return status.phase in FINAL or find_process(folder, files.peer) is None

@@ -1,0 +1,115 @@
+"""Print the summary of a run as tables and lines of text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from launcher.backends.processes import NOT_COLLECTED
+from launcher.views import formatting, heat_map
+from launcher.views.summary import Collaboration, PeerSummary, Summary
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    console.print(_peer_table(summary))
+    for label, spread in (
+        ("accuracy", summary.accuracy),
+        ("best", summary.best),
+        ("global accuracy", summary.global_accuracy),
+        *summary.extra_metrics.items(),
+    ):
+        if spread is not None:
+            console.print(f"{label}: {spread}")
+    if summary.weighted_accuracy is not None:
+        console.print(f"accuracy weighted by test samples: {formatting.percent(summary.weighted_accuracy)} %")
+    if summary.traffic:
+        console.print()
+        console.print(_traffic_table(summary))
+    for line in _lost_message_lines(summary.peers):
+        console.print(line)
+    if summary.collaboration is not None:
+        console.print()
+        _print_collaboration(summary.collaboration, console)
+    if summary.seconds is not None:
+        console.print(f"\ntotal time: {formatting.duration(summary.seconds)}, including startup")
+
+
+def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:
+    """Return a line for each way in which messages of some peers were lost."""
+    expired = {peer.peer: peer.expired for peer in peers if peer.expired}
+    dropped: dict[int, int] = defaultdict(int)
+    for peer in peers:
+        for sender, count in peer.dropped.items():
+            dropped[int(sender)] += count
+    ways = (
+        ("dropped as invalid, from", dropped),
+        ("expired before they were used, at", expired),
+    )
+    return [
+        f"messages {way} {'peer' if len(counts) == 1 else 'peers'} {formatting.ids(counts)}: {sum(counts.values())}"
+        for way, counts in ways
+        if counts
+    ]
+
+
+def _print_collaboration(graph: Collaboration, console: Console) -> None:
+    if len(graph.peers) <= heat_map.MAX_PEERS:
+        console.print("mixing weights (one row and one column per peer, in the same order; denser is larger):")
+        console.print(heat_map.draw(graph.peers, graph.groups, graph.weights))
+    if graph.inside is not None and graph.across is not None:
+        ratio = "" if graph.ratio is None else f", ratio {graph.ratio:.1f}"
+        console.print(f"mean weight within groups {graph.inside:.4f}, across groups {graph.across:.4f}{ratio}")
+
+
+def failure_lines(summary: Summary) -> list[str]:
+    """Return a line for each way in which peers failed to finish, with a log where it helps, and further errors."""
+    by_outcome: dict[str, list[PeerSummary]] = defaultdict(list)
+    for peer in summary.peers:
+        if peer.ended != "finished":
+            by_outcome[peer.ended].append(peer)
+    lines = []
+    for ended, peers in by_outcome.items():
+        noun = "peer" if len(peers) == 1 else "peers"
+        log = "" if ended in ("stopped", "never started", NOT_COLLECTED) else f"; see {peers[0].log}"
+        lines.append(f"{noun} {formatting.ids(peer.peer for peer in peers)}: {ended}{log}")
+    if summary.parts is not None:
+        parts = "; ".join(formatting.ids(part) for part in summary.parts)
+        lines.append(f"without them the graph has {len(summary.parts)} components: {parts}")
+    if summary.unwritten:
+        lines.append(summary.unwritten)
+    return lines
+
+
+def _peer_table(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    columns = ("peer", "model", "group", "rounds", "acc %", "best %", "sent", "recv", "missed", "time", "ended")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("model", "ended") else "right", no_wrap=True)
+    for peer in summary.peers:
+        table.add_row(
+            str(peer.peer),
+            peer.model,
+            "" if peer.group is None else str(peer.group),
+            str(peer.rounds_done),
+            formatting.percent(peer.accuracy),
+            formatting.percent(peer.best),
+            formatting.size(peer.bytes_out),
+            formatting.size(peer.bytes_in),
+            str(peer.missing),
+            formatting.duration(peer.seconds),
+            peer.ended.partition(":")[0],  # the reason follows below the tables
+        )
+    return table
+
+
+def _traffic_table(summary: Summary) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("kind")
+    for column in ("messages", "payload", "headers"):
+        table.add_column(column, justify="right")
+    for kind, sent in summary.traffic.items():
+        table.add_row(kind, str(sent["messages"]), formatting.size(sent["payload"]), formatting.size(sent["header"]))
+    return table

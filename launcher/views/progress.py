@@ -1,0 +1,187 @@
+"""Progress of a run: a live display on a terminal, occasional lines otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launcher.views import formatting
+from launcher.views.snapshot import Snapshot
+from p2pfl import PeerId
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import printable
+
+UPDATE_INTERVAL = 0.25
+"""Minimum seconds between two updates of a display."""
+MAX_LOAD = 0.01
+"""Maximum fraction of a core that the updates take: with many peers there are fewer."""
+LINE_INTERVAL = 10.0
+"""Seconds after which to print a line; one is also printed after each tenth of the rounds."""
+
+
+class Progress(Protocol):
+    """A display of a running run."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Show the state of the run; called several times a second."""
+
+    def print(self, line: str) -> None:
+        """Print a permanent line."""
+
+
+def progress_on(console: Console) -> Progress:
+    """Return the display that suits the console."""
+    return LiveProgress(console) if console.is_terminal else LineProgress(console)
+
+
+def print_run_path(folder: RunFolder, console: Console) -> None:
+    """Print the run folder, which `p2pfl logs -f` and `p2pfl stop` need, before the run starts."""
+    console.print(f"run: {folder.root}", soft_wrap=True)  # a wrapped path could not be copied
+
+
+class Clock:
+    """Elapsed time, and an estimate of the remaining time."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self._first: tuple[float, float] | None = None
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def remaining(self, fraction: float) -> float | None:
+        """Estimate the remaining seconds from the pace since the first completed round; None before there is one."""
+        if fraction <= 0:
+            return None
+        if self._first is None:
+            self._first = self.elapsed, fraction
+        since, start = self._first
+        if fraction <= start:
+            return None
+        return (self.elapsed - since) / (fraction - start) * (1 - fraction)
+
+    def describe(self, snapshot: Snapshot) -> str:
+        seconds = self.remaining(snapshot.fraction)
+        remaining = "" if seconds is None else f", about {formatting.duration(seconds)} left"
+        return f"{formatting.duration(self.elapsed)} elapsed{remaining}"
+
+
+class Display:
+    """Shows the state of the run in ``folder`` on ``progress``."""
+
+    def __init__(self, progress: Progress, folder: RunFolder, peers: Sequence[PeerId], rounds: int) -> None:
+        self._progress = progress
+        self._take = partial(Snapshot.take, folder, peers, rounds)
+        self._due = 0.0
+
+    def update(self, *, now: bool = False) -> None:
+        """Show the current state if an update is due, or ``now``."""
+        if now or time.monotonic() >= self._due:
+            began = time.thread_time()
+            self._progress.update(self._take())
+            self._due = time.monotonic() + max(UPDATE_INTERVAL, (time.thread_time() - began) / MAX_LOAD)
+
+
+class LiveProgress:
+    """Four lines that are updated in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._clock = Clock()
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def update(self, snapshot: Snapshot) -> None:
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(no_wrap=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        bar.add_row(
+            f"rounds {_rounds(snapshot)}",
+            ProgressBar(total=1.0, completed=snapshot.fraction),
+            self._clock.describe(snapshot),
+        )
+        lines = [f"peers: {_phases(snapshot)}", _slowest(snapshot), _totals(snapshot)]
+        self._live.update(
+            Group(bar, *(Text(printable(line), overflow="ellipsis", no_wrap=True) for line in lines)), refresh=True
+        )
+
+    def print(self, line: str) -> None:
+        self._live.console.print(line)
+
+
+class LineProgress:
+    """A line after each tenth of the rounds, and after LINE_INTERVAL without one."""
+
+    def __init__(self, console: Console) -> None:
+        self._clock = Clock()
+        self._console = console
+        self._tenths = 0
+        self._last = self._clock.began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def update(self, snapshot: Snapshot) -> None:
+        tenths = int(10 * snapshot.fraction)
+        if tenths > self._tenths or time.monotonic() - self._last >= LINE_INTERVAL:
+            self._tenths = tenths
+            self._last = time.monotonic()
+            parts = [f"rounds {_rounds(snapshot)}", _totals(snapshot), self._clock.describe(snapshot)]
+            if snapshot.fraction < 1:
+                parts.append(_slowest(snapshot))
+            self.print(" | ".join(parts))
+
+    def print(self, line: str) -> None:
+        # Not the built-in print: with --json the console prints to stderr.
+        self._console.print(line, soft_wrap=True)
+
+
+def _rounds(snapshot: Snapshot) -> str:
+    low, high = min(snapshot.done), max(snapshot.done)
+    spread = "" if low == high else f" ({low} to {high})"
+    return f"{sum(snapshot.done) // snapshot.peers}/{snapshot.rounds}{spread}"
+
+
+def _phases(snapshot: Snapshot) -> str:
+    return ", ".join(f"{count} {phase}" for phase, count in snapshot.phases.most_common())
+
+
+def _slowest(snapshot: Snapshot) -> str:
+    status = snapshot.slowest
+    if status is None:
+        return "no peer has started yet"
+    doing = f"waiting for {formatting.ids(status.waiting_for)}" if status.waiting_for else status.phase
+    return f"slowest: peer {status.peer} in round {status.t}, {doing}"
+
+
+def _totals(snapshot: Snapshot) -> str:
+    return f"accuracy {formatting.percent(snapshot.accuracy)} %, sent {formatting.size(snapshot.bytes_out)}"

@@ -1,0 +1,283 @@
+"""The summary of a run, and its file, summary.json:
+
+    {"name": "mesh20", "algorithm": "mapl", "seed": 0, "rounds": 60, "started": "2026-11-21T09:30:00+00:00",
+     "run": "<folder>", "seconds": 93.1,        from the request for the peers to the last exit (*); null if unknown
+     "finished": true,                          all peers finished
+     "parts": [[0, 1, 2], [4, 5]] | null,       components of the graph without unfinished peers, if it has more now
+     "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
+                "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
+                "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
+                "dropped": {"7": 2}, "expired": 0,       as in result.json
+                "seconds": 80.2, "ended": "finished", "log": "<path>"}, …],
+     "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
+     "best": …, "global_accuracy": …,           likewise
+     "extra_metrics": {"peak": {"mean": …, …}, …},           additional evaluations of the algorithm, likewise
+     "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
+     "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
+     "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
+                       "inside": …, "across": …, "ratio": …} | null}
+
+(*) For a resumed run: the sum over its parts, at least the time of the slowest peer, since launchers that were killed
+did not record theirs.
+
+``std`` is the population standard deviation. ``worst_tenth`` and ``worst_fifth`` are the means over the tenth and the
+fifth of the peers (at least one) with the lowest values. ``collaboration.weights[a][b]`` is the mixing weight that
+the a-th of ``collaboration.peers`` gives to the b-th, 0 if that is not its neighbor; peers are ordered by group.
+``inside`` and ``across`` are mean weights over ordered pairs of different peers of the same group and of different
+groups; null if there is no such pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from launcher.backends.processes import outcome
+from launcher.views import formatting
+from p2pfl import PeerId
+from p2pfl.errors import RunFolderError, WriteError
+from p2pfl.session.files import read_json, write_json
+from p2pfl.session.run_folder import PeerFolder, Result, RunFolder
+
+if TYPE_CHECKING:
+    from p2pfl.messaging.topology import Topology
+
+
+@dataclass(frozen=True)
+class PeerSummary:
+    """The summary of one peer."""
+
+    peer: PeerId
+    model: str
+    group: int | None
+    rounds_done: int
+    digest: str
+    accuracy: float | None
+    best: float | None
+    best_round: int | None
+    global_accuracy: float | None
+    bytes_out: int
+    bytes_in: int
+    messages_out: int
+    missing: int
+    dropped: dict[str, int]
+    expired: int
+    seconds: float
+    ended: str
+    log: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over peers, and the means over the worst tenth and fifth."""
+
+    mean: float
+    std: float
+    worst_tenth: float
+    worst_fifth: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return the spread of all values that are not None; None if there are none."""
+        known = sorted(value for value in values if value is not None)
+        if not known:
+            return None
+        tenth, fifth = (fmean(known[: math.ceil(len(known) / part)]) for part in (10, 5))
+        return cls(fmean(known), pstdev(known), tenth, fifth)
+
+    def __str__(self) -> str:
+        mean, std, tenth, fifth = (
+            formatting.percent(value) for value in (self.mean, self.std, self.worst_tenth, self.worst_fifth)
+        )
+        return f"{mean} ± {std} %, worst tenth {tenth} %, worst fifth {fifth} %"
+
+
+@dataclass(frozen=True)
+class Collaboration:
+    """The matrix of mixing weights, and its mean within and across groups."""
+
+    peers: list[PeerId]
+    groups: list[int]
+    weights: list[list[float]]
+    inside: float | None
+    across: float | None
+    ratio: float | None
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> Collaboration | None:
+        results = [result for result in results if result.rounds_done]  # the others have initial weights only
+        rows = {result.peer: result.weights for result in results if result.weights is not None}
+        if not rows:
+            return None
+        group = {result.peer: result.group for result in results}
+        peers = sorted(rows, key=lambda peer: (group[peer], peer))
+        weights = [[rows[i].get(str(j), 0.0) for j in peers] for i in peers]
+        pairs = [(i, j) for i in range(len(peers)) for j in range(len(peers)) if i != j]
+        same = [weights[i][j] for i, j in pairs if group[peers[i]] == group[peers[j]]]
+        other = [weights[i][j] for i, j in pairs if group[peers[i]] != group[peers[j]]]
+        inside = fmean(same) if same else None
+        across = fmean(other) if other else None
+        ratio = inside / across if inside is not None and across else None
+        return cls(peers, [group[peer] for peer in peers], weights, inside, across, ratio)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of a run; see the module docstring."""
+
+    name: str
+    algorithm: str
+    seed: int
+    rounds: int
+    started: str
+    run: str
+    seconds: float | None
+    finished: bool
+    parts: list[list[PeerId]] | None
+    peers: list[PeerSummary]
+    accuracy: Spread | None
+    best: Spread | None
+    global_accuracy: Spread | None
+    extra_metrics: dict[str, Spread]
+    weighted_accuracy: float | None
+    traffic: dict[str, dict[str, int]]
+    collaboration: Collaboration | None
+    unwritten: str = ""
+    """Why summary.json could not be written; not part of it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        del plain["unwritten"]
+        return plain
+
+
+def settings(folder: RunFolder) -> dict[str, Any]:
+    """Return the run file as plain, unchecked values, without importing torch. Raises RunFolderError."""
+    try:
+        plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise RunFolderError(f"{folder.run_file}: cannot be read: {error}") from None
+    if not isinstance(plain, dict):
+        raise RunFolderError(f"{folder.run_file}: not a YAML mapping")
+    return plain
+
+
+def measured_seconds(folder: RunFolder) -> float | None:
+    """Return the duration in summary.json; None if no launcher has measured one."""
+    seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
+    return seconds
+
+
+def summarize(
+    folder: RunFolder,
+    exit_codes: Mapping[PeerId, int] | None = None,
+    seconds: float | None = None,
+    topology: Topology | None = None,
+    errors: Mapping[PeerId, str] | None = None,
+) -> Summary:
+    """Summarize the peers' results and write summary.json.
+
+    Args:
+        exit_codes, errors: exit codes of peers and errors that they reported to the launcher, if known.
+        seconds: measured duration of the run.
+    """
+    run = settings(folder)
+    peer_folders = list(folder.peers())
+    results = [result for result in (files.result() for files in peer_folders) if result is not None]
+    peers = [
+        _summarize_peer(files, (exit_codes or {}).get(files.peer), (errors or {}).get(files.peer, ""))
+        for files in peer_folders
+    ]
+    unfinished = {peer.peer for peer in peers if peer.ended != "finished"}
+    summary = Summary(
+        name=run["name"],
+        algorithm=run["algorithm"]["name"],
+        seed=run["seed"],
+        rounds=run["rounds"],
+        started=folder.info["started"],
+        run=str(folder.root),
+        seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
+        finished=not unfinished,
+        parts=_parts(topology, unfinished) if topology else None,
+        peers=peers,
+        accuracy=Spread.of(peer.accuracy for peer in peers),
+        best=Spread.of(peer.best for peer in peers),
+        global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
+        extra_metrics=_extra_metrics(results),
+        weighted_accuracy=_weighted_accuracy(results),
+        traffic=_traffic(results),
+        collaboration=Collaboration.of(results),
+    )
+    try:
+        write_json(folder.summary, summary.to_dict())
+    except WriteError as error:
+        return replace(summary, unwritten=str(error))
+    return summary
+
+
+def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
+    """Return the components of the graph without the peers ``lost``, if their loss has disconnected it."""
+    left = [sorted(set(part) - lost) for part in topology.without(lost).components]
+    parts = [part for part in left if part]
+    before = [part for part in topology.components if set(part) - lost]
+    return parts if len(parts) > len(before) else None
+
+
+def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> PeerSummary:
+    result, status = files.result(), files.status()
+    sent, received = (_total(result.sent), _total(result.received)) if result else ([0, 0, 0], [0, 0, 0])
+    last = result or status
+    return PeerSummary(
+        peer=files.peer,
+        model=result.model if result else "",
+        group=result.group if result else None,
+        rounds_done=last.rounds_done if last else 0,
+        digest=result.digest if result else "",
+        accuracy=last.accuracy if last else None,
+        best=result.best if result else None,
+        best_round=result.best_round if result else None,
+        global_accuracy=result.global_accuracy if result else None,
+        bytes_out=sent[1] + sent[2] if result else status.bytes_out if status else 0,
+        bytes_in=received[1] + received[2] if result else status.bytes_in if status else 0,
+        messages_out=sent[0],
+        missing=result.missing if result else 0,
+        dropped=result.dropped if result else {},
+        expired=result.expired if result else 0,
+        seconds=result.seconds.get("total", 0.0) if result else 0.0,
+        ended=outcome(files, exit_code, error),
+        log=str(files.log),
+    )
+
+
+def _extra_metrics(results: list[Result]) -> dict[str, Spread]:
+    names = sorted({name for result in results for name in result.extra_metrics})
+    spreads = {name: Spread.of(result.extra_metrics.get(name) for result in results) for name in names}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
+
+
+def _weighted_accuracy(results: Iterable[Result]) -> float | None:
+    """Σ correct / Σ samples: each peer weighted by the size of its test split (FedTGP)."""
+    counts = [(result.correct, result.samples) for result in results]
+    correct, samples = (sum(part) for part in zip(*counts, strict=True)) if counts else (0, 0)
+    return correct / samples if samples else None
+
+
+def _total(counts: Mapping[str, Mapping[str, list[int]]]) -> list[int]:
+    """Return total messages, payload bytes and header bytes."""
+    entries = [entry for kinds in counts.values() for entry in kinds.values()]
+    return [sum(entry[part] for entry in entries) for part in range(3)]
+
+
+def _traffic(results: Iterable[Result]) -> dict[str, dict[str, int]]:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for result in results:
+        for kinds in result.sent.values():
+            for kind, entry in kinds.items():
+                totals[kind] = [have + more for have, more in zip(totals[kind], entry, strict=True)]
+    return {kind: dict(zip(("messages", "payload", "header"), totals[kind], strict=True)) for kind in sorted(totals)}

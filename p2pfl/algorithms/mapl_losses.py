@@ -1,0 +1,52 @@
+"""MAPL's local losses besides the cross-entropy: l_cont, l_proto and l_uni of Algorithm 1. See mapl.py.
+
+Notation: projections p [2B, d_p] of both views of a batch, prototypes ξ [K, d_p], temperature τ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from p2pfl.learning import losses
+from p2pfl.learning.optimizers import LocalTraining
+
+
+@dataclass(frozen=True)
+class Losses(LocalTraining):
+    temperature: PositiveFloat = 0.2
+    """τ of l_cont and l_proto (the paper prints 100)."""
+    losses: Literal["paper", "official"] = "paper"
+    """Form of l_cont, l_proto and l_uni; official: sum inside the log, raw ξ at temperature 1, exp(<ξ,ξ>/100)."""
+    contrastive: bool = True
+    """Use l_cont (Table 2)."""
+    prototype: bool = True
+    """Use l_proto (Fig. 3)."""
+    uniformity: bool = True
+    """Use l_uni (Table 2)."""
+
+
+def contrastive(p: Tensor, labels: Tensor, h: Losses) -> Tensor:
+    """l_cont: supervised contrastive loss; the official code has the sum over positives inside the logarithm."""
+    form = losses.supervised_contrastive if h.losses == "paper" else losses.supervised_contrastive_inside
+    return form(p, labels, h.temperature)
+
+
+def prototype_contrastive(p: Tensor, labels: Tensor, xi: Tensor, h: Losses) -> Tensor:
+    """l_proto: cross-entropy of cos(p, ξ) / τ; the official code does not normalize ξ and has no temperature."""
+    if h.losses == "paper":
+        return losses.prototype_contrastive(p, labels, xi, h.temperature)
+    return cross_entropy(normalize(p, dim=1) @ xi.T, labels)
+
+
+def uniformity(xi: Tensor, h: Losses) -> Tensor:
+    """l_uni: (1/K) Σ_k Σ_{r≠k} of cos(ξ^k, ξ^r); in the official code of exp(<ξ^k, ξ^r> / 100)."""
+    if h.losses == "paper":
+        return losses.uniformity(xi)
+    inner = torch.exp(xi @ xi.T / 100.0)
+    return (inner.sum() - inner.diagonal().sum()) / len(inner)

@@ -1,0 +1,123 @@
+"""Mutual learning at DFML's aggregator (arXiv 2402.01863): several models teach each other on the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2pfl import rng
+from p2pfl.models import Model
+from p2pfl.tensors import assign, buffers_of, clone
+
+
+def distillation(logits: Tensor, teachers: Tensor, phi: Tensor) -> Tensor:
+    """L_KL, Eq. 3: Σ_q Φ_q KL(p_q ‖ p_n) / Σ_q Φ_q, mean over the batch; 0 if there is no teacher.
+
+    Args:
+        logits: z_n, float [B, K].
+        teachers: log p_q, float [P, B, K], without gradient.
+        phi: Φ_q, float [P]; 0 for a model that does not teach n, such as n itself, and at least 1 for the others.
+    """
+    divergences = (teachers.exp() * (teachers - logits.log_softmax(1))).sum(2)
+    return (phi @ divergences).mean() / phi.sum().clamp(min=1.0)
+
+
+def loss_factors(alpha: float, scheduled: str) -> tuple[float, float]:
+    """Return the factors (γ, α) of the loss on the labels and of the distillation loss, Eqs. 1 and 10."""
+    return {
+        "both": (1.0 - alpha, alpha),
+        "supervision": (1.0 - alpha, 1.0),
+        "distillation": (1.0, alpha),
+        "common": (alpha, alpha),
+    }[scheduled]
+
+
+def teacher_weights(models: Sequence[Model], by_size: bool) -> Tensor:
+    """Return Φ_q for each student n, float [P, P]: the size of model q, or 1; 0 where q = n."""
+    sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in models]
+    phi = torch.tensor(sizes if by_size else [1] * len(models), dtype=torch.float32)
+    return phi * (1.0 - torch.eye(len(models)))
+
+
+@dataclass(eq=False)
+class Participant:
+    """One model at the aggregator."""
+
+    model: Model
+    optimizer: torch.optim.Optimizer
+    phi: Tensor
+    """Weights of the participants as teachers of this model, float [P]; 0 for itself."""
+
+    def logits(self, x: Tensor, seed: int) -> Tensor:
+        """Return z_n [B, K] with its graph. ``seed`` determines dropout."""
+        with rng.torch_seeded(seed, "mutual learning"):
+            logits: Tensor = self.model(x)
+        return logits
+
+    @torch.no_grad()
+    def detached_logits(self, x: Tensor, seed: int) -> Tensor:
+        """Return the same z_n without holding activations and without changing batch-normalization statistics."""
+        statistics = buffers_of(self.model)
+        before = clone(statistics)
+        logits = self.logits(x, seed)
+        assign(statistics, before)
+        return logits
+
+    def step(self, loss: Tensor) -> None:
+        """Take one optimizer step and free the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def make_participants(
+    models: Sequence[Model], make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], by_size: bool
+) -> list[Participant]:
+    """Return one participant per model, each with a new optimizer."""
+    phi = teacher_weights(models, by_size)
+    return [
+        Participant(model, make_optimizer(model.parameters()), row.to(next(model.parameters()).device))
+        for model, row in zip(models, phi, strict=True)
+    ]
+
+
+def mutual_step(
+    participants: Sequence[Participant],
+    students: Sequence[Participant],
+    x: Tensor,
+    supervision: Callable[[Tensor], Tensor],
+    factors: tuple[float, float],
+    seeds: Sequence[int],
+    max_graphs: int | None = None,
+) -> None:
+    """Compute all logits, then take one step of each student on γ L_WSM + α L_KL (Eqs. 1 and 10).
+
+    A model whose logits hold NaN or infinity stops teaching, because it would make all others diverge too.
+
+    Args:
+        x: one batch of network input, float [B, C, H, W].
+        supervision: L_WSM of a student's logits.
+        factors: (γ, α).
+        seeds: one per participant, for dropout.
+        max_graphs: number of models that hold their activations at a time. The logits of the others are computed
+            twice, with the same dropout: first for the other students, then for the model's own step.
+    """
+    gamma, alpha = factors
+    held = students[:max_graphs]
+    logits = [
+        participant.logits(x, seed) if participant in held else participant.detached_logits(x, seed)
+        for participant, seed in zip(participants, seeds, strict=True)
+    ]
+    values = torch.stack([z.detach() for z in logits])
+    finite = values.isfinite().all(2).all(1)
+    teachers = values.where(finite[:, None, None], 0.0).log_softmax(2)
+    for participant, z, seed in zip(participants, logits, seeds, strict=True):
+        if participant in students:
+            student = z if participant in held else participant.logits(x, seed)
+            supervised = supervision(student)
+            distilled = distillation(student, teachers, participant.phi * finite)
+            participant.step(gamma * supervised + alpha * distilled)

@@ -1,0 +1,233 @@
+"""Class prototypes: what FedProto and FedTGP share. Each peer trains guided by global prototypes.
+
+P_j^c is peer j's local prototype of class c, the mean feature of its samples of that class; P^c is the global
+prototype. The algorithms differ in how they compute the global prototypes from the local ones. Equation numbers are
+those of "FedTGP", https://arxiv.org/abs/2401.03230, which restates FedProto.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
+
+from p2pfl import PeerId
+from p2pfl.algorithms.base import Algorithm, Fraction
+from p2pfl.learning.optimizers import LocalTraining
+from p2pfl.messaging.net import Net
+from p2pfl.messaging.schema import Body, Layout
+
+
+@dataclass(frozen=True)
+class GuidedTraining(LocalTraining):
+    batch: PositiveInt = 10
+    momentum: NonNegativeFloat = 0.0
+    alignment: NonNegativeFloat | None = None
+    """λ, weight of the distance between features and global prototypes; default 10 for mse, 0.1 for euclidean."""
+    distance: Literal["mse", "euclidean"] = "mse"
+    """mse: mean over batch and dimensions of (f(x) − P^y)²; euclidean: mean over the batch's classes of the
+    distance between the class's mean feature and P^c (Eq. 4 as printed)."""
+    participation: Fraction = 1.0
+    """ρ, fraction of the peers that train and send in a round (Table 2 of FedTGP: 0.5)."""
+
+
+# ---- messages ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prototypes(Body):
+    """P_j^c, float32 [C_j, d], one row for each of the sender's classes; these classes; and |D_{j,c}| of each, or
+    nothing if the average is unweighted."""
+
+    values: Tensor
+    classes: tuple[int, ...]
+    samples: tuple[int, ...]
+
+    def is_consistent(self) -> bool:
+        """Return whether there is one row per class, no class twice, and one count per class or none."""
+        rows = len(self.values)
+        return len(self.classes) == len(set(self.classes)) == rows and len(self.samples) in (0, rows)
+
+
+@dataclass(frozen=True)
+class PrototypeTable:
+    """Local prototypes of several peers, one row per peer and class, ascending by peer.
+
+    Attributes:
+        values: float32 [n, d].
+        labels: int64 [n], the classes.
+        senders: int64 [n].
+        samples: float64 [n], the weight of each row in a mean.
+    """
+
+    values: Tensor
+    labels: Tensor
+    senders: Tensor
+    samples: Tensor
+
+    @classmethod
+    def of(cls, bodies: Mapping[PeerId, Prototypes], features: int, device: torch.device) -> PrototypeTable:
+        """Collect the rows of all consistent bodies. Without counts each row has weight 1."""
+        peers = [j for j in sorted(bodies) if bodies[j].is_consistent()]
+        values = torch.cat([torch.empty(0, features), *(bodies[j].values.cpu() for j in peers)])
+        labels = [k for j in peers for k in bodies[j].classes]
+        senders = [j for j in peers for _ in bodies[j].classes]
+        samples = [n for j in peers for n in bodies[j].samples or (1,) * len(bodies[j].classes)]
+        return cls(
+            values.to(device),
+            torch.tensor(labels, dtype=torch.int64).to(device),
+            torch.tensor(senders, dtype=torch.int64).to(device),
+            torch.tensor(samples, dtype=torch.float64).to(device),
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+# ---- equations -----------------------------------------------------------------------------------------------
+
+
+def class_means(table: PrototypeTable, classes: int, *, weighted: bool) -> tuple[Tensor, Tensor]:
+    """Return the mean prototype of each class: Eq. 3 if weighted by samples, otherwise FedTGP's Q.
+
+    Returns:
+        float32 [K, d], rows of absent classes 0; bool [K], the classes that are present.
+    """
+    weights = table.samples if weighted else torch.ones_like(table.samples)
+    members = one_hot(table.labels, classes).to(torch.float64) * weights[:, None]
+    totals = members.sum(0)
+    means = members.T @ table.values.to(torch.float64) / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+    return means.to(table.values.dtype), totals > 0
+
+
+def distances(points: Tensor, prototypes: Tensor) -> Tensor:
+    """Return Euclidean distances [n, K] of points [n, d] to prototypes [K, d], exact also near 0."""
+    return torch.cdist(points, prototypes, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def margins(prototypes: Tensor) -> Tensor:
+    """Return the distance [n] of each prototype to the nearest other one (Fig. 1 of FedTGP); inf without others."""
+    between = distances(prototypes, prototypes)
+    return between.fill_diagonal_(torch.inf).amin(1) if len(between) else between.new_empty(0)
+
+
+def misalignment(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, distance: str) -> Tensor:
+    """φ in Eq. 4 on one batch, without λ. Classes without a prototype contribute 0.
+
+    Args:
+        z: features, float [B, d].
+        labels: int64 [B].
+        prototypes: float [K, d].
+        known: bool [K], whether the class has a prototype.
+        distance: ``mse`` or ``euclidean``, see GuidedTraining.
+    """
+    if distance == "mse":
+        targets = torch.where(known[labels, None], prototypes[labels], z.detach())
+        return mse_loss(z, targets)
+    members = one_hot(labels, len(prototypes)).to(z.dtype)
+    counts = members.sum(0)
+    present = (counts > 0) & known
+    means = (members.T @ z)[present] / counts[present, None]
+    apart: Tensor = torch.linalg.vector_norm(means - prototypes[present], dim=1)
+    return apart.sum() / (counts > 0).sum()
+
+
+def compare_margins(table: PrototypeTable, prototypes: Tensor, known: Tensor) -> dict[str, float]:
+    """Compare the margins of the global prototypes with those of the peers' local ones (Fig. 1 of FedTGP).
+
+    Returns:
+        ``margin``: the smallest distance between two global prototypes. ``peer_margin``: the largest over the peers
+        of the smallest distance between two local prototypes. ``wider``: the fraction of the classes whose global
+        margin is at least the largest local one. Empty if no peer has two classes.
+    """
+    best = torch.zeros(len(prototypes), dtype=prototypes.dtype, device=prototypes.device)
+    smallest = []
+    for peer in sorted(set(table.senders.tolist())):
+        rows = table.senders == peer
+        if len(local := margins(table.values[rows])) > 1:
+            labels = table.labels[rows]
+            best[labels] = torch.maximum(best[labels], local)
+            smallest.append(float(local.min()))
+    if not smallest:
+        return {}
+    widths = torch.zeros_like(best)
+    widths[known] = margins(prototypes[known])
+    compared = best > 0
+    return {
+        "margin": float(widths[known].min()),
+        "peer_margin": max(smallest),
+        "wider": float((widths >= best)[compared].double().mean()) if bool(compared.any()) else 1.0,
+    }
+
+
+# ---- the part of a peer that both algorithms share -----------------------------------------------------------
+
+G = TypeVar("G", bound=GuidedTraining)
+
+
+class PrototypeGuided(Algorithm[G]):
+    """Local training guided by global prototypes, ``prototypes`` [K, d]; ``known`` [K] marks those that exist."""
+
+    equal_features = True
+    state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")
+    sends_counts = False
+    """Whether sample counts are sent with the prototypes."""
+
+    def setup(self) -> None:
+        h = self.hyper
+        self.optimizer = h.make_optimizer(self.model.parameters())
+        self.prototypes = torch.zeros(self.model.classes, self.model.features, device=self.device)
+        self.known = torch.zeros(self.model.classes, dtype=torch.bool, device=self.device)
+        self.alignment = h.alignment if h.alignment is not None else {"mse": 10.0, "euclidean": 0.1}[h.distance]
+        self.measured: dict[str, float] = {}
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        z = self.model.backbone(x)
+        terms = {"ce": cross_entropy(self.model.head(z), labels)}
+        if bool(self.known.any()):
+            distance = misalignment(z, labels, self.prototypes, self.known, self.hyper.distance)
+            terms["proto"] = self.alignment * distance
+        return terms
+
+    @torch.no_grad()
+    def local_prototypes(self) -> Prototypes:
+        """Eq. 2 over the training samples, without augmentation, with the model in evaluation mode."""
+        classes, local = self.model.classes, self.data.local_classes
+        sums = torch.zeros(classes, self.model.features, device=self.device)
+        for x, labels in self.data.sweep(self.data.train):
+            z = self.model.backbone(x)
+            sums += one_hot(labels, classes).to(z.dtype).T @ z
+        counts = np.bincount(self.data.train.labels, minlength=classes)[list(local)]
+        values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=self.device)[:, None]
+        return Prototypes(values, local, tuple(map(int, counts)) if self.sends_counts else ())
+
+    async def exchange_prototypes(self, net: Net, participants: Collection[PeerId]) -> PrototypeTable:
+        """Send the local prototypes if this peer takes part; return those of all participants that arrived."""
+        nothing = Prototypes(self.prototypes[:0], (), ())
+        body = self.local_prototypes() if self.me in participants else nothing
+        bodies = await self.exchange_including_own(net, body, participants)
+        return PrototypeTable.of(bodies, self.model.features, self.device)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Return minus the distance to each global prototype, −inf for unknown classes; the head's logits if no
+        prototype is known yet."""
+        if not bool(self.known.any()):
+            return super().predict(x)
+        return -distances(self.model.backbone(x), self.prototypes).masked_fill(~self.known, torch.inf)
+
+    def layouts(self) -> Sequence[Layout]:
+        rows = {0: self.model.classes}
+        free = {"values": rows, "classes": rows, "samples": rows}
+        ranges = {"classes": range(self.model.classes), "samples": self.sample_counts[1:]}
+        return [Layout.of(Prototypes(self.prototypes, (), ()), free=free, ranges=ranges)]
+
+    def diagnostics(self) -> Mapping[str, float]:
+        """Return the margins of the last round (``compare_margins``), if anything was received in it."""
+        return {name: value for name, value in self.measured.items() if math.isfinite(value)}

@@ -1,0 +1,112 @@
+"""The interface of all loaders, and helpers to read and check files."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from p2pfl.errors import DataError
+from p2pfl.run_file.options import Options
+
+Images = npt.NDArray[np.uint8]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetArrays:
+    """A dataset as plain arrays.
+
+    Attributes:
+        train_images, test_images: uint8 [N, C, H, W].
+        train_labels, test_labels: int64 [N], each in [0, classes).
+        classes: number of classes, including those without samples.
+        mirror: whether mirroring an image keeps its label (true for clothes, false for digits).
+        train_styles, test_styles: int64 [N], the style of each image, counted from 0; None without styles.
+    """
+
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+    classes: int
+    mirror: bool
+    train_styles: Labels | None = None
+    test_styles: Labels | None = None
+
+
+@dataclass(frozen=True)
+class Loader(Options, ABC):
+    """Base class of all datasets: the options of ``dataset: {name: …}`` in a run file."""
+
+    instructions: ClassVar[str] = ""
+    """How to get the files of a dataset that ``download`` cannot fetch."""
+
+    def files(self, root: Path) -> tuple[Path, ...]:
+        """List the files of this dataset under ``root``, existing or not.
+
+        Folders with many files are listed instead of them; a folder's time of change changes with its entries.
+        """
+        return ()
+
+    def download(self, root: Path) -> None:
+        """Download the files. Raises OSError or RuntimeError on failure."""
+        raise OSError(self.instructions)
+
+    @abstractmethod
+    def read(self, root: Path) -> DatasetArrays:
+        """Read the files, which all exist. Raises DataError naming a damaged file."""
+
+
+def verify(path: Path, md5: str) -> None:
+    """Check a file against the MD5 that its publisher or torchvision gives.
+
+    This detects damaged files, not forged ones.
+
+    Raises:
+        DataError: the checksum differs, or the file is unreadable.
+    """
+    try:
+        with path.open("rb") as file:
+            actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: unreadable: {error.strerror or error}") from error
+    if actual != md5:
+        raise DataError(f"{path}: wrong checksum: md5 {actual}, expected {md5}; delete the file and fetch it again")
+
+
+def read_mat(path: Path) -> Mapping[str, Any]:
+    """Read the variables of a MATLAB file, without dimensions of size 1. Raises DataError if it is damaged."""
+    from scipy.io import loadmat  # noqa: TID251
+    from scipy.io.matlab import MatReadError
+
+    try:
+        variables: Mapping[str, Any] = loadmat(path, squeeze_me=True)
+    except (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
+        raise DataError(f"{path}: unreadable or truncated MATLAB file: {error}; fetch it again") from error
+    return variables
+
+
+def split_off_test(labels: Labels, fraction: float) -> npt.NDArray[np.bool_]:
+    """Select test samples of a dataset without an official split: evenly spaced samples of each class.
+
+    Args:
+        labels: int64 [N].
+        fraction: fraction of each class, in (0, 1).
+
+    Returns:
+        bool [N], true for test samples.
+    """
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        of_class = np.flatnonzero(labels == label)
+        count = np.floor((np.arange(len(of_class)) + 1) * fraction + 1e-9)
+        test[of_class[np.diff(count, prepend=0) > 0]] = True
+    return test

@@ -1,0 +1,1 @@
+"""Local learning: training, evaluation, losses, the linear probe."""

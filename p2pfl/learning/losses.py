@@ -1,0 +1,123 @@
+"""Losses that several papers share, as pure functions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+
+
+def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Supervised contrastive loss (Khosla et al., 2020, L_out).
+
+    −(1/|Q|) Σ_q 1/|X+(q)| Σ_{r∈X+(q)} log[ exp(cos(p_q, p_r)/τ) / Σ_{m≠q} exp(cos(p_q, p_m)/τ) ],
+    where X+(q) are the other samples with q's label; a sample q without any contributes 0.
+
+    Args:
+        p: projections, float [Q, d], of any norm.
+        labels: int64 [Q].
+        temperature: τ.
+    """
+    p = normalize(p, dim=1)
+    similarity = p @ p.T / temperature
+    diagonal = torch.eye(len(p), dtype=torch.bool, device=p.device)
+    log_probability = similarity - similarity.masked_fill(diagonal, -torch.inf).logsumexp(1, keepdim=True)
+    positive = (labels[:, None] == labels[None, :]) & ~diagonal
+    per_sample = log_probability.masked_fill(~positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)
+    return -per_sample.mean()
+
+
+def supervised_contrastive_inside(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The variant with the sum inside the logarithm (Khosla et al., 2020, L_in, without its 1/|X+|).
+
+    −(1/|Q|) Σ_q log[ Σ_{r∈X+(q)} exp(cos/τ) / Σ_{m≠q} exp(cos/τ) ]; same arguments.
+    """
+    p = normalize(p, dim=1)
+    similarity = p @ p.T / temperature
+    diagonal = torch.eye(len(p), dtype=torch.bool, device=p.device)
+    positive = (labels[:, None] == labels[None, :]) & ~diagonal
+    others = similarity.masked_fill(diagonal, -torch.inf).logsumexp(1)
+    positives = similarity.masked_fill(~positive, -torch.inf).logsumexp(1)
+    return -(positives - others)[positive.any(1)].sum() / len(p)
+
+
+def info_nce(z: Tensor, temperature: float) -> Tensor:
+    """SimCLR's loss (Chen et al., 2020): supervised contrastive with one label per image.
+
+    Args:
+        z: float [2 B, d], the projections of B first views, then those of the second views.
+    """
+    images = torch.arange(len(z) // 2, device=z.device).repeat(2)
+    return supervised_contrastive(z, images, temperature)
+
+
+def simsiam(z: Tensor, p: Tensor) -> Tensor:
+    """SimSiam's loss (Chen and He, 2021): −½ mean cos(p¹, z²) − ½ mean cos(p², z¹), without gradient through z.
+
+    Args:
+        z: projections, float [2 B, d], as in ``info_nce``.
+        p: predictions of the same shape.
+    """
+    first, second = z.detach().chunk(2)
+    return -cosine_similarity(p, torch.cat([second, first]), dim=1).mean()
+
+
+def prototype_contrastive(p: Tensor, labels: Tensor, prototypes: Tensor, temperature: float) -> Tensor:
+    """Cross-entropy of the cosines between projections and class prototypes.
+
+    −(1/|Q|) Σ_q log[ exp(cos(p_q, ξ^{y_q})/τ) / Σ_k exp(cos(p_q, ξ^k)/τ) ].
+
+    Args:
+        p: projections, float [Q, d].
+        labels: int64 [Q].
+        prototypes: ξ, float [K, d].
+        temperature: τ.
+    """
+    cosines = normalize(p, dim=1) @ normalize(prototypes, dim=1).T
+    return cross_entropy(cosines / temperature, labels)
+
+
+def uniformity(prototypes: Tensor) -> Tensor:
+    """(1/K) Σ_k Σ_{r≠k} cos(ξ^k, ξ^r) of prototypes [K, d]: small if the prototypes point in different directions."""
+    unit = normalize(prototypes, dim=1)
+    cosines = unit @ unit.T
+    return (cosines.sum() - cosines.diagonal().sum()) / len(prototypes)
+
+
+Supervision = Literal["wsm", "ace", "ce"]
+"""How a loss treats classes without local samples, so that a model does not forget them: ``softmax_log_weights``."""
+
+ABSENT = -1e9
+"""log β of a class without samples: e^-1e9 is 0 for any logit."""
+
+
+def softmax_log_weights(form: Supervision, labels: np.ndarray, classes: int) -> Tensor:
+    """Return log β for ``reweighted_cross_entropy``, float32 [classes].
+
+    Args:
+        form: ``wsm``: log frequency of each label (re-weighted softmax, Legate et al., 2023); ``ace``: 0 for labels
+            that occur (asymmetric cross-entropy, Caccia et al., 2021); both ABSENT for the others; ``ce``: 0 for all.
+        labels: of the training samples, int64 [N].
+    """
+    if form == "ce":
+        return torch.zeros(classes)
+    counts = torch.from_numpy(np.bincount(labels, minlength=classes)).double()
+    frequencies = counts / counts.sum() if form == "wsm" else torch.ones(classes, dtype=torch.float64)
+    return torch.where(counts > 0, frequencies.log(), ABSENT).float()
+
+
+def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor) -> Tensor:
+    """−(1/B) Σ_x [ z_y − log Σ_c β_c e^{z_c} ]: the cross-entropy if all β are 1.
+
+    A class with β = 0 gets no gradient, so the model does not forget it.
+
+    Args:
+        logits: z, float [B, K].
+        labels: y, int64 [B].
+        log_weights: log β, float [K].
+    """
+    target = logits.gather(1, labels[:, None])[:, 0]
+    return ((logits + log_weights).logsumexp(1) - target).mean()

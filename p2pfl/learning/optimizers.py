@@ -1,0 +1,80 @@
+"""Optimizers, and the settings of local training that all algorithms share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self, TypeVar
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from torch import nn
+
+from p2pfl.run_file.options import Options
+from p2pfl.tensors import is_finite
+
+OptimizerName = Literal["sgd", "adam"]
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _uncompiled(optimizer: type[OptimizerT]) -> type[OptimizerT]:
+    """Return the optimizer without the decorators that tell torch's compiler what to leave out.
+
+    They import the compiler, which takes 80 MiB of memory and more than a second; nothing here is compiled.
+    """
+    methods = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    plain = {name: inspect.unwrap(getattr(optimizer, name)) for name in methods}
+    step = torch.no_grad()(inspect.unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), {**plain, "step": step, "__module__": __name__})
+
+
+SGD = _uncompiled(torch.optim.SGD)
+Adam = _uncompiled(torch.optim.Adam)
+AdamW = _uncompiled(torch.optim.AdamW)
+
+
+@dataclass(frozen=True)
+class LocalTraining(Options):
+    """How a peer trains on its local samples; a subclass sets the defaults of its paper."""
+
+    local_epochs: PositiveInt = 1
+    """Epochs over the local training samples per round."""
+    batch: PositiveInt = 64
+    """Samples per optimizer step."""
+    optimizer: OptimizerName = "sgd"
+    """sgd or adam; its state persists across rounds."""
+    lr: PositiveFloat = 0.01
+    """Learning rate."""
+    momentum: NonNegativeFloat = 0.9
+    """Momentum; sgd only."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of the moment estimates; adam only."""
+    weight_decay: NonNegativeFloat = 0.0
+    """L2 penalty added to the gradient."""
+
+    @model_validator(mode="after")
+    def _uses_every_setting(self) -> Self:
+        # A resolved run file lists all defaults, so only another value shows that an effect is expected.
+        unused = "betas" if self.optimizer == "sgd" else "momentum"
+        if getattr(self, unused) != getattr(type(self), unused):
+            raise ValueError(f"{unused} has no effect with optimizer {self.optimizer}; remove it")
+        return self
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Create an optimizer of ``parameters`` with these settings."""
+        if self.optimizer == "sgd":
+            return SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        return Adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+
+
+def step_if_finite(optimizer: torch.optim.Optimizer) -> None:
+    """Take one step and clear the gradients; skip the step if a gradient holds NaN or infinity.
+
+    One such step would make the parameters and Adam's moments NaN permanently.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if all(parameter.grad is None or is_finite(parameter.grad) for parameter in parameters):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)

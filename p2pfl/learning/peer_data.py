@@ -1,0 +1,134 @@
+"""One peer's samples and how they become network input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl.data import Augment, Dataset, Pool, Split, Subset
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A selection of a dataset's samples.
+
+    Attributes:
+        images: the split or pool to select from, memory-mapped in general.
+        indices: int64 [N], the selected samples.
+    """
+
+    images: Split | Pool
+    indices: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """Labels of the selected samples, int64 [N]."""
+        return np.asarray(self.images.labels[self.indices])
+
+    def take(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Copy the samples at ``positions`` [B] of this selection.
+
+        Returns:
+            Images, uint8 [B, C, H, W], and labels, int64 [B], on the CPU.
+        """
+        return self.images.take(self.indices[positions])
+
+
+@dataclass(frozen=True)
+class Style:
+    """All samples of one style of the dataset, over all peers."""
+
+    train: Samples
+    test: Samples
+
+
+class PeerData:
+    """One peer's samples as network input.
+
+    Args:
+        dataset: the whole dataset; all peers of a host map the same files.
+        subset: the indices of this peer's samples.
+        augment: maps float images [B, C, H, W] in [0, 1] to the same shape and range; draws from torch's global RNG.
+        device: device of the batches.
+    """
+
+    def __init__(self, dataset: Dataset, subset: Subset, augment: Augment, device: torch.device) -> None:
+        self.classes = dataset.classes
+        self.group = subset.group
+        self.device = device
+        self.augment = augment
+        train_images: Split | Pool = dataset.pool if subset.merged else dataset.train
+        test_images: Split | Pool = dataset.pool if subset.merged else dataset.test
+        self.train = Samples(train_images, subset.train)
+        self.validation = Samples(train_images, subset.validation)
+        self.test = Samples(test_images, subset.test)
+        self.global_test = Samples(dataset.test, np.arange(len(dataset.test.labels)))
+        self._dataset = None if subset.merged else dataset
+        shape = (1, dataset.channels, 1, 1)
+        self._mean = torch.tensor(dataset.mean, device=device).reshape(shape)
+        self._std = torch.tensor(dataset.std, device=device).reshape(shape)
+
+    @cached_property
+    def local_classes(self) -> tuple[int, ...]:
+        """Classes of the local training samples, ascending."""
+        return tuple(int(label) for label in np.unique(self.train.labels))
+
+    @cached_property
+    def styles(self) -> tuple[Style, ...]:
+        """The dataset's styles, for evaluation only.
+
+        A dataset without styles counts as one style. Empty if the subset is merged: then peers train on samples of
+        the official test set.
+        """
+        if self._dataset is None:
+            return ()
+        train, test = self._dataset.train, self._dataset.test
+        if train.styles is None or test.styles is None:
+            return (Style(Samples(train, np.arange(len(train))), self.global_test),)
+        return tuple(
+            Style(Samples(train, np.flatnonzero(train.styles == n)), Samples(test, np.flatnonzero(test.styles == n)))
+            for n in range(int(train.styles.max()) + 1)
+        )
+
+    def batches(self, size: int, order: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the training samples once, in random order.
+
+        A final batch of one sample is dropped unless it is the only batch: batch normalization fails on it.
+
+        Yields:
+            Images, uint8 [B, C, H, W], and labels, int64 [B], on the device.
+        """
+        positions = order.permutation(len(self.train))
+        for start in range(0, len(positions), size):
+            batch = positions[start : start + size]
+            if len(batch) == 1 < size and start > 0:
+                return
+            images, labels = self.train.take(batch)
+            yield images.to(self.device), labels.to(self.device)
+
+    def sweep(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over ``samples`` once, in order and without augmentation.
+
+        Yields:
+            Network input, float32 [B, C, H, W], and labels, int64 [B], on the device.
+        """
+        for start in range(0, len(samples), EVALUATION_BATCH):
+            images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, len(samples))))
+            yield self.input(images.to(self.device), augmented=False), labels.to(self.device)
+
+    def input(self, images: Tensor, *, augmented: bool) -> Tensor:
+        """Convert uint8 images [B, C, H, W] to normalized float32 of the same shape."""
+        x = images.to(torch.float32) / 255.0
+        if augmented:
+            x = self.augment(x)
+        return (x - self._mean) / self._std

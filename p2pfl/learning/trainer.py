@@ -1,0 +1,143 @@
+"""Local training: batches, views, optimizer steps, and the modes of modules."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from p2pfl.learning.meter import Meter
+from p2pfl.learning.peer_data import PeerData
+from p2pfl.models import Model
+from p2pfl.rng import Streams
+from p2pfl.tensors import Tensors, clone, has_diverged
+
+
+class Trainer:
+    """Trains a model on a peer's local samples.
+
+    Attributes:
+        model: trained together with all other modules among the attributes of a subclass.
+        optimizer: set by the subclass.
+        views: augmented views of each sample in a training batch.
+        meter: means of the loss terms.
+        training_seconds: time spent in ``train``.
+        after_batch: called after each batch; may raise to stop training.
+    """
+
+    optimizer: torch.optim.Optimizer
+    views: int = 1
+
+    def __init__(self, model: Model, data: PeerData, streams: Streams) -> None:
+        self.model = model
+        self.data = data
+        self.streams = streams
+        self.meter = Meter()
+        self.training_seconds = 0.0
+        self.after_batch: Callable[[], None] = lambda: None
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the terms of the training loss on one batch; their sum is minimized. Default: cross-entropy.
+
+        Args:
+            x: float [views * B, C, H, W]: the first views of all samples, then the second ones.
+            labels: int64 [views * B].
+        """
+        return {"ce": cross_entropy(self.model(x), labels)}
+
+    def train(
+        self,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch: int,
+        step: Callable[[Tensor, Tensor], None] | None = None,
+        order: str = "batches",
+    ) -> None:
+        """Train for a number of epochs over the local samples, or of steps.
+
+        Args:
+            step: processes a batch of images and labels; default ``self.step``. For algorithms that train in phases.
+            order: name of the stream that shuffles the samples.
+        """
+        began = perf_counter()
+        with self.training():
+            for images, labels in self._batches(epochs, steps, batch, self.streams.numpy(order)):
+                (step or self.step)(images, labels)
+                self.after_batch()
+        self.training_seconds += perf_counter() - began
+
+    def train_or_roll_back(self, *, epochs: int, batch: int) -> Tensors:
+        """Train; if the model has then diverged, restore model and optimizer as they were before.
+
+        Returns:
+            A copy of the model's parameters from before, by name.
+        """
+        model, optimizer = clone(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict())
+        self.train(epochs=epochs, batch=batch)
+        if any(map(has_diverged, self.model.state_dict().values())):
+            self.model.load_state_dict(model)
+            self.optimizer.load_state_dict(optimizer)
+        return {name: model[name] for name, _ in self.model.named_parameters()}
+
+    def reset_after_divergence(self) -> None:
+        """Clear the optimizer's state and the batch-normalization statistics, which NaN parameters have spoiled."""
+        self.optimizer.state.clear()
+        for module in self.model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.reset_running_stats()
+
+    def _batches(
+        self, epochs: int | None, steps: int | None, size: int, order: np.random.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        if steps is None:
+            for _ in range(epochs or 0):
+                yield from self.data.batches(size, order)
+            return
+        done = 0
+        while done < steps and len(self.data.train):
+            for batch in self.data.batches(size, order):
+                yield batch
+                done += 1
+                if done == steps:
+                    return
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        """Take one optimizer step on a batch of uint8 images."""
+        with self.streams.torch("augmentation"):
+            x = self.inputs(images)
+        labels = labels.repeat(self.views)
+        self.descend(self.optimizer, lambda: self.loss(x, labels), len(images))
+
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return the input of ``loss`` for a batch of uint8 images: the augmented views, concatenated."""
+        return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
+
+    def descend(self, optimizer: torch.optim.Optimizer, loss: Callable[[], dict[str, Tensor]], samples: int) -> None:
+        """Take one step of ``optimizer`` on the sum of the loss terms; the meter averages each over ``samples``."""
+        optimizer.zero_grad(set_to_none=True)
+        with self.streams.torch("dropout"):
+            terms = loss()
+            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        self.meter.add(terms, samples)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Put all modules in training mode, and back in evaluation mode on exit."""
+        for module in self._modules():
+            module.train()
+        try:
+            yield
+        finally:
+            for module in self._modules():
+                module.eval()
+
+    def _modules(self) -> Iterator[nn.Module]:
+        return (value for value in vars(self).values() if isinstance(value, nn.Module))

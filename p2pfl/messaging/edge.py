@@ -1,0 +1,356 @@
+"""The delivery protocol of one edge, without clock, sockets or threads.
+
+    Writer:  DOWN ──connected──▶ GREETING ──want──▶ STREAMING ──lost──▶ DOWN
+    Reader:  SILENT ──hello──▶ ASKING ──start──▶ READING ──gap, hello──▶ ASKING
+
+An *epoch* is one attempt of a reader to read from some entry on. The reader draws its number; messages with another
+number are ignored. Within an epoch, on one connection, the writer sends entries in ascending order and never goes
+back: an entry that the reader has is a duplicate, and a gap means that messages were lost with a connection, so that
+the reader begins a new epoch.
+
+| Writer      | event        | effect                                                                              |
+|-------------|--------------|-------------------------------------------------------------------------------------|
+| any         | connected    | GREETING: Hello is due                                                              |
+| any         | lost         | DOWN                                                                                |
+| not DOWN    | want, new    | STREAMING from ``next``: Start is due; at most ``EPOCHS_PER_SECOND``, others wait   |
+| STREAMING   | want, same   | raise ``next``, ``window``                                                          |
+| any         | want         | drop what is durable                                                                |
+| not DOWN    | tick         | begin the epoch that had to wait                                                    |
+| not DOWN    | next         | what is due; if STREAMING also Nothing, and entries while the window is open        |
+
+| Reader      | event        | effect                                                                              |
+|-------------|--------------|-------------------------------------------------------------------------------------|
+| any         | hello        | ASKING with a new epoch: Want is due                                                |
+| ASKING      | start        | READING; if the writer begins after ``next``, what lies between is lost             |
+| READING     | entry        | below ``next``: ignore; previous from ``next`` on: gap, new epoch; otherwise take   |
+| READING     | gap          | a chunk is missing: ASKING with a new epoch                                         |
+| READING     | cannot_open  | the same, and without references from now on                                        |
+| not SILENT  | tick         | Want is due if window or ``durable`` has moved, or was last sent some seconds ago   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from pathlib import Path
+from typing import Literal
+
+from p2pfl import PeerId
+from p2pfl.errors import WriteError
+from p2pfl.messaging.control import BEFORE, CHUNK, FOREVER, Entry, Hello, Id, Nothing, Start, Want
+from p2pfl.messaging.journal import Journal, JournalEntry
+from p2pfl.messaging.wire import Buffer, cost
+
+BY_VALUE = 1 << 16
+"""Bytes up to which a body is sent to a neighbor on the same host: mapping a file costs more."""
+OPTIONAL_DELAY = 0.1
+"""Seconds for which a Begin that no method awaits may wait for an entry that makes it superfluous."""
+EPOCHS_PER_SECOND = 10.0
+"""Rate at which a writer begins epochs, so that a reader cannot make it send without limit; also the burst."""
+REPEAT, REPEAT_WAITING = 30.0, 2.0
+"""Seconds after which Want is repeated, in general and while the neighbor is waited for: a ROUTER drops silently."""
+
+
+@dataclass
+class Outgoing:
+    """A message for the reader."""
+
+    control: Hello | Start | Entry | Nothing
+    frames: tuple[Buffer, ...] = ()
+    entry: JournalEntry | None = None
+
+
+class WriterState(Enum):
+    DOWN = auto()
+    GREETING = auto()
+    STREAMING = auto()
+
+
+class Writer:
+    """The writing end of an edge: what to send to one neighbor next.
+
+    Args:
+        journal: this peer's.
+        to: the neighbor.
+        hello: the first message of every connection, but for its number.
+        new_number: draws the number of a Hello.
+    """
+
+    def __init__(self, journal: Journal, to: PeerId, hello: Hello, new_number: Callable[[], int] = lambda: 0) -> None:
+        self.state = WriterState.DOWN
+        self.confirmed = Id(0, 0)
+        """The neighbor has every entry before this one."""
+        self.position = Id(0, 0)
+        """The next entry to send."""
+        self.reader_finished = False
+        """The neighbor has finished: it needs nothing but the last Begin."""
+        self._journal = journal
+        self._to = to
+        self._hello = hello
+        self._new_number = new_number
+        self._number = 0
+        """Of the last Hello."""
+        self._want: Want | None = None
+        """The last statement in this epoch."""
+        self._postponed: Want | None = None
+        """A new epoch that the rate limit does not allow yet."""
+        self._greeting: Hello | None = None
+        """Due before everything else on this connection."""
+        self._start: Start | None = None
+        """Due before everything else in this epoch."""
+        self._nothing = 0
+        """The round of the last Nothing, plus 1."""
+        self._nothing_sent = 0
+        self._sent = 0
+        """Window used in this epoch, in bytes."""
+        self._offset = 0
+        """Bytes of the current entry's body that were sent."""
+        self._epochs_left = EPOCHS_PER_SECOND
+        self._counted_at = float("-inf")
+
+    # ---- events
+
+    def connected(self) -> None:
+        self.lost()
+        self.state, self._greeting = WriterState.GREETING, replace(self._hello, number=self._new_number())
+        self._number = self._greeting.number
+
+    def lost(self) -> None:
+        self.state, self._greeting, self._start = WriterState.DOWN, None, None
+        self._want = self._postponed = None
+
+    def want(self, want: Want, now: float) -> None:
+        self._journal.drop(self._to, want.durable)
+        self.confirmed = max(self.confirmed, want.next)
+        if self.state is WriterState.DOWN:
+            return
+        if want.hello != self._number:
+            # It answers an earlier Hello, which says nothing about where this connection leads. That of a process
+            # that died may have been read last: repeat ours.
+            if self._greeting is None and self._allows_epoch(now):
+                self._greeting = replace(self._hello, number=self._number)
+            return
+        if self._want is not None and want.epoch == self._want.epoch:
+            self._want = want
+            if want.next > self.position:
+                self.position, self._offset = want.next, 0
+            return
+        self._postponed = want
+        self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Begin the epoch that was asked for last, if the rate limit allows it."""
+        if self._postponed is None or not self._allows_epoch(now):
+            return
+        self._want, self._postponed = self._postponed, None
+        self.state, self.position = WriterState.STREAMING, self._want.next
+        self._sent = self._offset = 0
+        begins = 0 if self.reader_finished else self._journal.floor(self._to)
+        self._start = Start(self._want.epoch, begins, self._nothing)
+        self._nothing_sent = self._nothing
+
+    def _allows_epoch(self, now: float) -> bool:
+        """Charge the rate limit for a new epoch."""
+        refill = max(0.0, now - self._counted_at) * EPOCHS_PER_SECOND
+        self._epochs_left, self._counted_at = min(EPOCHS_PER_SECOND, self._epochs_left + refill), now
+        if self._epochs_left < 1.0:
+            return False
+        self._epochs_left -= 1.0
+        return True
+
+    def nothing(self, t: int) -> None:
+        """Tell the reader that no message of a method will come in round ``t``."""
+        self._nothing = max(self._nothing, t + 1)
+
+    # ---- sending
+
+    def next(self, *, hold_optional: bool = False) -> Outgoing | None:
+        """Return the next message, or None if there is none or the window is closed. Call ``sent`` once it is sent.
+
+        Args:
+            hold_optional: the last entry, if it is optional, has not waited for ``OPTIONAL_DELAY`` yet.
+        """
+        if due := self._greeting or self._start:
+            return Outgoing(due)
+        if self.state is not WriterState.STREAMING or self._want is None:
+            return None
+        if self._nothing_sent < self._nothing:
+            return Outgoing(Nothing(self._want.epoch, self._nothing - 1))
+        found = self._journal.after(self._to, self.position)
+        if found is None:
+            return None
+        entry, previous = found
+        if self.reader_finished:
+            previous = BEFORE
+        if entry.optional and hold_optional:
+            return None
+        if entry.id != self.position:
+            self._offset = 0
+        if self._offset == 0:
+            idle = self._want.idle and self.position <= self._want.next
+            if not idle and self._sent + cost(len(entry.header), entry.size) > self._want.window:
+                return None
+        return self._chunk(entry, previous, self._want)
+
+    def _chunk(self, entry: JournalEntry, previous: Id, want: Want) -> Outgoing | None:
+        """Raises WriteError if the journal has lost the body."""
+        place = entry.place
+        if place is not None and want.references and entry.size > BY_VALUE:
+            control = Entry(want.epoch, entry.id, previous, entry.size, 0, place.segment, place.at)
+            return Outgoing(control, (entry.header,), entry)
+        try:
+            chunk = self._journal.read(entry, self._offset, min(CHUNK, entry.size - self._offset))
+        except OSError as error:
+            found = self._journal.after(self._to, entry.id)
+            if found is not None and found[0] is entry:  # somebody has deleted the file
+                raise WriteError(Path(error.filename or "the journal"), error) from error
+            return None  # dropped at this moment, since the reader does not need it any more
+        control = Entry(want.epoch, entry.id, previous, entry.size, self._offset)
+        header = () if self._offset else (entry.header,)
+        return Outgoing(control, (*header, chunk) if entry.size else header, entry)
+
+    def sent(self, message: Outgoing) -> int:
+        """Note that a message was passed to the transport. Return the bytes of the body in it or referred to."""
+        control, entry = message.control, message.entry
+        if isinstance(control, Nothing):
+            self._nothing_sent = control.t + 1
+        if entry is None or not isinstance(control, Entry):
+            self._greeting = None if control is self._greeting else self._greeting
+            self._start = None if control is self._start else self._start
+            return 0
+        if control.offset == 0:
+            self._sent += cost(len(entry.header), entry.size)
+        length = entry.size if control.segment else min(CHUNK, entry.size - control.offset)
+        if control.offset + length < entry.size:
+            self.position, self._offset = entry.id, control.offset + length
+        else:
+            self.position, self._offset = entry.id.next, 0
+        return length
+
+
+class ReaderState(Enum):
+    SILENT = auto()
+    ASKING = auto()
+    READING = auto()
+
+
+Verdict = Literal["take", "ignore", "gap"]
+
+
+class Reader:
+    """The reading end of an edge: which entries of one neighbor to take, and what to ask for.
+
+    Args:
+        next: the first entry that this peer does not have: the beginning of the round of its checkpoint.
+        budget: bytes of entries that may be on their way, or not yet taken by the algorithm.
+        new_epoch: returns a number that was never used before, in this process or an earlier one.
+    """
+
+    def __init__(self, next: Id, budget: int, new_epoch: Callable[[], int]) -> None:
+        self.state = ReaderState.SILENT
+        self.next = next
+        self.durable = 0
+        """Entries of rounds before this one are never needed again."""
+        self.references = False
+        """The neighbor's journal can be opened."""
+        self._hello = 0
+        """Number of the writer's last Hello."""
+        self.finished = False
+        """The neighbor's last Begin was read: it has left for good, and nothing follows."""
+        self._budget = budget
+        self._new_epoch = new_epoch
+        self._epoch = -1
+        self._received = 0
+        """Window used in this epoch, in bytes."""
+        self._granted = 0
+        """Window stated in this epoch, in bytes."""
+        self._stated: Want | None = None
+        self._stated_at = float("-inf")
+
+    # ---- events
+
+    def hello(self, *, references: bool, number: int = 0) -> None:
+        self.references, self._hello = references, number
+        self._ask_anew()
+
+    def start(self, start: Start) -> int | None:
+        """Return the round before which messages are lost for good, if any are."""
+        if self.state is not ReaderState.ASKING or start.epoch != self._epoch:
+            return None
+        self.state = ReaderState.READING
+        if start.begins <= self.next.t:
+            return None
+        self.next = Id(start.begins, 0)
+        return start.begins
+
+    def is_current(self, epoch: int) -> bool:
+        return self.state is ReaderState.READING and epoch == self._epoch
+
+    def entry(self, entry: Entry) -> Verdict:
+        """Judge an entry's first chunk or reference."""
+        if not self.is_current(entry.epoch) or entry.id < self.next:
+            return "ignore"
+        if entry.previous >= self.next:
+            self._ask_anew()
+            return "gap"
+        return "take"
+
+    def exceeds_window(self, header: int, size: int) -> bool:
+        """Return whether the writer may not send the next entry yet."""
+        stated = self._stated
+        idle = stated is not None and stated.idle and self.next <= stated.next
+        return not idle and self._received + cost(header, size) > self._granted
+
+    def passed(self, id: Id, header: int, size: int) -> None:
+        """Move past an entry that was taken, or that cannot be decoded."""
+        self.next = id.next
+        self.finished |= id.t == FOREVER
+        self._received += cost(header, size)
+
+    def gap(self) -> None:
+        """Ask again: a chunk is missing."""
+        self._ask_anew()
+
+    def cannot_open(self) -> None:
+        """Ask for bodies instead of references on this connection."""
+        self.references = False
+        self._ask_anew()
+
+    def restate(self) -> None:
+        """Have Want repeated at once: the last one may have been lost with a connection."""
+        self._stated = None
+
+    def _ask_anew(self) -> None:
+        self.state, self._epoch, self._stated = ReaderState.ASKING, self._new_epoch(), None
+        self._received = self._granted = 0
+
+    # ---- asking
+
+    def want(self, pending: int, now: float, *, waiting: bool) -> Want | None:
+        """Return what to ask for, if that is due.
+
+        Args:
+            pending: bytes of this neighbor's entries that the algorithm has not taken.
+            now: seconds.
+            waiting: the algorithm waits for this neighbor.
+        """
+        if self.state is ReaderState.SILENT:
+            return None
+        window = max(0, self._received + self._budget - pending)
+        want = Want(self._epoch, self.next, self.durable, window, pending == 0, self.references, self._hello)
+        stated = self._stated
+        if (
+            stated is None
+            or window - stated.window >= self._budget // 4
+            or want.durable > stated.durable
+            or (self.finished and want.next > stated.next)
+            or now - self._stated_at > (REPEAT_WAITING if waiting else REPEAT)
+        ):
+            return want
+        return None
+
+    def stated(self, want: Want, now: float) -> None:
+        """Note that ``want`` was sent."""
+        self._stated, self._stated_at = want, now
+        self._granted = max(self._granted, want.window)

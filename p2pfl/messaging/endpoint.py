@@ -1,0 +1,307 @@
+"""Endpoint: one peer's end of all its edges, for the whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from p2pfl import PeerId
+from p2pfl.errors import Unexpected
+from p2pfl.messaging import wire
+from p2pfl.messaging.control import FOREVER
+from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.messaging.journal import BodyStore, Journal
+from p2pfl.messaging.link import Link
+from p2pfl.messaging.mailbox import Mailbox
+from p2pfl.messaging.net import Net
+from p2pfl.messaging.receivers import Begin, Receivers
+from p2pfl.messaging.schema import Body, Layout, MessageSchema, shown
+from p2pfl.messaging.topology import Topology
+from p2pfl.messaging.wire import Buffer, Message, Plan
+
+Counts = dict[PeerId, dict[str, list[int]]]
+"""{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
+
+
+@asynccontextmanager
+async def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
+    yield
+
+
+class Endpoint:
+    """Writes a peer's journal, counts its messages, and waits for those of its neighbors.
+
+    Args:
+        me: this peer.
+        topology: the whole graph, from the run file.
+        run_id: 16 hex digits, equal on all peers of a run.
+        seed: the run's seed, for ``Net.shared``.
+        layouts: what neighbors may send.
+        wait_policy: how long one wait may last.
+        idle: entered around every wait, so that a runtime can release the compute slot. It is passed a function that
+            lists the peers still waited for.
+        on_receive: replaces each body that arrives; called on the thread that decodes.
+        joins: {peer: first round in which it takes part}, for late joiners.
+        prunes: the method drops sources (``Net.receive_only_from``).
+        store: of the journal's bodies; default: memory.
+    """
+
+    link: Link
+
+    def __init__(
+        self,
+        me: PeerId,
+        topology: Topology,
+        run_id: str,
+        seed: int,
+        layouts: Iterable[Layout],
+        wait_policy: WaitPolicy | None = None,
+        idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
+        on_receive: Callable[[Body], Body] = lambda body: body,
+        joins: Mapping[PeerId, int] | None = None,
+        *,
+        prunes: bool = False,
+        store: BodyStore | None = None,
+    ) -> None:
+        self.me = me
+        self.topology = topology
+        self.run_id = run_id
+        self.seed = seed
+        self.neighbors = topology.neighbors[me]
+        begin = Layout.of(Begin(()), ranges={"sources": range(topology.peers)})
+        self.schema = MessageSchema((*layouts, begin))
+        self.wait_policy = wait_policy or WaitPolicy()
+        self.joins = dict(joins or {})
+        self.prunes = prunes
+        self._topologies: dict[frozenset[PeerId], Topology] = {}
+        self.idle = idle
+        self.on_receive = on_receive
+        self.journal = Journal(self.neighbors, store)
+        self.mailbox = Mailbox()
+        self.failure: BaseException | None = None
+
+        self.edges = Receivers(me, (neighbor for neighbor in self.neighbors if neighbor not in self.joins))
+        self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
+        self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
+        self.t = 0
+        self.durable = 0
+        """Rounds before this one will not be computed again: the checkpoint before the last one contains them."""
+        self.dropped: dict[PeerId, int] = {}
+        """Invalid messages by neighbor; counted on the thread that decodes."""
+        self.taken_bytes = 0
+        """Bytes of all messages taken so far."""
+        self._reset_counters()
+
+    # ---- rounds
+
+    def open(self, t: int) -> None:
+        """Announce round ``t`` to all neighbors by its Begin; called before any other message of the round."""
+        self.t = t
+        self._receivers = None
+        self.edges.join(neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= t)
+        self.journal.begin(t)
+        sources = tuple(sorted(self.edges.sources)) if self.prunes else ()
+        to = self.neighbors if t == FOREVER else self.topology_at(t).neighbors[self.me]
+        self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
+
+    def _awaited_begin(self, t: int) -> bool:
+        """Whether a peer may wait for Begin(t): all if the method prunes, late joiners for their first round, and the
+        neighbors of a peer that leaves."""
+        return self.prunes or t == FOREVER or t in self.joins.values()
+
+    def begin(self, t: int) -> Net:
+        """Begin to compute round ``t``, which is open, with all counters at zero."""
+        self._reset_counters()
+        self.mailbox.begin(t)
+        return Net(self, t)
+
+    def _reset_counters(self) -> None:
+        self.sent: Counts = {}
+        self.received: Counts = {}
+        self.missing: dict[str, list[PeerId]] = {}
+        self.nonfinite: dict[str, list[PeerId]] = {}
+        self.waited = 0.0
+        self.wasted_wait = 0.0
+        """Seconds that waits in this round lasted beyond the last arrival."""
+
+    async def meet(self, t: int) -> None:
+        """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
+        if 0 < self.joins.get(self.me, 0) == t:
+            earlier = [neighbor for neighbor in self.edges.joined if self.joins.get(neighbor, 0) < t]
+            await self._wait(Begin.kind(), earlier, t, patience=math.inf)
+
+    def topology_at(self, t: int) -> Topology:
+        """Return the graph of the peers that take part in round ``t``."""
+        absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
+        if absent not in self._topologies:
+            self._topologies[absent] = self.topology.without(absent) if absent else self.topology
+        return self._topologies[absent]
+
+    def next_round(self, t: int) -> int:
+        """Return the round to compute after those before ``t``.
+
+        It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
+        ``t``, so that one of several cannot make this peer skip the run.
+        """
+        present = [neighbor for neighbor in self.edges.joined if not self.mailbox.is_disconnected(neighbor)]
+        later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]
+        return min(later) if later and 2 * len(later) >= len(present) else t
+
+    def finish(self, t: int) -> None:
+        """End round ``t`` and open the next one."""
+        self.edges.end_round()
+        self.open(t + 1)
+
+    def missed(self, sender: PeerId, t: int) -> None:
+        """Note that no message of ``sender`` from before round ``t`` will arrive: it has dropped them."""
+        if sender in self.edges.joined:
+            self._first_kept[sender] = t
+        self.mailbox.advance_sender(sender, t)
+
+    # ---- sending
+
+    async def receivers(self) -> set[PeerId]:
+        """Return the neighbors that receive from this peer in this round; fixed when the method first sends.
+
+        If the method prunes, their Begin says so. It is waited for like a message.
+        """
+        if self._receivers is None:
+            if self.prunes and self.t > 0:
+                known = [
+                    j for j in self.edges.joined if self.edges.receives(j, self.t) and self.joins.get(j, 0) < self.t
+                ]
+                await self._wait(Begin.kind(), known, self.t)
+            self._receivers = self.edges.of_round(self.t)
+        return self._receivers
+
+    @property
+    def expected_receivers(self) -> set[PeerId]:
+        """The neighbors that receive from this peer in this round, as far as known now."""
+        return self.edges.of_round(self.t) if self._receivers is None else self._receivers
+
+    async def send(self, to: Iterable[PeerId], body: Body, count: int = 1) -> None:
+        """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind."""
+        if not (receivers := tuple(to)):
+            return
+        encoded = wire.encode(body, count)
+        entry = self.journal.append(encoded, receivers)
+        for receiver in receivers:
+            _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
+        self.link.announce(entry)
+        if behind := self.link.behind(receivers):
+            async with self.idle(lambda: self.link.behind(behind)):
+                await self.link.caught_up(behind)
+
+    # ---- receiving
+
+    def check(self, header: Buffer) -> Plan:
+        """Check the header of an entry; on any thread. Raises WireError."""
+        plan = wire.check(header, self.schema)
+        if plan.count > self.topology.peers:
+            raise Unexpected(f"count must be at most {self.topology.peers}, got {shown(plan.count)}")
+        return plan
+
+    def decode(self, plan: Plan, t: int, sender: PeerId, body: Tensor | None) -> Message:
+        """Decode the body of an entry, uint8 [plan.size]; on any thread. Raises WireError."""
+        message = plan.message(t, sender, body)
+        if isinstance(message.body, Begin):
+            return message
+        return replace(message, body=self.on_receive(message.body))
+
+    def accept(self, message: Message) -> None:
+        """Accept a message. The link passes each message once, and those of one sender in order."""
+        if isinstance(message.body, Begin):
+            sender = message.sender
+            if self.prunes:
+                self.edges.state(sender, message.t, message.body.sources)
+                left_out = self._receivers is not None and sender not in self._receivers
+                if message.t == self.t and left_out and self.me in message.body.sources:
+                    # It may wait for us, and we for it: its Begin has come too late to be heeded in this round.
+                    self.link.nothing(sender, self.t)
+            self.mailbox.advance_sender(sender, message.t)
+            self.mailbox.taken_bytes[sender] += message.cost
+        else:
+            self.mailbox.put(message)
+
+    def fail(self, error: BaseException) -> None:
+        """End this and all later waits with ``error``: the mesh cannot be used."""
+        self.failure = error
+        self.mailbox.fail(error)
+
+    async def take(
+        self, kind: str, senders: Sequence[PeerId], t: int, patience: float = 1.0, *, addressed: bool = False
+    ) -> dict[PeerId, Message]:
+        """Return one message of ``kind`` per sender, in ascending order.
+
+        Senders that miss the deadline, or whose body holds NaN, infinity or diverged values, are omitted and
+        recorded in ``missing``.
+
+        Args:
+            kind: kind of the messages.
+            senders: neighbors to receive from.
+            t: round of the messages.
+            patience: factor of the deadline, for senders that must wait for others first.
+            addressed: the messages are sent to this peer whether or not it is one of their senders' receivers.
+        """
+        senders = sorted(senders)
+        await self._wait(kind, senders, t, patience, addressed=addressed)
+        taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
+        arrived = {sender: message for sender, message in taken.items() if message is not None}
+        for sender, message in list(arrived.items()):
+            _count(self.received, sender, kind, message.payload, message.header)
+            self.taken_bytes += message.cost
+            if not message.finite:
+                self.nonfinite.setdefault(kind, []).append(sender)
+                del arrived[sender]
+        absent = [sender for sender in senders if sender not in arrived]
+        if absent:
+            self.missing.setdefault(kind, []).extend(absent)
+        return arrived
+
+    async def _wait(
+        self, kind: str, senders: Iterable[PeerId], t: int, patience: float = 1.0, *, addressed: bool = False
+    ) -> None:
+        """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
+        keys = {sender: (t, kind, sender) for sender in senders}
+        if all(key in self.mailbox for key in keys.values()):
+            return
+
+        def still_missing() -> list[PeerId]:
+            return [sender for sender, key in keys.items() if key not in self.mailbox]
+
+        async with self.idle(still_missing):
+            if self.failure is not None:
+                raise self.failure
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            policy = self.wait_policy
+            until = None if policy.seconds is None or patience == math.inf else began + policy.seconds * patience
+            self.wasted_wait += await self.mailbox.wait(
+                keys.values(), until, policy.quorum, policy.give_up, addressed=addressed
+            )
+            self.waited += clock() - began
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
+        return self.edges.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
+        """Restore the state at the beginning of round ``t``; called before the link starts."""
+        self.edges.load_state_dict(state)
+        self.t = t
+        self.journal.load_state_dict(journal)
+
+
+def _count(counts: Counts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
+    entry = counts.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
+    entry[0] += 1
+    entry[1] += payload
+    entry[2] += header

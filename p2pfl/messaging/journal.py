@@ -1,0 +1,313 @@
+"""The journal: what a peer has sent and may have to send again, each entry once, however many neighbors read it.
+
+An entry is identified by its round and its number in the round. Rounds computed again after a crash get the same ids,
+skipped rounds have none, and nothing is ever renumbered. An entry is released when none of its addressees can ask for
+it any more: it is in their checkpoints before the last one, or they have finished or were declared dead.
+
+Bodies lie in a ``BodyStore``. The index of the entries kept, with a checksum of each body, is part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from p2pfl import PeerId
+from p2pfl.messaging.control import BEFORE, FOREVER, Id
+from p2pfl.messaging.wire import Buffer, Encoded
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a body lies in its store."""
+
+    segment: int
+    at: int
+
+
+class BodyStore(Protocol):
+    """Holds the bodies of a journal in numbered segments. A number is never used again, not even after a restart."""
+
+    def write(self, encoded: Encoded) -> Place:
+        """Append a body. Raises WriteError."""
+
+    def read(self, place: Place, offset: int, length: int) -> Buffer:
+        """Return a part of a body. Raises OSError; FileNotFoundError if it was released."""
+
+    def release(self, segment: int) -> None:
+        """Delete a segment; called when no entry refers to it and no body will be appended to it."""
+
+    def restore(self, segments: Iterable[int]) -> set[int]:
+        """Return those of the segments that exist; delete all others. Called before the first ``write``."""
+
+    @property
+    def current(self) -> int:
+        """The segment to which the next small body may be appended."""
+
+    def sync(self, segments: Iterable[int]) -> None:
+        """Wait until these segments, if they still exist, are on disk. Raises WriteError."""
+
+
+class MemoryStore:
+    """A BodyStore in memory: one segment per body. Nothing survives the process."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[int, bytearray] = {}
+        self.current = 1
+
+    def write(self, encoded: Encoded) -> Place:
+        self.current += 1
+        self._bodies[self.current - 1] = bytearray().join(encoded.parts())
+        return Place(self.current - 1, 0)
+
+    def read(self, place: Place, offset: int, length: int) -> Buffer:
+        if (body := self._bodies.get(place.segment)) is None:
+            raise FileNotFoundError(f"segment {place.segment}")
+        return memoryview(body)[offset : offset + length]
+
+    def release(self, segment: int) -> None:
+        self._bodies.pop(segment, None)
+
+    def restore(self, segments: Iterable[int]) -> set[int]:
+        return set()
+
+    def sync(self, segments: Iterable[int]) -> None:
+        return
+
+
+@dataclass(eq=False)
+class JournalEntry:
+    """One entry of the journal.
+
+    Attributes:
+        header: as in ``wire``.
+        size: bytes of the stored body.
+        place: None if the body is empty.
+        readers: how many addressees may still ask for it.
+        checksum: CRC-32 of the stored body, once computed.
+    """
+
+    id: Id
+    header: bytes
+    size: int
+    place: Place | None
+    to: tuple[PeerId, ...]
+    optional: bool = False
+    """A Begin that no method awaits: a later entry makes it superfluous."""
+    readers: int = 0
+    checksum: int | None = None
+
+
+@dataclass
+class _Addressed:
+    """The entries addressed to one neighbor, ascending, from position ``dropped`` on."""
+
+    entries: list[JournalEntry] = field(default_factory=list)
+    previous: list[Id] = field(default_factory=list)
+    """For each entry, the last one before it that is not optional."""
+    last: Id = BEFORE
+    floor: int = 0
+    """Entries of rounds before this one were dropped."""
+
+
+class Journal:
+    """The entries of one peer. The event loop's thread appends; any thread may read and drop."""
+
+    def __init__(self, neighbors: Iterable[PeerId], store: BodyStore | None = None) -> None:
+        self.store = store or MemoryStore()
+        self._addressed = {neighbor: _Addressed() for neighbor in neighbors}
+        self._live: dict[int, int] = {}
+        """{segment: entries that refer to it}"""
+        self._saved_before = 0
+        """The last checkpoint names the entries of rounds before this one."""
+        self._held: list[JournalEntry] = []
+        """Entries in that checkpoint whose last reader is gone."""
+        self._releasable: list[JournalEntry] = []
+        """Those that the checkpoint in progress does not name."""
+        self._next = Id(0, 0)
+        self._lock = threading.RLock()
+
+    # ---- writing
+
+    def begin(self, t: int) -> None:
+        """Number the next entries (t, 0), (t, 1), …"""
+        self._next = Id(t, 0)
+
+    def append(self, encoded: Encoded, to: Sequence[PeerId], *, optional: bool = False) -> JournalEntry:
+        """Store a body once for all its addressees. Raises WriteError."""
+        segment = self.store.current
+        with self._lock:  # another thread may drop the last other entry in this segment while the body is written
+            self._live[segment] = self._live.get(segment, 0) + 1
+        try:
+            place = self.store.write(encoded) if encoded.size else None
+            entry = JournalEntry(self._next, encoded.header, encoded.size, place, tuple(to), optional)
+            with self._lock:
+                self._next = self._next.next
+                self._add(entry)
+        finally:
+            with self._lock:
+                self._live[segment] -= 1
+                self._release_if_unused(segment)
+        return entry
+
+    def _add(self, entry: JournalEntry) -> None:
+        entry.readers = len(entry.to)
+        if entry.place is not None:
+            self._live[entry.place.segment] = self._live.get(entry.place.segment, 0) + 1
+        for neighbor in entry.to:
+            addressed = self._addressed[neighbor]
+            addressed.entries.append(entry)
+            addressed.previous.append(addressed.last)
+            if not entry.optional:
+                addressed.last = entry.id
+        if not entry.to:
+            self._dropped(entry)
+
+    # ---- reading
+
+    def after(self, to: PeerId, id: Id) -> tuple[JournalEntry, Id] | None:
+        """Return the first entry to a neighbor from ``id`` on, and the last one before it that must be read.
+
+        An optional entry with a later one behind it is passed over.
+        """
+        with self._lock:
+            addressed = self._addressed[to]
+            position = bisect_left(addressed.entries, id, key=lambda entry: entry.id)
+            while position + 1 < len(addressed.entries) and addressed.entries[position].optional:
+                position += 1
+            if position == len(addressed.entries):
+                return None
+            return addressed.entries[position], addressed.previous[position]
+
+    def waiting(self, to: PeerId, id: Id) -> int:
+        """Return the number of entries to a neighbor from ``id`` on."""
+        with self._lock:
+            entries = self._addressed[to].entries
+            return len(entries) - bisect_left(entries, id, key=lambda entry: entry.id)
+
+    def keeps_for(self, to: PeerId) -> bool:
+        """Return whether the neighbor may still ask for an entry, apart from the last Begin."""
+        with self._lock:
+            entries = self._addressed[to].entries
+            return bool(entries) and entries[0].id.t < FOREVER
+
+    def floor(self, to: PeerId) -> int:
+        """Return the first round of which nothing to this neighbor was dropped."""
+        return self._addressed[to].floor
+
+    def read(self, entry: JournalEntry, offset: int, length: int) -> Buffer:
+        """Return a part of an entry's body. Raises OSError if the entry was released."""
+        return b"" if entry.place is None else self.store.read(entry.place, offset, length)
+
+    # ---- dropping
+
+    def drop(self, to: PeerId, before: int, *, gone: bool = False) -> None:
+        """Drop the entries to a neighbor of rounds before this one.
+
+        Args:
+            gone: it was declared dead, though it may need them. If it and this peer both go back to their
+                checkpoints, it can have those that this one's names; so their bodies stay until the next checkpoint.
+        """
+        with self._lock:
+            addressed = self._addressed[to]
+            addressed.floor = max(addressed.floor, before)
+            count = bisect_left(addressed.entries, before, key=lambda entry: entry.id.t)
+            dropped = addressed.entries[:count]
+            del addressed.entries[:count], addressed.previous[:count]
+            for entry in dropped:
+                if gone and entry.id.t < self._saved_before:
+                    self._held.append(entry)
+                else:
+                    entry.readers -= 1
+                    self._dropped(entry)
+
+    def saved(self, before: int) -> None:
+        """Note that the last ``state_dict``, of the rounds before this one, is in a checkpoint on disk."""
+        with self._lock:
+            self._saved_before, released, self._releasable = before, self._releasable, []
+            for entry in released:
+                entry.readers -= 1
+                self._dropped(entry)
+
+    def _dropped(self, entry: JournalEntry) -> None:
+        if entry.readers == 0 and entry.place is not None:
+            self._live[entry.place.segment] -= 1
+            self._release_if_unused(entry.place.segment)
+
+    def _release_if_unused(self, segment: int) -> None:
+        if self._live.get(segment) == 0 and segment != self.store.current:
+            del self._live[segment]
+            self.store.release(segment)
+
+    # ---- checkpoints
+
+    def state_dict(self, before: int) -> dict[str, Any]:
+        """Return the index of the entries of rounds before this one, once their bodies are on disk. On any thread.
+
+        Raises WriteError, or OSError if a body cannot be read.
+        """
+        kept: dict[Id, JournalEntry] = {}
+        with self._lock:
+            self._releasable, self._held = [*self._releasable, *self._held], []
+            for addressed in self._addressed.values():
+                kept.update((entry.id, entry) for entry in addressed.entries if entry.id.t < before)
+            # Rounds from ``before`` on are computed again, also for a neighbor that had finished.
+            floors = {neighbor: min(addressed.floor, before) for neighbor, addressed in self._addressed.items()}
+        self.store.sync({entry.place.segment for entry in kept.values() if entry.place is not None})
+        rows = []
+        for id in sorted(kept):
+            entry = kept[id]
+            if entry.place is not None and entry.checksum is None:
+                try:
+                    entry.checksum = self._checksum(entry)
+                except FileNotFoundError:
+                    continue  # released meanwhile
+            place = None if entry.place is None else [entry.place.segment, entry.place.at]
+            rows.append([*id, entry.header, entry.size, place, list(entry.to), entry.optional, entry.checksum])
+        return {"entries": rows, "floors": floors}
+
+    def _checksum(self, entry: JournalEntry) -> int:
+        found, step = 0, 1 << 20
+        for offset in range(0, entry.size, step):
+            found = zlib.crc32(self.read(entry, offset, min(step, entry.size - offset)), found)
+        return found
+
+    def damaged(self, state: Mapping[str, Any]) -> str:
+        """Return which body that the state refers to is damaged, or an empty string."""
+        for entry in _entries(state):
+            try:
+                if entry.place is not None and self._checksum(entry) != entry.checksum:
+                    return f"damaged: the body of entry {entry.id.number} of round {entry.id.t} in the journal"
+            except FileNotFoundError:
+                pass  # released after the checkpoint was written
+            except OSError as error:
+                return f"damaged: entry {entry.id.number} of round {entry.id.t} in the journal: {error}"
+        return ""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the entries whose bodies still exist."""
+        self._saved_before = max((t for t, *_ in state["entries"]), default=-1) + 1
+        for neighbor, floor in state["floors"].items():
+            self._addressed[neighbor].floor = floor
+        entries = _entries(state)
+        exist = self.store.restore({entry.place.segment for entry in entries if entry.place is not None})
+        for entry in entries:
+            if entry.place is not None and entry.place.segment not in exist:
+                # Released after the checkpoint was written. The floor matters only if somebody removed the file.
+                for neighbor in entry.to:
+                    self.drop(neighbor, entry.id.t + 1)
+                continue
+            entry.to = tuple(to for to in entry.to if entry.id.t >= self._addressed[to].floor)
+            self._add(entry)
+
+
+def _entries(state: Mapping[str, Any]) -> list[JournalEntry]:
+    entries = []
+    for t, number, header, size, place, to, optional, checksum in state["entries"]:
+        where = None if place is None else Place(*place)
+        entries.append(JournalEntry(Id(t, number), header, size, where, tuple(to), optional, checksum=checksum))
+    return entries

@@ -1,0 +1,28 @@
+"""Link: what an Endpoint needs of a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from p2pfl import PeerId
+from p2pfl.messaging.journal import JournalEntry
+
+
+class Link(Protocol):
+    """Delivers the entries of a peer's journal to their addressees, in order, and each once."""
+
+    def announce(self, entry: JournalEntry) -> None:
+        """Begin to deliver a new entry."""
+
+    def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return those of ``peers`` that are connected and have too many entries left to read."""
+
+    async def caught_up(self, peers: Iterable[PeerId]) -> None:
+        """Return when none of ``peers`` is behind any more, at the deadline at the latest."""
+
+    def nothing(self, to: PeerId, t: int) -> None:
+        """Tell a neighbor not to wait for messages to this peer's receivers in round ``t``: it is not one of them."""
+
+    def checkpointed(self, durable: int) -> None:
+        """Tell the neighbors that they need not keep messages of rounds before ``durable`` for this peer."""

@@ -1,0 +1,74 @@
+"""LocalLink: all peers in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from p2pfl import PeerId
+from p2pfl.errors import Deadlock
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import JournalEntry
+
+
+class LocalHub:
+    """Connects the endpoints of one process, and detects when all of them wait for one another."""
+
+    def __init__(self) -> None:
+        self.endpoints: dict[PeerId, Endpoint] = {}
+        self.finished: set[PeerId] = set()
+
+    def join(self, endpoint: Endpoint) -> None:
+        self.endpoints[endpoint.me] = endpoint
+        endpoint.link = LocalLink(endpoint.me, self)
+        endpoint.mailbox.on_block = self.check
+
+    def finish(self, peer: PeerId) -> None:
+        """Note that ``peer`` will send nothing more."""
+        self.finished.add(peer)
+        self.check()
+
+    def check(self) -> None:
+        """Raise Deadlock in every waiting peer if all of them wait: no message is ever in flight here."""
+        waits = {
+            peer: endpoint.mailbox.waits_for for peer, endpoint in self.endpoints.items() if peer not in self.finished
+        }
+        if not waits or not all(waits.values()):
+            return
+        lines = [
+            f"peer {peer} waits for {kind} of peer {sender} in round {t}"
+            for peer, keys in waits.items()
+            for t, kind, sender in keys
+        ]
+        for peer in waits:
+            self.endpoints[peer].fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
+
+
+class LocalLink:
+    """Hands entries to the other endpoints of this process, which decode them as if they came over a network."""
+
+    def __init__(self, me: PeerId, hub: LocalHub) -> None:
+        self.me = me
+        self.hub = hub
+
+    def announce(self, entry: JournalEntry) -> None:
+        journal, t = self.hub.endpoints[self.me].journal, entry.id.t
+        stored = torch.frombuffer(journal.read(entry, 0, entry.size), dtype=torch.uint8) if entry.size else None
+        for to in entry.to:
+            receiver = self.hub.endpoints[to]
+            body = None if stored is None else stored.clone()  # its own, and aligned
+            receiver.accept(receiver.decode(receiver.check(entry.header), t, self.me, body))
+            journal.drop(to, t + 1)  # delivered, and no peer crashes without the others
+
+    def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        return []
+
+    async def caught_up(self, peers: Iterable[PeerId]) -> None:
+        return
+
+    def nothing(self, to: PeerId, t: int) -> None:
+        self.hub.endpoints[to].mailbox.nothing(self.me, t)
+
+    def checkpointed(self, durable: int) -> None:
+        return

@@ -1,0 +1,218 @@
+"""Mailbox: messages that have arrived, and the waits for those that have not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+
+from p2pfl import PeerId
+from p2pfl.messaging.deadline import Deadline
+from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.wire import Message
+
+Key = tuple[int, str, PeerId]
+"""Round, kind, sender."""
+
+
+class _Wait:
+    """A wait for one message under each of some keys, of different senders."""
+
+    def __init__(self, keys: Iterable[Key], quorum: float, addressed: bool) -> None:
+        self.missing = {key[2]: key for key in keys}
+        self.addressed = addressed
+        self.quorum = quorum
+        self.deadline_passed = False
+        self._keys = len(self.missing)
+        self._arrived = 0
+        self._clock = asyncio.get_running_loop().time
+        self._last_arrival = self._clock()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing, or the deadline has passed and the quorum is reached."""
+        enough = math.ceil(self.quorum * (self._arrived + len(self.missing)) - 1e-9)  # 0.1 * 30 is 3.000…4
+        return not self.missing or (self.deadline_passed and self._arrived >= enough)
+
+    def remove(self, sender: PeerId, *, arrived: bool) -> None:
+        """Wait no longer for ``sender``: its message has arrived, or never will."""
+        del self.missing[sender]
+        if arrived:
+            self._arrived += 1
+            self._last_arrival = self._clock()
+        if self.complete:
+            self.end()
+
+    @property
+    def wasted(self) -> float:
+        """Seconds since the last arrival; 0 if every message arrived."""
+        return self._clock() - self._last_arrival if self._arrived < self._keys else 0.0
+
+    def end(self, error: BaseException | None = None) -> None:
+        if not self._ended.done():
+            if error is None:
+                self._ended.set_result(None)
+            else:
+                self._ended.set_exception(error)
+
+    async def until(self, deadline: Deadline) -> bool:
+        """Return False if the deadline passes before the wait is complete."""
+        return await deadline.allows(asyncio.shield(self._ended))
+
+
+class Mailbox:
+    """Messages that have arrived and were not yet taken: a FIFO per (round, kind, sender).
+
+    All methods run in the event loop's thread.
+    """
+
+    def __init__(self) -> None:
+        self._queues: defaultdict[Key, deque[Message]] = defaultdict(deque)
+        self._waits: list[_Wait] = []
+        self._disconnected: set[PeerId] = set()
+        self._round = 0
+        self._sender_round: dict[PeerId, int] = {}  # the earliest round whose messages may still arrive
+        self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
+        self.taken_bytes: defaultdict[PeerId, int] = defaultdict(int)
+        """Window that each sender's messages no longer use: they were taken or discarded. Any thread may read it."""
+        self.awaited: frozenset[PeerId] = frozenset()
+        """Senders of the messages waited for when the last wait began. Any thread may read it."""
+        self.expired = 0
+        """Messages that were discarded because their round was over."""
+        self.on_block: Callable[[], None] = lambda: None
+        """Called whenever a wait begins."""
+
+    def put(self, message: Message) -> None:
+        """Add a message, or discard it if its round is over."""
+        sender = message.sender
+        self.advance_sender(sender, message.t)  # rounds are in order on an edge
+        if message.t < self._round:
+            self.expired += 1
+            self._freed(message)
+            return
+        key = (message.t, message.kind, sender)
+        self._queues[key].append(message)
+        for wait in self._waits:
+            if wait.missing.get(sender) == key:
+                wait.remove(sender, arrived=True)
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether a message has arrived. Begin has, if anything of its round or a later one has."""
+        return key in self._queues or (key[1] == Begin.kind() and self.sender_round(key[2]) >= key[0])
+
+    def take(self, key: Key) -> Message | None:
+        """Remove and return the oldest message under ``key``, or None."""
+        queue = self._queues.get(key)
+        if not queue:
+            return None
+        message = queue.popleft()
+        self._freed(message)
+        if not queue:
+            del self._queues[key]
+        return message
+
+    def _freed(self, message: Message) -> None:
+        self.taken_bytes[message.sender] += message.cost
+
+    async def wait(
+        self,
+        keys: Iterable[Key],
+        until: float | None = None,
+        quorum: float = 0.0,
+        give_up: float = 0.0,
+        *,
+        addressed: bool = False,
+    ) -> float:
+        """Return when a message has arrived under each of ``keys``, or can no longer arrive.
+
+        Args:
+            keys: what to wait for, each of another sender.
+            until: deadline on the event loop's clock; None: forever.
+            quorum: fraction of the messages still possible without which the deadline does not end the wait.
+            give_up: seconds after the deadline at which the wait ends without a quorum.
+            addressed: the messages are sent to this peer whether or not it is one of their senders' receivers.
+
+        Returns:
+            Seconds of the wait after the last arrival, 0 if nothing is missing.
+        """
+        wait = _Wait(keys, quorum, addressed)
+        for sender, key in list(wait.missing.items()):
+            if (arrived := key in self) or self._impossible(key, addressed):
+                wait.remove(sender, arrived=arrived)
+        if wait.complete:
+            return 0.0
+        self._waits.append(wait)
+        self.awaited = frozenset(wait.missing)
+        self.on_block()
+        try:
+            deadline = Deadline(until)
+            if not await wait.until(deadline) and deadline.at is not None:
+                wait.deadline_passed = True
+                if not wait.complete:
+                    deadline.at += give_up
+                    await wait.until(deadline)
+        finally:
+            self._waits.remove(wait)
+            self.awaited = frozenset()
+        return wait.wasted
+
+    def _impossible(self, key: Key, addressed: bool) -> bool:
+        """Return whether no message will arrive under an empty key: its sender is disconnected, or in a later round,
+        or has stated that it sends nothing in this one (``Nothing``)."""
+        t, kind, sender = key
+        if sender in self._disconnected or t < self.sender_round(sender):
+            return True
+        return not addressed and kind != Begin.kind() and t == self._nothing.get(sender)  # earlier ones end by Begin
+
+    def _recheck(self, sender: PeerId) -> None:
+        """End the waits for messages of ``sender`` that will not arrive, and those for its Begin."""
+        for wait in self._waits:
+            key = wait.missing.get(sender)
+            if key is not None and ((arrived := key in self) or self._impossible(key, wait.addressed)):
+                wait.remove(sender, arrived=arrived)
+
+    @property
+    def waits_for(self) -> list[Key]:
+        """Keys whose messages are being waited for."""
+        return [key for wait in self._waits for key in wait.missing.values()]
+
+    def fail(self, error: BaseException) -> None:
+        """End all waits with an error."""
+        for wait in self._waits:
+            wait.end(error)
+
+    def mark_disconnected(self, sender: PeerId) -> None:
+        """End the waits for ``sender``, now and later."""
+        self._disconnected.add(sender)
+        self._recheck(sender)
+
+    def mark_connected(self, sender: PeerId) -> None:
+        self._disconnected.discard(sender)
+
+    def is_disconnected(self, sender: PeerId) -> bool:
+        return sender in self._disconnected
+
+    def sender_round(self, sender: PeerId) -> int:
+        """The earliest round whose messages of ``sender`` may still arrive; -1 before its first message."""
+        return self._sender_round.get(sender, -1)
+
+    def advance_sender(self, sender: PeerId, t: int) -> None:
+        """End the waits for messages that ``sender`` sent before round ``t``: none will arrive from now on."""
+        if t > self.sender_round(sender):
+            self._sender_round[sender] = t
+            self._recheck(sender)
+
+    def nothing(self, sender: PeerId, t: int) -> None:
+        """End the waits for what ``sender`` sends to its receivers in round ``t``: this peer is not one of them."""
+        self._nothing[sender] = max(t, self._nothing.get(sender, -1))
+        self._recheck(sender)
+
+    def begin(self, t: int) -> None:
+        """Begin round ``t``: discard the messages of earlier rounds that were never taken."""
+        self._round = t
+        for key in [key for key in self._queues if key[0] < t]:
+            for message in self._queues.pop(key):
+                self.expired += 1
+                self._freed(message)

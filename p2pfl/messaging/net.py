@@ -1,0 +1,214 @@
+"""Net: an algorithm's view of one round. Its verbs are named as in MPI."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+import numpy as np
+
+from p2pfl import PeerId, rng
+from p2pfl.errors import NetError, NotANeighbor
+from p2pfl.messaging.schema import Body, tensors_of, with_tensors
+
+if TYPE_CHECKING:
+    from p2pfl.messaging.endpoint import Endpoint
+
+B = TypeVar("B", bound=Body)
+
+
+class Net:
+    """What an algorithm can send and receive in round ``t``."""
+
+    def __init__(self, endpoint: Endpoint, t: int) -> None:
+        self._endpoint = endpoint
+        self.t = t
+
+    # ---- the graph
+
+    @property
+    def me(self) -> PeerId:
+        return self._endpoint.me
+
+    @property
+    def peers(self) -> int:
+        """Number of peers in the mesh, late joiners included."""
+        return self._endpoint.topology.peers
+
+    @property
+    def neighbors(self) -> tuple[PeerId, ...]:
+        """Neighbors in the graph that have joined, ascending, whether or not messages flow between us."""
+        return self._endpoint.topology_at(self.t).neighbors[self.me]
+
+    def neighbors_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
+        """Return another peer's neighbors in round ``t``, ascending; the run file determines them."""
+        return self._endpoint.topology_at(t).neighbors[peer]
+
+    @property
+    def sources(self) -> tuple[PeerId, ...]:
+        """Neighbors that send to this peer in this round, ascending."""
+        return tuple(sorted(self._endpoint.edges.sources))
+
+    @property
+    def receivers(self) -> tuple[PeerId, ...]:
+        """Neighbors that receive from this peer in this round, ascending; certain once something was sent in it."""
+        return tuple(sorted(self._endpoint.expected_receivers))
+
+    @property
+    def degrees(self) -> dict[PeerId, int]:
+        """Number of neighbors of this peer and of each of its neighbors, ascending."""
+        topology = self._endpoint.topology_at(self.t)
+        return {peer: topology.degree(peer) for peer in sorted((self.me, *self.neighbors))}
+
+    # ---- shared randomness
+
+    @cached_property
+    def shared(self) -> np.random.Generator:
+        """A generator that draws the same on every peer, new each round: assigns roles without a coordinator."""
+        return rng.shared(self._endpoint.seed, "net.shared", self.t)
+
+    def participants(self, fraction: float) -> tuple[PeerId, ...]:
+        """Draw the peers that take part in this round; every peer draws the same ones.
+
+        Partial participation without a server: participants train and send, and everybody receives. On a complete
+        graph this equals a server that samples clients.
+
+        Args:
+            fraction: of the peers that have joined, rounded down; at least one takes part.
+
+        Returns:
+            Ascending peer ids.
+        """
+        joined = [peer for peer in range(self.peers) if self._endpoint.joins.get(peer, 0) <= self.t]
+        if fraction >= 1.0:
+            return tuple(joined)
+        draw = rng.shared(self._endpoint.seed, "net.participants", self.t)
+        count = math.floor(fraction * len(joined) + 1e-9)  # 0.29 * 100 is 28.999…
+        chosen = draw.permutation(joined)[: max(1, count)]
+        return tuple(sorted(int(peer) for peer in chosen))
+
+    # ---- messages
+
+    async def send(self, to: PeerId, body: Body) -> None:
+        """Send ``body`` to one receiver. Raises NotANeighbor if ``to`` is not a receiver."""
+        await self._check_receivers([to])
+        await self._endpoint.send([to], body)
+
+    async def broadcast(self, body: Body) -> None:
+        """Send ``body`` to every receiver."""
+        await self._endpoint.send(sorted(await self._endpoint.receivers()), body)
+
+    async def scatter(self, bodies: Mapping[PeerId, Body]) -> None:
+        """Send a different body to each of some receivers, in ascending order.
+
+        Raises NotANeighbor, and sends nothing, if one of them is not a receiver.
+        """
+        await self._check_receivers(bodies)
+        for to in sorted(bodies):
+            await self._endpoint.send([to], bodies[to])
+
+    async def gather(
+        self, kind: type[B], of: Iterable[PeerId] | None = None, patience: float = 1.0
+    ) -> dict[PeerId, B]:
+        """Receive one body of ``kind`` from each source.
+
+        Args:
+            kind: class of the bodies.
+            of: the sources to receive from; default all. Raises NotANeighbor for others.
+            patience: factor of the deadline, for sources that compute longer or wait for others first.
+
+        Returns:
+            {source: body}, ascending. Sources that miss the deadline, or whose body holds NaN, infinity or diverged
+            values, are omitted; the runtime logs and counts them.
+        """
+        senders = self.sources if of is None else tuple(of)
+        for sender in senders:
+            if sender not in self._endpoint.edges.sources:
+                raise NotANeighbor(f"peer {self.me} does not receive from peer {sender} in round {self.t}")
+        messages = await self._endpoint.take(kind.kind(), senders, self.t, patience)
+        return {sender: cast(B, message.body) for sender, message in messages.items()}
+
+    async def exchange(
+        self, body: B, among: Iterable[PeerId] | None = None, patience: float = 1.0
+    ) -> dict[PeerId, B]:
+        """Broadcast ``body``, and gather the same kind from all sources.
+
+        Args:
+            body: what to send.
+            among: the only peers that send, this one included or not; default all. Everybody receives.
+            patience: as in ``gather``.
+
+        Returns:
+            {source: body}, as ``gather`` does.
+        """
+        if among is None:
+            await self.broadcast(body)
+            return await self.gather(type(body), patience=patience)
+        senders = set(among)
+        if self.me in senders:
+            await self.broadcast(body)
+        return await self.gather(type(body), of=[j for j in self.sources if j in senders], patience=patience)
+
+    def receive_only_from(self, senders: Iterable[PeerId]) -> None:
+        """Stop receiving from all other sources permanently, from the next round on.
+
+        Raises NetError if the method does not declare ``prunes``.
+        """
+        if not self._endpoint.prunes:
+            raise NetError("receive_only_from: the method must declare `prunes = True`")
+        self._endpoint.edges.receive_only_from(senders)
+
+    async def allreduce(self, body: B, op: Literal["mean", "sum"] = "mean") -> B:
+        """Return the mean or sum over all peers of the connected component, bit-identical on every peer.
+
+        Partial sums go up a breadth-first spanning tree of the graph to its lowest id (children in ascending order),
+        and the total comes back down: 2 messages per tree edge. Every peer must call it in the same round. A missing
+        peer takes its subtree out of the result.
+
+        Args:
+            body: tensors only; each is reduced on its own.
+            op: ``mean`` or ``sum``.
+        """
+        endpoint = self._endpoint
+        tree = endpoint.topology_at(self.t).spanning_tree
+        parent, children = tree.parent[self.me], tree.children[self.me]
+        if len(tensors_of(body)) != len(_fields(body)):
+            raise NetError(f"allreduce: {body.kind()} must hold tensors only")
+        # Children wait for their own children: one deadline per level, so that a missing leaf
+        # costs its own contribution only, and not those of all who waited for it.
+        patience = float(tree.height[self.me])
+        total = {path: tensor.detach().clone() for path, tensor in tensors_of(body).items()}
+        count = 1
+        partial = await endpoint.take(body.kind(), children, self.t, patience, addressed=True)
+        for child, message in partial.items():
+            if message.count > tree.size[child]:  # no subtree sums up more peers than it has
+                endpoint.missing.setdefault(body.kind(), []).append(child)
+                continue
+            for path, tensor in tensors_of(message.body).items():
+                total[path] += tensor.to(total[path].device)
+            count += message.count
+        result = with_tensors(body, total)
+        if parent is not None:
+            await endpoint.send([parent], result, count)
+            patience = tree.height[tree.root[self.me]] + 1.0
+            answer = await endpoint.take(body.kind(), [parent], self.t, patience, addressed=True)
+            if parent in answer and count <= answer[parent].count <= tree.size[tree.root[self.me]]:
+                result, count = cast(B, answer[parent].body), answer[parent].count
+        await endpoint.send(children, result, count)
+        if op == "sum":
+            return result
+        return with_tensors(result, {path: x / count for path, x in tensors_of(result).items()})
+
+    async def _check_receivers(self, to: Iterable[PeerId]) -> None:
+        receivers = await self._endpoint.receivers()
+        for peer in sorted(to):
+            if peer not in receivers:
+                reason = "it stopped receiving" if peer in self._endpoint.neighbors else "not a neighbor"
+                raise NotANeighbor(f"peer {self.me} cannot send to peer {peer} in round {self.t}: {reason}")
+
+
+def _fields(body: Body) -> list[object]:
+    values = vars(body).values()
+    return [item for value in values for item in (value.values() if isinstance(value, Mapping) else [value])]

@@ -1,0 +1,97 @@
+"""Which neighbors a peer receives from, and which receive from it. Methods that prune change that between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2pfl import PeerId
+from p2pfl.messaging.schema import Body
+
+MAX_STATEMENTS = 1024
+"""Rounds for which a neighbor's statements are kept: no neighbor gets that far ahead."""
+
+
+@dataclass(frozen=True)
+class Begin(Body):
+    """Opens a round towards all neighbors, and closes all earlier ones: the first entry of every round.
+
+    Attributes:
+        sources: the neighbors that the sender receives from in this round, if its method prunes; otherwise empty.
+    """
+
+    sources: tuple[int, ...]
+
+
+MAX_STATEMENTS = 64
+"""Statements kept of a neighbor that is ahead."""
+
+
+class Receivers:
+    """The directed edges of one peer that a method uses.
+
+    A peer drops sources between rounds and states the remaining ones in Begin. It sends to the neighbors whose
+    statement for the round names it; where none has arrived in time, their statement of the latest round stands.
+
+    Args:
+        me: this peer.
+        neighbors: those that take part from round 0. Messages flow in both directions at first.
+    """
+
+    def __init__(self, me: PeerId, neighbors: Iterable[PeerId]) -> None:
+        self.me = me
+        self.sources = set(neighbors)
+        """Neighbors that this peer receives from in this round."""
+        self.joined = set(self.sources)
+        """Neighbors that take part."""
+        self._dropped: set[PeerId] = set()  # not received from after this round
+        self._stated: dict[PeerId, dict[int, bool]] = {}  # {neighbor: {round: whether it receives from this peer}}
+
+    def join(self, neighbors: Iterable[PeerId]) -> None:
+        """Open the edges to neighbors that begin to take part."""
+        new = set(neighbors) - self.joined
+        self.sources |= new
+        self.joined |= new
+
+    def receive_only_from(self, senders: Iterable[PeerId]) -> None:
+        """Drop all other sources after this round."""
+        self._dropped |= self.sources - set(senders)
+
+    def end_round(self) -> None:
+        self.sources -= self._dropped
+        self._dropped = set()
+
+    def state(self, neighbor: PeerId, t: int, sources: Iterable[PeerId]) -> None:
+        """Note a neighbor's statement for round ``t``."""
+        stated = self._stated.setdefault(neighbor, {})
+        if len(stated) == MAX_STATEMENTS:
+            del stated[max(stated)]
+        stated[t] = self.me in sources
+
+    def receives(self, neighbor: PeerId, t: int) -> bool:
+        """Return whether a neighbor receives from this peer in round ``t``, as far as known."""
+        stated = self._stated.get(neighbor)
+        return stated is None or stated.get(t, stated[max(stated)])
+
+    def of_round(self, t: int) -> set[PeerId]:
+        """Return the neighbors that receive from this peer in round ``t``; forget statements of earlier ones."""
+        for stated in self._stated.values():
+            for earlier in [s for s in stated if s < t and s != max(stated)]:
+                del stated[earlier]
+        return {neighbor for neighbor in self.joined if self.receives(neighbor, t)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state between two rounds."""
+        latest = {neighbor: max(stated) for neighbor, stated in self._stated.items()}
+        return {
+            "sources": sorted(self.sources),
+            "joined": sorted(self.joined),
+            "stated": {neighbor: [t, self._stated[neighbor][t]] for neighbor, t in latest.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sources = set(state["sources"])
+        self.joined = set(state["joined"])
+        for neighbor, (t, receives) in state["stated"].items():  # in one process, newer ones may have arrived
+            self._stated.setdefault(neighbor, {}).setdefault(t, receives)

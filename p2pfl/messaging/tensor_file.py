@@ -1,0 +1,118 @@
+"""Received models on disk, read back tensor by tensor, bit for bit.
+
+A method that needs whole models of many neighbors more than once would hold all of them in memory. With a Spool, each
+model goes to a file as it arrives (``Algorithm.on_receive``).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from p2pfl.errors import RunFolderError
+from p2pfl.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Position of a tensor in the file, in bytes."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    offset: int
+    size: int
+
+
+class Spool:
+    """One unnamed file for any number of models with the same tensors. It disappears with the process.
+
+    The file is created in $TMPDIR, which should not be a RAM disk, with the first model. The space of a model is
+    reused once nothing refers to it. One thread may put models, any thread may read and release them.
+    """
+
+    def __init__(self) -> None:
+        self._file = -1
+        self._free: list[int] = []
+        self.size = 0
+        """Bytes of the file."""
+
+    def put(self, tensors: Tensors) -> Mapping[str, Tensor]:
+        """Write CPU tensors to the file and return a mapping that reads them.
+
+        Raises RunFolderError if they cannot be written.
+        """
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        try:
+            if self._file < 0:
+                self._file = _unnamed_file()
+                weakref.finalize(self, os.close, self._file)
+            try:
+                offset = self._free.pop()
+            except IndexError:
+                offset = self.size
+                self.size += sum(sizes.values())
+            spooled = Spooled(self, {}, offset)
+            for name, tensor in tensors.items():
+                extent = _Extent(tensor.dtype, tensor.shape, offset, sizes[name])
+                spooled.extents[name] = extent
+                offset += extent.size
+                _write(self._file, _bytes_of(tensor), extent.offset)
+        except OSError as error:
+            where = f"{tempfile.gettempdir()}: {error.strerror}"
+            raise RunFolderError(f"cannot spool models in {where}; set TMPDIR to a folder with more room") from None
+        return spooled
+
+    def read(self, extent: _Extent) -> Tensor:
+        tensor = torch.empty(extent.shape, dtype=extent.dtype)
+        view = memoryview(_bytes_of(tensor))  # type: ignore[arg-type]
+        done = 0
+        while done < extent.size:
+            count = os.preadv(self._file, [view[done:]], extent.offset + done)
+            if count == 0:
+                raise RunFolderError(f"the spool file in {tempfile.gettempdir()} was truncated; restart the peer")
+            done += count
+        return tensor
+
+    def release(self, offset: int) -> None:
+        self._free.append(offset)
+
+
+class Spooled(Mapping[str, Tensor]):
+    """Tensors by name, each read from the file at every access."""
+
+    def __init__(self, spool: Spool, extents: dict[str, _Extent], offset: int) -> None:
+        self.extents = extents
+        self._spool = spool
+        weakref.finalize(self, spool.release, offset)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._spool.read(self.extents[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extents)
+
+    def __len__(self) -> int:
+        return len(self.extents)
+
+
+def _unnamed_file() -> int:
+    with tempfile.TemporaryFile(prefix="p2pfl-") as file:
+        return os.dup(file.fileno())
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _write(file: int, data: np.ndarray, offset: int) -> None:
+    view = memoryview(data)  # type: ignore[arg-type]
+    while len(view):
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written

@@ -1,0 +1,104 @@
+"""Cross-checks of a run file: problems that involve more than one key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from p2pfl import PeerId
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
+from p2pfl.run_file import addresses, public_keys
+from p2pfl.run_file.addresses import is_loopback
+from p2pfl.run_file.options import Loc, OptionProblem
+from p2pfl.run_file.schema import RunFile
+
+
+def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:
+    """Every problem found. ``method`` is None if the algorithm section has problems of its own."""
+    yield from _check_peers_and_rounds(file)
+    if file.models.name not in MODELS:
+        yield OptionProblem(("models", "name"), unknown_model(file.models.name))
+    elif method is not None:
+        yield from _check_models(file, method)
+    yield from _check_security(file)
+    transport = file.transport
+    for key, text in addresses.problems(file.peers, transport.port, transport.address, transport.hosts):
+        yield OptionProblem(("transport", *key), text)
+
+
+def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:
+    """Late joiners and faults must name existing peers and rounds."""
+
+    def check(loc: Loc, *, peer: PeerId | None = None, t: int | None = None) -> Iterator[OptionProblem]:
+        if peer is not None and peer >= file.peers:
+            yield OptionProblem(loc, f"no peer {peer}; the {file.peers} peers are 0 to {file.peers - 1}")
+        if t is not None and t >= file.rounds:
+            yield OptionProblem(loc, f"no round {t}; the {file.rounds} rounds are 0 to {file.rounds - 1}")
+
+    for peer, joins in file.joins_at.items():
+        yield from check(("joins_at", peer), peer=peer, t=joins)
+    if set(file.joins_at) >= set(range(file.peers)):
+        yield OptionProblem(
+            ("joins_at",), "at least one peer must start in round 0; list only late joiners in joins_at"
+        )
+    chaos = file.chaos
+    for kind, strikes in (("kill", chaos.kill), ("pause", chaos.pause)):
+        for number, strike in enumerate(strikes):
+            yield from check(("chaos", kind, number, "peer"), peer=strike.peer)
+            yield from check(("chaos", kind, number, "round"), t=strike.round)
+    for number, straggler in enumerate(chaos.straggler):
+        yield from check(("chaos", "straggler", number, "peer"), peer=straggler.peer)
+    for number, partition in enumerate(chaos.partition):
+        loc = ("chaos", "partition", number)
+        yield from check((*loc, "round"), t=partition.round)
+        peers = [peer for group in partition.groups for peer in group]
+        for peer in peers:
+            yield from check((*loc, "groups"), peer=peer)
+        if len(set(peers)) < len(peers):
+            yield OptionProblem((*loc, "groups"), "a peer can be in one group only")
+        if (partition.rounds is None) == (partition.seconds is None):
+            yield OptionProblem(loc, "set either rounds or seconds, not both")
+
+
+def _check_security(file: RunFile) -> Iterator[OptionProblem]:
+    transport = file.transport
+    if transport.keys is None and transport.public_keys is not None:
+        yield OptionProblem(
+            ("transport", "public_keys"), "needs transport.keys too, the folder with the private keys"
+        )
+    elif transport.public_keys is not None and (text := public_keys.problem_with(transport.public_keys, file.peers)):
+        yield OptionProblem(("transport", "public_keys"), text)
+    if transport.keys is not None and transport.insecure:
+        yield OptionProblem(("transport", "insecure"), "conflicts with transport.keys; remove one of the two")
+    if transport.keys is None and not transport.insecure and not is_loopback(transport.host):
+        text = (
+            f"{transport.host!r} is reachable from other hosts: create keys with `p2pfl keys new {file.peers}` and "
+            "set transport.keys to their folder, or allow unencrypted connections with transport.insecure: true"
+        )
+        yield OptionProblem(("transport", "host"), text)
+
+
+def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[OptionProblem]:
+    """The models must meet the method's requirements."""
+    name = file.models.name
+    architectures = sorted({architecture(name, peer) for peer in range(file.peers)})
+    if method.homogeneous and len(architectures) > 1:
+        text = (
+            f"{file.algorithm.name} averages whole models, so all peers need the same architecture, but "
+            f"{name!r} has {', '.join(architectures)}; choose one of these"
+        )
+        yield OptionProblem(("models", "name"), text)
+    layered = [model for model in architectures if not has_linear_head(model)]
+    if method.linear_heads and layered:
+        text = (
+            f"{file.algorithm.name} compares or averages the weights of linear heads, but those of "
+            f"{', '.join(layered)} have several layers; choose models without '+'"
+        )
+        yield OptionProblem(("models", "name"), text)
+    if method.equal_features and len(architectures) > 1 and (file.models.features or MODELS[name].features) is None:
+        text = (
+            f"{file.algorithm.name} needs the same number of features on all peers, but the backbones of {name!r} "
+            "differ in it; set one for all, e.g. 512"
+        )
+        yield OptionProblem(("models", "features"), text)

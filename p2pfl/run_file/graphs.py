@@ -1,0 +1,314 @@
+"""The ``graph`` section of a run file: graph generators and files.
+
+A :class:`Graph` holds the parameters of one generator or file; ``build`` makes the :class:`Topology`. Equal seeds
+give equal graphs on every host. :data:`GRAPHS` maps the names allowed in a run file to classes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from typing import Annotated, Any, ClassVar
+from xml.etree.ElementTree import ParseError
+
+import networkx as nx
+from pydantic import Field, PositiveInt
+
+from p2pfl import rng
+from p2pfl.errors import Problem, RunFileError
+from p2pfl.messaging.topology import Edge, Topology
+from p2pfl.run_file.options import Options, Table
+
+DRAWS = 100
+"""Maximum draws of a random graph until one is connected."""
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph(Options):
+    """Base of all graphs. A subclass implements ``edges_of``; a random one also sets ``random``."""
+
+    random: ClassVar[bool] = False
+
+    allow_disconnected: bool = False
+    """Accept a graph in which some peers cannot reach each other."""
+
+    def build(self, peers: int, seed: int, base: Path) -> Topology:
+        """Build the graph. A random one is drawn up to ``DRAWS`` times, until it is connected.
+
+        Args:
+            base: the folder that relative paths start from.
+
+        Raises:
+            RunFileError: the parameters do not fit ``peers``, or the graph is not connected.
+        """
+        for attempt in range(DRAWS if self.random else 1):
+            draw = int(rng.shared(seed, "graph", attempt).integers(2**32))
+            topology = Topology.from_edges(peers, self._checked(self.edges_of(peers, draw, base), peers))
+            if topology.connected or self.allow_disconnected:
+                return topology
+        prefix = f"none of {DRAWS} draws is connected; the last one" if self.random else "not connected; it"
+        raise _error(
+            f"{prefix} has the components {_shortened(topology.components)}; "
+            "add edges, or set allow_disconnected: true"
+        )
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        """The edges, in any order and direction. Raises RunFileError if the parameters do not fit."""
+        raise NotImplementedError
+
+    def resolved(self, name: str, topology: Topology) -> dict[str, Any]:
+        """The section as written to a resolved run file, which must not depend on other files."""
+        return {"name": name, **self.to_dict()}
+
+    def _checked(self, edges: Iterable[Edge], peers: int) -> Iterable[Edge]:
+        for i, j in edges:
+            if i == j:
+                raise _error(f"edge {i}-{j} connects a peer to itself")
+            for end in (i, j):
+                if not 0 <= end < peers:
+                    raise _error(f"edge {i}-{j}: no peer {end}; the {peers} peers are 0 to {peers - 1}")
+            yield i, j
+
+
+class Complete(Graph):
+    """All peers are neighbors of each other."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        yield from nx.complete_graph(peers).edges
+
+
+class Ring(Graph):
+    """Peer i is a neighbor of i-1 and i+1, the last peer of the first."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        return _torus(1, peers)
+
+
+class Line(Graph):
+    """Peer i is a neighbor of i-1 and i+1."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        yield from nx.path_graph(peers).edges
+
+
+class Star(Graph):
+    """All peers are neighbors of peer 0."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        yield from nx.star_graph(peers - 1).edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torus(Graph):
+    """A grid with connected opposite borders; peers are numbered row by row."""
+
+    rows: PositiveInt | None = None
+    """Default: the most square grid."""
+    cols: PositiveInt | None = None
+    """Default: the most square grid."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        return _torus(*self._shape(peers))
+
+    def _shape(self, peers: int) -> tuple[int, int]:
+        rows = self.rows or (peers // self.cols if self.cols else _most_square(peers))
+        cols = self.cols or peers // rows
+        if rows * cols != peers:
+            requested = " x ".join("?" if size is None else str(size) for size in (self.rows, self.cols))
+            raise _error(f"{peers} peers do not fill a torus of {requested} (rows x cols)")
+        if rows == 1 and self.rows is None and self.cols is None:
+            raise _error(
+                f"{peers} peers make no grid of at least 2 x 2; use another number of peers, the graph ring, "
+                "or rows: 1"
+            )
+        return rows, cols
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regular(Graph):
+    """A random graph in which every peer has the same number of neighbors."""
+
+    random: ClassVar[bool] = True
+
+    degree: PositiveInt
+    """Number of neighbors of each peer."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        if self.degree >= peers:
+            raise _error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
+        if self.degree * peers % 2:
+            raise _error(f"degree {self.degree} with {peers} peers: degree or peers must be even")
+        yield from nx.random_regular_graph(self.degree, peers, seed=seed).edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErdosRenyi(Graph):
+    """A random graph in which each pair of peers is connected with the same probability."""
+
+    random: ClassVar[bool] = True
+
+    p: Probability
+    """Probability of each edge."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        yield from nx.gnp_random_graph(peers, self.p, seed=seed).edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallWorld(Graph):
+    """Watts and Strogatz: a ring lattice, some of whose edges are rewired at random."""
+
+    random: ClassVar[bool] = True
+
+    degree: PositiveInt
+    """Number of neighbors of each peer before rewiring; even."""
+    p: Probability
+    """Probability that an edge is rewired."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        if self.degree % 2:
+            raise _error(
+                f"degree {self.degree} is odd; it must be even (half of the neighbors on each side of the ring)"
+            )
+        if self.degree >= peers:
+            raise _error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
+        yield from nx.watts_strogatz_graph(peers, self.degree, self.p, seed=seed).edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarabasiAlbert(Graph):
+    """Preferential attachment: each new peer connects preferably to peers with many edges."""
+
+    random: ClassVar[bool] = True
+
+    links: PositiveInt
+    """Number of edges that each new peer adds."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        if self.links >= peers:
+            raise _error(f"links {self.links} needs more than {self.links} peers; there are {peers}")
+        yield from nx.barabasi_albert_graph(peers, self.links, seed=seed).edges
+
+
+class Bridge(Graph):
+    """DFML, Fig. 23: one clique of even ids, one of odd ids, and an edge between their median peers."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        if peers < 2:
+            raise _error("a bridge connects two cliques, which takes at least 2 peers")
+        cliques = range(0, peers, 2), range(1, peers, 2)
+        yield from (edge for clique in cliques for edge in nx.complete_graph(clique).edges)
+        yield median_low(cliques[0]), median_low(cliques[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edges(Graph):
+    """An explicit list of edges."""
+
+    edges: tuple[Edge, ...]
+    """Pairs of peer ids; edges are undirected and listed once."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        return self.edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromFile(Graph):
+    """A GraphML file (.graphml), or a text file with two peer ids per line; # starts a comment."""
+
+    path: Path
+    """Relative to the folder of the run file."""
+
+    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
+        file = base / self.path
+        try:
+            return _graphml(file, peers) if file.suffix == ".graphml" else _edge_list(file, peers)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise _error(f"{file}: cannot be read: {reason}") from None
+
+    def resolved(self, name: str, topology: Topology) -> dict[str, Any]:
+        edges = Edges(edges=tuple(topology.edges), allow_disconnected=self.allow_disconnected)
+        return edges.resolved("edges", topology)
+
+
+GRAPHS: Table[type[Graph]] = Table(
+    {
+        "complete": Complete,
+        "ring": Ring,
+        "line": Line,
+        "star": Star,
+        "torus": Torus,
+        "regular": Regular,
+        "erdos-renyi": ErdosRenyi,
+        "small-world": SmallWorld,
+        "barabasi-albert": BarabasiAlbert,
+        "bridge": Bridge,
+        "edges": Edges,
+        "file": FromFile,
+    },
+)
+
+
+def _edge_list(file: Path, peers: int) -> list[Edge]:
+    edges = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        ends = re.split(r"[\s,;]+", line.partition("#")[0].strip())
+        if ends == [""]:
+            continue
+        if len(ends) != 2:
+            raise _error(f"{file}:{number}: expected two peer ids, found {line.strip()!r}")
+        edges.append((_peer(ends[0], peers, f"{file}:{number}"), _peer(ends[1], peers, f"{file}:{number}")))
+    return edges
+
+
+def _graphml(file: Path, peers: int) -> list[Edge]:
+    try:
+        graph = nx.read_graphml(file)
+    except (ParseError, nx.NetworkXError, KeyError, ValueError) as error:
+        raise _error(f"{file}: not GraphML: {error}") from None
+    if graph.is_directed():
+        raise _error(f'{file}: the graph is directed; it must be undirected (edgedefault="undirected")')
+    for node in graph.nodes:
+        _peer(node, peers, str(file))
+    return [(int(i), int(j)) for i, j in graph.edges()]
+
+
+def _peer(name: str, peers: int, where: str) -> int:
+    if name.isascii() and name.isdigit() and int(name) < peers:
+        return int(name)
+    raise _error(f"{where}: {name!r} is not a peer; the {peers} peers are 0 to {peers - 1}")
+
+
+def _torus(rows: int, cols: int) -> Iterable[Edge]:
+    """Both borders wrap around: along a side of 2 this repeats the direct edge, along a side of 1 there is none."""
+    for row in range(rows):
+        for col in range(cols):
+            peer = row * cols + col
+            right, below = row * cols + (col + 1) % cols, (row + 1) % rows * cols + col
+            yield from ((peer, neighbor) for neighbor in (right, below) if neighbor != peer)
+
+
+def _most_square(peers: int) -> int:
+    return max(rows for rows in range(1, math.isqrt(peers) + 1) if peers % rows == 0)
+
+
+def _shortened(components: tuple[tuple[int, ...], ...], most: int = 4) -> str:
+    """``0 1 2 3 … (17 peers) | 4 | 6 | and 2 more``."""
+
+    def text(component: tuple[int, ...]) -> str:
+        start = " ".join(map(str, component[:most]))
+        return start if len(component) <= most else f"{start} … ({len(component)} peers)"
+
+    more = [f"and {len(components) - most} more"] if len(components) > most else []
+    return " | ".join([*map(text, components[:most]), *more])
+
+
+def _error(message: str) -> RunFileError:
+    return RunFileError([Problem("", "", message)])

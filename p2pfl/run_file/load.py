@@ -1,0 +1,114 @@
+"""Load a run file: YAML, overrides, validation, and resolution of every named thing.
+
+All problems are reported at once, each as ``file:line: key: what was found; what is known``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.errors import P2pflError, Problem, RunFileError
+from p2pfl.run_file.checks import cross_checks
+from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
+from p2pfl.run_file.run import Run
+from p2pfl.run_file.schema import Named, RunFile
+from p2pfl.run_file.yaml_source import Source
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+def load(path: Path, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Run:
+    """Read and check a run file.
+
+    Args:
+        sets: overrides of the form ``dotted.key=YAML value``; they take precedence over the environment.
+        environment: variables, of which ``TRANSPORT_VARIABLES`` take precedence over the file.
+
+    Raises:
+        RunFileError: with all problems found.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise RunFileError([Problem(str(path), "", f"cannot be read: {reason}")]) from None
+    source = Source(str(path))
+    tree = source.read(text)
+    if not isinstance(tree, dict):
+        found = "empty" if tree is None else "not a mapping"
+        required = ", ".join(name for name, field in RunFile.model_fields.items() if field.is_required())
+        raise RunFileError([Problem(str(path), "", f"{found}; a run file needs at least {required}")])
+    source.apply_environment(tree, environment or {})
+    for assignment in sets:
+        source.apply_set(tree, assignment)
+    return _check(tree, source, path.parent)
+
+
+def from_dict(tree: Mapping[str, Any], where: str = "run") -> Run:
+    """Check a run given as plain values. ``where`` names it in error messages. Raises RunFileError."""
+    return _check(dict(tree), Source(where), Path())
+
+
+def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
+    problems: list[OptionProblem] = []
+    file = None
+    try:
+        file = RunFile.model_validate(tree)
+    except ValidationError as error:
+        problems.extend(explain(error, _known_keys))
+    plain = tree if file is None else file.model_dump()
+
+    def resolve(loc: Loc, table: Table[type[OptionsT]]) -> OptionsT | None:
+        """Parse the options at ``loc``, even if the file has other problems, so that all are reported."""
+        value: Any = plain
+        for part in loc:
+            value = value.get(part) if isinstance(value, dict) else None
+        try:
+            named = Named.model_validate(Named.from_value(value))
+        except ValueError:  # already reported
+            return None
+        try:
+            return table.find(named.name).parse(named.given)
+        except OptionErrors as errors:
+            problems.extend(problem._replace(path=loc + problem.path) for problem in errors.problems)
+            return None
+
+    hypers = Table({name: method.Hyper for name, method in ALGORITHMS.items()})
+    hyper = resolve(("algorithm",), hypers)
+    graph = resolve(("graph",), GRAPHS)
+    dataset = resolve(("data", "dataset"), DATASETS)
+    partition = resolve(("data", "partition"), PARTITIONS)
+    augmentation = resolve(("data", "augment"), AUGMENTATIONS)
+    if file is None:
+        raise source.error(problems)
+
+    problems.extend(cross_checks(file, ALGORITHMS[file.algorithm.name] if hyper is not None else None))
+    topology = None
+    if graph is not None:
+        try:
+            topology = graph.build(file.peers, file.seed, base)
+        except P2pflError as error:
+            problems.append(OptionProblem(("graph",), str(error)))
+    if problems:
+        raise source.error(problems)
+    parts = (hyper, graph, topology, dataset, partition, augmentation)
+    assert all(part is not None for part in parts)  # otherwise there are problems
+    return Run(file, *parts, source.locate)  # type: ignore[arg-type]
+
+
+def _known_keys(path: Loc) -> tuple[str, ...]:
+    """The keys of the section in which the key at ``path`` is."""
+    section: Any = RunFile
+    for part in path[:-1]:
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+        else:  # an item of a list
+            section, *_ = get_args(section)
+    return tuple(section.model_fields)

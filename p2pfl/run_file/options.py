@@ -1,0 +1,258 @@
+"""Named things with parameters: what ``{name: ring, ...}`` in a run file is parsed into.
+
+An :class:`Options` subclass is a frozen dataclass whose fields are the parameters; the string under a field is
+its note. A :class:`Table` maps the names allowed in a run file to what they name. Errors list the known names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+T = TypeVar("T")
+OptionsT = TypeVar("OptionsT", bound="Options")
+
+Loc = tuple[str | int, ...]
+
+
+class Section(BaseModel):
+    """A mapping of the run file with a fixed set of keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of every group of parameters that a run file can set.
+
+    ``PRESETS`` maps the values of a field called ``preset`` to the defaults that each preset changes; keys
+    given explicitly in the run file take precedence over the preset.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    @classmethod
+    def known(cls) -> tuple[str, ...]:
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def parse(cls: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+        """Build the options from a mapping. Raises OptionErrors with every problem found."""
+        preset = given.get("preset")
+        values = {**(cls.PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given}
+        try:
+            return _adapter(cls).validate_python(values)
+        except ValidationError as error:
+            raise OptionErrors(explain(error, lambda path: cls.known())) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parameters as plain YAML-able values, in the order of declaration."""
+        plain: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
+        return plain
+
+
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def _adapter(options: type[OptionsT]) -> TypeAdapter[OptionsT]:
+    """Return the class's pydantic schema, which takes milliseconds to build: once per class."""
+    if options not in _ADAPTERS:
+        _ADAPTERS[options] = TypeAdapter(options)
+    return _ADAPTERS[options]
+
+
+class OptionProblem(NamedTuple):
+    """One problem in a group of options.
+
+    Attributes:
+        path: of the key, below the group.
+        message: what was found and what is allowed.
+        missing: whether a required key was not given.
+        suggestion: of an unknown key: the known one that was probably meant.
+    """
+
+    path: Loc
+    message: str
+    missing: bool = False
+    suggestion: str | None = None
+
+
+class OptionErrors(ValueError):
+    """Every problem found in one group of options."""
+
+    def __init__(self, problems: Iterable[OptionProblem | tuple[Loc, str]]) -> None:
+        self.problems = [OptionProblem(*problem) for problem in problems]
+        lines = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in self.problems)
+        super().__init__("; ".join(lines))
+
+
+@dataclass(frozen=True)
+class Note:
+    """The documentation of one parameter."""
+
+    name: str
+    type: str
+    default: Any
+    text: str
+
+
+def notes(options: type[Options]) -> list[Note]:
+    """Name, type, default and note of each parameter, in the order of declaration."""
+    texts: dict[str, str] = {}
+    whole = _adapter(options).json_schema()
+    types = {name: _type_text(schema, whole.get("$defs", {})) for name, schema in whole.get("properties", {}).items()}
+    for ancestor in reversed(options.__mro__):  # a schema has only the docstrings of the class's own fields
+        if issubclass(ancestor, Options):
+            for name, schema in _adapter(ancestor).json_schema().get("properties", {}).items():
+                if "description" in schema:
+                    texts[name] = " ".join(schema["description"].split())
+    result = []
+    for field in dataclasses.fields(options):
+        if field.default is not dataclasses.MISSING:
+            default: Any = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        else:
+            default = "(required)"
+        result.append(Note(field.name, types[field.name], default, texts.get(field.name, "")))
+    return result
+
+
+class Table(Mapping[str, T], Generic[T]):
+    """The names that a run file may use for one kind of thing, and their values.
+
+    Args:
+        entries: the names and their values.
+        family: maps a name outside ``entries`` to its value, or None if it is unknown: for names with numbers in
+            them. Iterating over the table does not list these.
+    """
+
+    def __init__(self, entries: Mapping[str, T], family: Callable[[str], T | None] = lambda name: None) -> None:
+        self._entries = dict(entries)
+        self._family = family
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._entries:
+            return self._entries[name]
+        if (value := self._family(name)) is None:
+            raise KeyError(name)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, name: str) -> T:
+        """Look up ``name``. Raises OptionErrors with the known names and the closest one."""
+        try:
+            return self[name]
+        except KeyError:
+            raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
+
+
+def unknown(found: object, known: Iterable[str], what: str = "") -> str:
+    """``unknown 'mapel'; known: local, dpsgd, mapl; did you mean 'mapl'?``"""
+    names = list(known)
+    text = f"unknown {what} {found!r}" if what else f"unknown {found!r}"
+    text += f"; known: {', '.join(names) or '(none)'}"
+    suggestion = closest(found, names)
+    return f"{text}; did you mean {suggestion!r}?" if suggestion else text
+
+
+def closest(found: object, known: Iterable[str]) -> str | None:
+    """The known name that ``found`` is probably a misspelling of."""
+    return next(iter(difflib.get_close_matches(str(found), list(known), n=1)), None)
+
+
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping"),
+    "string_type": "a string; put it in quotes",
+    "path_type": "a path",
+}
+"""What was expected, by pydantic's error type, where pydantic's message names Python types."""
+
+
+def explain(error: ValidationError, known_keys: Callable[[Loc], Iterable[str]]) -> list[OptionProblem]:
+    """Translate a pydantic error: what was found and what is expected, per problem.
+
+    Args:
+        known_keys: the keys allowed beside the key at a path.
+    """
+    problems = []
+    for item in error.errors(include_url=False):
+        path, kind, found, context = item["loc"], item["type"], item["input"], item.get("ctx", {})
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+            known = list(known_keys(path))
+            text = unknown(path[-1], known, "key")
+            problems.append(OptionProblem(path, text, suggestion=closest(path[-1], known)))
+            continue
+        if kind in ("missing", "missing_argument"):
+            problems.append(OptionProblem(path, "missing; it has no default", missing=True))
+            continue
+        if kind == "invalid_key":
+            text = "a key should be a string; put it in quotes"
+        elif kind == "literal_error":
+            text = unknown(found, re.findall("'([^']*)'", context["expected"]))
+        else:
+            if kind in _EXPECTED:
+                text = f"should be {_EXPECTED[kind]}"
+            elif kind == "too_long":
+                text = f"should have at most {context['max_length']} items"
+            else:
+                text = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            text += f" (found {_short(found)})"
+        problems.append(OptionProblem(path, text))
+    return problems
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _type_text(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """The values that a JSON schema allows, as shown to users: ``int > 0 | null``, ``l1 | l2``."""
+    if "$ref" in schema:
+        return _type_text(known[schema["$ref"].rpartition("/")[2]], known)
+    if isinstance(schema.get("type"), list):
+        return " | ".join(_type_text({**schema, "type": kind}, known) for kind in schema["type"])
+    if "anyOf" in schema:
+        return " | ".join(_type_text(item, known) for item in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(str, schema.get("enum", [schema.get("const")])))
+    if "prefixItems" in schema:
+        return f"[{', '.join(_type_text(item, known) for item in schema['prefixItems'])}]"
+    if schema.get("type") in ("integer", "number"):
+        return _range("int" if schema["type"] == "integer" else "float", schema)
+    if schema.get("type") == "array":
+        return f"list of {_type_text(schema.get('items', {}), known)}"
+    plain = {"boolean": "bool", "string": "text", "object": "mapping", "null": "null"}
+    return str(schema.get("format") or plain.get(schema.get("type", ""), "anything"))
+
+
+def _range(number: str, schema: Mapping[str, Any]) -> str:
+    above = [
+        f"{schema[key]:g} {sign} " for key, sign in (("minimum", "<="), ("exclusiveMinimum", "<")) if key in schema
+    ]
+    below = [
+        f" {sign} {schema[key]:g}" for key, sign in (("maximum", "<="), ("exclusiveMaximum", "<")) if key in schema
+    ]
+    if above and not below:  # "int > 0" rather than "0 < int"
+        bound, sign = above[0].split()
+        return f"{number} {sign.replace('<', '>')} {bound}"
+    return "".join([*above, number, *below])

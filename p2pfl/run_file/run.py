@@ -1,0 +1,98 @@
+"""A run file that passed all checks, with every named thing resolved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.data import Augmentation, Loader, Partition
+from p2pfl.errors import Problem, RunFileError
+from p2pfl.messaging.topology import Topology
+from p2pfl.run_file.graphs import Graph
+from p2pfl.run_file.options import Loc, OptionErrors, Options
+from p2pfl.run_file.schema import RunFile
+
+
+@dataclass(frozen=True)
+class Run:
+    """A checked run file.
+
+    Attributes:
+        file: the run file as written, with overrides applied.
+        hyper: the algorithm's hyper-parameters.
+        loader: loads the dataset.
+    """
+
+    file: RunFile
+    hyper: Options
+    graph: Graph
+    topology: Topology
+    loader: Loader
+    partition: Partition
+    augmentation: Augmentation
+    _locate: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
+
+    def error_at(self, key: str, error: Exception) -> RunFileError:
+        """Report an error found later at the line of ``key`` (dotted)."""
+        return RunFileError([self._locate(tuple(key.split(".")), str(error))])
+
+    def option_errors_at(self, key: str, errors: OptionErrors) -> RunFileError:
+        """Report each problem in the options at ``key`` (dotted) at its line."""
+        prefix = tuple(key.split("."))
+        return RunFileError([self._locate((*prefix, *found.path), found.message) for found in errors.problems])
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def seed(self) -> int:
+        return self.file.seed
+
+    @property
+    def rounds(self) -> int:
+        return self.file.rounds
+
+    @property
+    def peers(self) -> int:
+        return self.file.peers
+
+    @property
+    def masked_test(self) -> bool:
+        """Whether accuracy on the local test split counts only the peer's local classes."""
+        return self.algorithm.masked_evaluation if self.file.masked_test is None else self.file.masked_test
+
+    @property
+    def algorithm(self) -> type[Algorithm[Any]]:
+        return ALGORITHMS[self.file.algorithm.name]
+
+    def resolved(self) -> dict[str, Any]:
+        """The run as plain values with every default filled in; loading it gives an equal run."""
+        plain = self.file.model_dump(mode="json")
+        plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology)
+        plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict()}
+        data = plain["data"]
+        data["dataset"] = {"name": self.file.data.dataset.name, **self.loader.to_dict()}
+        data["partition"] = {"name": self.file.data.partition.name, **self.partition.to_dict()}
+        data["augment"] = {"name": self.file.data.augment.name, **self.augmentation.to_dict()}
+        return plain
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=100)
+
+    def config_hash(self) -> str:
+        """SHA-256 over everything that determines the result; equal on all peers of one run."""
+        plain = self.resolved()
+        local = ("name", "out", "transport", "chaos", "slots", "gpu", "device", "eval_every", "checkpoint_every")
+        for key in local:
+            plain.pop(key)
+        plain["data"].pop("root")
+        plain["data"].pop("download")
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

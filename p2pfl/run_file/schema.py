@@ -1,0 +1,183 @@
+"""The sections and keys of a run file, with their types, ranges and defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+)
+
+from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.run_file import addresses
+from p2pfl.run_file.addresses import LAST_PORT, AddressBook
+from p2pfl.run_file.faults import Chaos
+from p2pfl.run_file.options import Section
+
+
+class Named(BaseModel):
+    """A named thing with parameters: ``ring``, or ``{name: regular, degree: 4}``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        """Expand the short form, a name alone. Raises ValueError if it is neither a name nor a mapping."""
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, Mapping | BaseModel):
+            raise ValueError("should be a name, or a mapping with a name and its parameters")
+        return value
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().absolute()
+
+
+def _with_string_keys(value: Any) -> Any:
+    return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def _run_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        raise ValueError("should start with a letter or digit and contain only letters, digits, '.', '_' and '-'")
+    return value
+
+
+class Data(Section):
+    """What the peers learn from."""
+
+    dataset: Named
+    """Image dataset, e.g. digits, mnist, fashion-mnist."""
+    partition: Named = Named(name="iid")
+    """How samples are divided among the peers."""
+    augment: Named = Named(name="none")
+    """Augmentation of training images; methods that use two views apply it twice."""
+    root: Annotated[Path, AfterValidator(_absolute)] | None = None
+    """Folder with the dataset's files; default: $P2PFL_DATA, else a folder in the user's cache."""
+    download: bool = True
+    """Download missing files."""
+
+    _short = field_validator("dataset", "partition", "augment", mode="before")(Named.from_value)
+
+
+class Models(Section):
+    """Which networks the peers train: peer m gets member m mod len(group) of the group."""
+
+    name: str = "tiny4"
+    """A group, e.g. tiny4, or one member of a group for all peers; ``p2pfl models`` lists them."""
+    features: PositiveInt | None = None
+    """Width d of the feature vector; default: the group's, or else that of each backbone."""
+
+
+class Transport(Section):
+    """How peers connect to each other, and how long they wait."""
+
+    host: str = "127.0.0.1"
+    """Address to bind; 0.0.0.0 or "::" binds all interfaces."""
+    port: Annotated[int, Field(ge=1, le=LAST_PORT)] | None = None
+    """Peer i binds port ``port`` + i; default: a free port that the system chooses."""
+    address: str | None = None
+    """Address to connect to, if it is not the bound one, e.g. tcp://peer-{id}:{port}; see run_file/addresses.py."""
+    hosts: Annotated[dict[str, str], BeforeValidator(_with_string_keys)] = Field(default={})
+    """{peer or range of peers: host or address template}; overrides ``address`` for these peers."""
+    keys: Annotated[Path, AfterValidator(_absolute)] | None = None
+    """Folder with the keys that ``p2pfl keys new`` creates. Encrypts all messages, and accepts connections only from
+    neighbors, each authenticated by its key. Required if ``host`` is reachable from other hosts."""
+    public_keys: dict[NonNegativeInt, str] | None = None
+    """Public keys by peer, 64 hex digits each; default: those in public.yaml in ``keys``."""
+    insecure: bool = False
+    """Allow a network without keys: anyone on it can read and change messages, and impersonate peers."""
+    deadline: PositiveFloat = 600.0
+    """Maximum seconds of one wait for a neighbor's message while its link is up or not yet established."""
+    adaptive: PositiveFloat | None = None
+    """Also end a wait after this factor times the median duration of the last ten rounds, but not before 1 s."""
+    quorum: float = Field(default=0.0, ge=0.0, le=1.0)
+    """The deadline ends a wait only if at least this fraction of the awaited, still connected neighbors has sent;
+    otherwise the wait continues until that many have, for at most ``give_up`` seconds more."""
+    give_up: PositiveFloat = 60.0
+    """Seconds to wait for a neighbor to reconnect after its link was lost."""
+    queue: PositiveInt = 64
+    """Messages that a neighbor may have left to read before a sender waits for it, for at most ``deadline``
+    seconds."""
+    max_message: PositiveInt = 1 << 30
+    """Maximum bytes of a message's body. A peer that would send a larger one fails; use one value for all peers."""
+    same_host: bool = True
+    """Neighbors on the same host, with the same user and run folder, read each other's messages from files instead
+    of over TCP. Results and byte counts are the same."""
+
+    @property
+    def wait_policy(self) -> WaitPolicy:
+        return WaitPolicy(self.deadline, self.adaptive, self.quorum, self.give_up)
+
+    def book(self, peers: int) -> AddressBook:
+        """The addresses of the run's ``peers`` peers."""
+        return addresses.book(peers, self.port, self.address, self.hosts)
+
+
+class Gpu(Section):
+    """How peers share the GPUs of a host; peer i uses GPU i mod n."""
+
+    peers_per_gpu: PositiveInt = 1
+    """Peers that may compute on one GPU at the same time."""
+    memory_fraction: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Fraction of the GPU's memory that one peer may allocate; default: 1 / (peers placed on that GPU)."""
+    mps: bool = False
+    """Run the peers under NVIDIA's Multi-Process Service, so that their kernels overlap."""
+
+
+class RunFile(Section):
+    """A run file as written, validated key by key. :class:`p2pfl.run_file.run.Run` adds what is derived from it."""
+
+    name: Annotated[str, AfterValidator(_run_name)]
+    """Prefix of the run folder's name."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of all random streams."""
+    rounds: PositiveInt
+    peers: PositiveInt
+    graph: Named = Named(name="complete")
+    """Which peers are neighbors."""
+    data: Data
+    models: Models = Models()
+    algorithm: Named
+    joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
+    """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
+    transport: Transport = Transport()
+    chaos: Chaos = Chaos()
+    """Injected faults."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpu: Gpu = Gpu()
+    threads: PositiveInt = 1
+    """CPU threads per peer. Another number may change how sums are rounded."""
+    slots: PositiveInt | None = None
+    """Peers that compute at the same time on one host; default: cores / threads, or GPUs * peers_per_gpu."""
+    eval_every: PositiveInt = 1
+    """Evaluate after every n-th round, and after the last."""
+    global_test: bool = False
+    """Also evaluate on the whole test set."""
+    masked_test: bool | None = None
+    """Restrict evaluation on the local test split to the peer's local classes; default: as in the method's paper."""
+    checkpoint_every: PositiveInt | Literal["auto"] = "auto"
+    """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
+    least every 30 s, and when 256 MiB were received since the last one."""
+    out: Path = Path("runs")
+    """Folder in which run folders are created."""
+
+    _short = field_validator("graph", "algorithm", mode="before")(Named.from_value)
+    _short_models = field_validator("models", mode="before")(Named.from_value)

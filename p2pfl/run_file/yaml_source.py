@@ -1,0 +1,162 @@
+"""Plain values from YAML, ``--set`` flags and environment variables, with the position that each key came from."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from p2pfl.errors import Problem, RunFileError
+from p2pfl.run_file.options import Loc, OptionProblem
+
+TRANSPORT_VARIABLES = {
+    "P2PFL_HOST": "host",
+    "P2PFL_PORT": "port",
+    "P2PFL_ADDRESS": "address",
+    "P2PFL_KEYS": "keys",
+}
+"""Environment variables that describe this host, and the keys of ``transport`` that they override.
+P2PFL_ADDRESS_7 also overrides the address of peer 7."""
+
+
+class RunFileLoader(yaml.SafeLoader):
+    """Reads plain scalars as YAML 1.2 does, where PyYAML implements YAML 1.1.
+
+    1e-4 is a number and not a string; ``off``, ``no`` and 2026-01-31 are strings. (pydantic still accepts ``no`` for
+    false where a key is a boolean.)
+    """
+
+
+RunFileLoader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in entries if tag.rpartition(":")[2] not in ("float", "bool", "timestamp")]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+RunFileLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)|\d[\d_]*\.[\d_]*|\.\d[\d_]*([eE][-+]?\d+)?|\.inf|\.nan)$"),
+    list("-+0123456789."),
+)
+RunFileLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+class _Position(NamedTuple):
+    """Where a key was set: ``file:line``, a ``--set`` flag or an environment variable."""
+
+    text: str
+    line: float = math.inf
+
+
+class Source:
+    """Reads one run file and its overrides, and locates problems in them.
+
+    Args:
+        name: of the file, for error messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._positions: dict[tuple[str, ...], _Position] = {}
+
+    def read(self, text: str) -> Any:
+        """Parse the file's text. Raises RunFileError."""
+        try:
+            loader = RunFileLoader(text)
+            node = loader.get_single_node()
+            self._record_positions(node, ())
+            return loader.construct_document(node) if node is not None else None
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise _error(self._at(line), (), f"invalid YAML: {error.problem}") from None
+        except (yaml.YAMLError, ValueError) as error:
+            raise _error(_Position(self.name), (), f"invalid YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise _error(_Position(self.name), (), "nested too deeply") from None
+
+    def _record_positions(self, node: yaml.Node | None, path: tuple[str, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                line, name = key.start_mark.line + 1, str(key.value)
+                if name in lines:
+                    raise _error(self._at(line), (*path, name), f"duplicate key, first given in line {lines[name]}")
+                lines[name] = line
+                self._positions[(*path, name)] = self._at(line)
+                self._record_positions(value, (*path, name))
+        elif isinstance(node, yaml.SequenceNode):
+            for index, item in enumerate(node.value):
+                self._positions[(*path, str(index))] = self._at(item.start_mark.line + 1)
+                self._record_positions(item, (*path, str(index)))
+
+    def _at(self, line: int) -> _Position:
+        return _Position(f"{self.name}:{line}", line)
+
+    def apply_environment(self, tree: dict[str, Any], environment: Mapping[str, str]) -> None:
+        for name, text in sorted(environment.items()):
+            peer = name.removeprefix("P2PFL_ADDRESS_")
+            if name in TRANSPORT_VARIABLES:
+                self._put(tree, ("transport", TRANSPORT_VARIABLES[name]), text, _Position(name))
+            elif peer != name:
+                self._put(tree, ("transport", "hosts", peer), text, _Position(name))
+
+    def apply_set(self, tree: dict[str, Any], assignment: str) -> None:
+        """Apply one ``--set dotted.key=YAML value``. Raises RunFileError."""
+        position = _Position(f"--set {assignment}")
+        dotted, equals, text = assignment.partition("=")
+        path = tuple(dotted.split("."))
+        if not equals or not all(path):
+            raise _error(position, (), "expected key=value or section.key=value")
+        try:
+            value = yaml.load(text, Loader=RunFileLoader)  # noqa: S506, TID251  # derived from SafeLoader
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise _error(position, path, f"the value is invalid YAML: {text!r}") from None
+        self._put(tree, path, value, position)
+
+    def _put(self, tree: dict[str, Any], path: tuple[str, ...], value: Any, position: _Position) -> None:
+        section: dict[str, Any] = tree
+        for depth, part in enumerate(path[:-1], start=1):
+            child = section.get(part)
+            if child is None:
+                child = section[part] = {}
+            elif isinstance(child, str):
+                # `algorithm: mapl` with --set algorithm.lr=... means {name: mapl, lr: ...}
+                child = section[part] = {"name": child}
+                if moved := self._positions.pop(path[:depth], None):
+                    self._positions[*path[:depth], "name"] = moved
+            if not isinstance(child, dict):
+                raise _error(position, path, f"{part!r} is not a section")
+            section = child
+        section[path[-1]] = value
+        for key in [key for key in self._positions if key[: len(path)] == path]:
+            del self._positions[key]
+        self._positions[path] = position
+
+    def locate(self, loc: Loc, message: str) -> Problem:
+        """A problem with the position of its key, else of the last key below it, else of the nearest section."""
+        path = tuple(map(str, loc))
+        return Problem(self._position(path).text, ".".join(path), message)
+
+    def _position(self, path: tuple[str, ...]) -> _Position:
+        below = [key for key in self._positions if key[: len(path)] == path]
+        above = [path[:length] for length in range(len(path) - 1, 0, -1) if path[:length] in self._positions]
+        nearest = [path] * (path in self._positions) or below[-1:] or above
+        return self._positions[nearest[0]] if nearest else _Position(self.name)
+
+    def error(self, problems: Iterable[OptionProblem]) -> RunFileError:
+        """All problems by line, those without a line last.
+
+        A required key that is missing only because it was misspelled is not reported twice.
+        """
+        problems = list(problems)
+        meant = {(*found.path[:-1], found.suggestion) for found in problems if found.suggestion is not None}
+        shown = [found for found in problems if not (found.missing and found.path in meant)]
+        shown.sort(key=lambda found: self._position(tuple(map(str, found.path))).line)
+        return RunFileError([self.locate(found.path, found.message) for found in shown])
+
+
+def _error(position: _Position, path: tuple[str, ...], message: str) -> RunFileError:
+    return RunFileError([Problem(position.text, ".".join(path), message)])

@@ -1,0 +1,94 @@
+"""Build what a run needs before its first round: the data, and each peer's model and algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from p2pfl import PeerId, rng
+from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.data import Dataset, Subset, open_dataset
+from p2pfl.errors import DataError, ModelError
+from p2pfl.learning.peer_data import PeerData
+from p2pfl.models import Model, architecture, build
+from p2pfl.rng import Streams
+from p2pfl.run_file.options import OptionErrors
+from p2pfl.run_file.run import Run
+from p2pfl.session.pretrained import load_pretrained
+
+
+def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
+    """Map the run's images from this host's cache, and divide them among the peers.
+
+    Raises:
+        RunFileError: the dataset is not available, or cannot be partitioned as requested.
+    """
+    data = run.file.data
+    try:
+        dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download)
+    except DataError as error:
+        raise run.error_at("data.dataset", error) from None
+    try:
+        subsets = run.partition.split(dataset.labels, run.peers, run.seed)
+    except DataError as error:
+        raise run.error_at("data.partition", error) from None
+    if run.file.global_test and any(subset.merged for subset in subsets):
+        reason = DataError(
+            f"partition {data.partition.name} also distributes the test set for training, so there are no samples "
+            "left for global_test"
+        )
+        raise run.error_at("global_test", reason)
+    without = [peer for peer, subset in enumerate(subsets) if not len(subset.validation)]
+    if run.algorithm.needs_validation and without:
+        examples = ", ".join(map(str, without[:5])) + (", …" if len(without) > 5 else "")
+        reason = DataError(
+            f"{run.algorithm.name} learns from validation samples, but {len(without)} of {run.peers} peers have none "
+            f"({examples}); hold out a larger fraction of the training samples, e.g. 0.2, so that each peer has one "
+            "or more"
+        )
+        raise run.error_at("data.partition.validation", reason)
+    return dataset, subsets
+
+
+def make_algorithm(
+    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
+) -> Algorithm[Any]:
+    """Build peer ``me``'s model and algorithm in their state before round 0.
+
+    Raises:
+        RunFileError: the model does not fit the dataset's images, or the algorithm the model.
+    """
+    dataset, subsets = data
+    augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
+    models = run.file.models
+
+    def build_on_device(peer: PeerId) -> Model:
+        size, classes = dataset.size, dataset.classes
+        return build(models.name, peer, dataset.channels, size, classes, models.features).to(device)
+
+    model_stream = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
+    with model_stream:
+        try:
+            model = build_on_device(me)
+        except ModelError as error:
+            raise run.error_at("models.name", error) from None
+    context = Context(
+        me=me,
+        peers=run.peers,
+        seed=run.seed,
+        model=model,
+        data=PeerData(dataset, subsets[me], augment, device),
+        streams=streams,
+        device=device,
+        architectures=tuple(architecture(models.name, peer) for peer in range(run.peers)),
+        build=build_on_device,
+        samples=tuple(len(subset.train) for subset in subsets),
+    )
+    try:
+        algorithm = run.algorithm(run.hyper, context)
+        load_pretrained(algorithm)
+    except OptionErrors as errors:
+        raise run.option_errors_at("algorithm", errors) from None
+    return algorithm

@@ -1,0 +1,43 @@
+"""Evaluate an algorithm on all test splits that a run asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.learning.evaluation import Evaluation, evaluate, mean_of
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The last evaluations: on the local test split, on the whole test set, and the algorithm's additional ones."""
+
+    personal: Evaluation | None = None
+    whole: Evaluation | None = None
+    extra: Mapping[str, Evaluation] = field(default_factory=dict)
+
+
+def evaluate_algorithm(algorithm: Algorithm[Any], *, masked: bool, whole: bool) -> Evaluations:
+    """Evaluate the model as it is now.
+
+    Args:
+        masked: restrict the local test split to the peer's local classes.
+        whole: also evaluate on the whole test set.
+    """
+    data = algorithm.data
+    personal = evaluate(algorithm.predict, data, data.test, masked=masked)
+    on_whole = evaluate(algorithm.predict, data, data.global_test) if whole else None
+    extra: dict[str, Evaluation] = {}
+    parts: dict[str, list[Evaluation]] = {}
+    for metric in algorithm.extra_metrics(whole):
+        # The whole test set is never masked.
+        masked_metric = masked and metric.samples is not data.global_test
+        evaluation = evaluate(metric.predict, data, metric.samples, masked=masked_metric)
+        if evaluation is not None:
+            extra[metric.name] = evaluation
+            if metric.part_of:
+                parts.setdefault(metric.part_of, []).append(evaluation)
+    extra |= {name: mean_of(evaluations) for name, evaluations in parts.items()}
+    return Evaluations(personal, on_whole, extra)

@@ -1,0 +1,150 @@
+"""Atomic, durable and line-wise file access. What cannot be written raises WriteError, and leaves no partial data."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from p2pfl.errors import RunFolderError, WriteError
+
+Buffer = bytes | memoryview
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[Path]:
+    """Raise WriteError for ``path`` in place of OSError."""
+    try:
+        yield path
+    except OSError as error:
+        raise WriteError(path, error) from error
+
+
+def write_atomically(path: Path, data: Buffer, *, durable: bool = False, keep: Path | None = None) -> None:
+    """Replace a whole file: a reader sees either the old bytes or the new ones.
+
+    Args:
+        durable: wait until the data is on disk, so that it survives a power failure.
+        keep: where to move the old file. Between the two renames, and after a crash there, only ``keep`` exists.
+
+    Raises:
+        WriteError: the old file is left in place.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with write_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            if keep is not None:
+                with suppress(FileNotFoundError):
+                    path.replace(keep)
+            temporary.replace(path)
+            if durable:
+                _fsync(path.parent)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def overwrite(path: Path, data: Buffer) -> None:
+    """Overwrite a small text file in place, for one that changes often: much cheaper than to replace it.
+
+    A reader may see a mixture (``read_json`` with ``stable`` does not), and a power failure may damage the file.
+    Spaces cover the rest of a longer content. Raises WriteError.
+    """
+    with write_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.pwrite(descriptor, bytes(data).ljust(os.fstat(descriptor).st_size), 0)
+        finally:
+            os.close(descriptor)
+
+
+def append_line(path: Path, line: str, *, durable: bool = False) -> None:
+    """Append a whole line, or nothing. Raises WriteError."""
+    with write_errors(path), path.open("ab", buffering=0) as file:
+        before = os.fstat(file.fileno()).st_size
+        rest = memoryview(f"{line}\n".encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+            if durable:
+                os.fsync(file.fileno())
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read one JSON object per line, up to the first line that is damaged or was cut off by a crash.
+
+    Returns an empty list if there is no such file. Raises RunFolderError if it cannot be read.
+    """
+    found: list[dict[str, Any]] = []
+    for line in (_read(path) or b"").splitlines(keepends=True):
+        value = _json_object(line) if line.endswith(b"\n") else None
+        if value is None:
+            break
+        found.append(value)
+    return found
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of ``path``, if it exists, is on disk (not necessarily its name). Raises WriteError."""
+    with write_errors(path), suppress(FileNotFoundError):
+        _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
+    write_atomically(path, (json.dumps(value) + "\n").encode(), durable=durable)
+
+
+def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
+    """Read a JSON object; None if there is no such file. Raises RunFolderError if it is damaged.
+
+    Args:
+        stable: the file may be overwritten in place meanwhile: read until the content is the same twice.
+    """
+    content = _read(path)
+    while stable and content != (content := _read(path)):
+        pass
+    if content is None:
+        return None
+    value = _json_object(content)
+    if value is None:
+        raise RunFolderError(f"{path}: damaged: not a JSON object")
+    return value
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _json_object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # of brackets nested without end
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,138 @@
+"""Measurements of a round, written as one JSON object per line of metrics.jsonl.
+
+    {"peer": 3, "t": 12,
+     "loss": {"ce": 0.31, "cont": 1.92, …},            means over the round's training samples, by term
+     "seconds": {"training": …, "waiting": …, "queued": …, "evaluating": …, "total": …},
+     "sent": {"7": {"Prototypes": [1, 2560, 61]}, …},   messages, payload bytes, header bytes by neighbor and kind
+     "received": {…},                                   the same for accepted messages
+     "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
+     "sources": 19, "receivers": 19,                    peers received from and sent to in this round
+     "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
+     "personal": {"accuracy", "loss", "correct", "samples"} | null,      local test split, when evaluated
+     "global": {…} | null,                              whole test set, if enabled
+     "extra_metrics": {"peak": {…}, …},                 the method's additional evaluations
+     "diagnostics": {"alpha": 0.8, …}}                  the method's additional numbers
+
+NaN and infinity are null. Aggregation and everything else take what remains of ``total``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from p2pfl import PeerId
+from p2pfl.learning.evaluation import Evaluation
+from p2pfl.messaging.endpoint import Counts
+from p2pfl.session.evaluation import Evaluations
+from p2pfl.session.files import append_line, read_lines, write_atomically
+
+
+@dataclass
+class RoundRecord:
+    """One peer's round; see the module's docstring for units."""
+
+    peer: PeerId
+    t: int
+    loss: dict[str, float]
+    seconds: dict[str, float]
+    sent: Counts
+    received: Counts
+    missing: dict[str, list[PeerId]]
+    sources: int
+    receivers: int
+    weights: Mapping[PeerId, float] | None = None
+    evaluations: Evaluations = field(default_factory=Evaluations)
+    diagnostics: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        record = {
+            "peer": self.peer,
+            "t": self.t,
+            "loss": {name: _number(value, 6) for name, value in self.loss.items()},
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "sent": self.sent,
+            "received": self.received,
+            "missing": self.missing,
+            "sources": self.sources,
+            "receivers": self.receivers,
+            "weights": self.weights,
+            "personal": _plain(self.evaluations.personal),
+            "global": _plain(self.evaluations.whole),
+            "extra_metrics": {name: _plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
+            "diagnostics": {name: _number(value, 6) for name, value in self.diagnostics.items()},
+        }
+        return json.dumps(record, allow_nan=False)
+
+
+def _number(value: float, digits: int | None = None) -> float | None:
+    """None for NaN and infinity, which JSON does not have."""
+    if not math.isfinite(value):
+        return None
+    return value if digits is None else round(value, digits)
+
+
+def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    return None if evaluation is None else {**asdict(evaluation), "loss": _number(evaluation.loss)}
+
+
+def append(path: Path, record: RoundRecord) -> None:
+    """Append a record. Raises WriteError; then no part of it is written."""
+    append_line(path, record.to_json())
+
+
+def truncate(path: Path, t: int) -> None:
+    """Drop damaged records and those of round ``t`` and later: a peer that resumes writes them again.
+
+    The others are on disk before they replace the file, since the peer does not write them again.
+    """
+    if path.exists():
+        kept = "".join(json.dumps(record) + "\n" for record in read(path) if record["t"] < t).encode()
+        if kept != path.read_bytes():
+            write_atomically(path, kept, durable=True)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return all records before the first damaged or incomplete one."""
+    return read_lines(path)
+
+
+@dataclass
+class Totals:
+    """Sums over a run."""
+
+    sent: Counts = field(default_factory=dict)
+    received: Counts = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    missing: int = 0
+    skipped_rounds: int = 0
+    """Rounds that the neighbors completed without this peer."""
+    best: float | None = None
+    best_round: int | None = None
+
+    def add(self, record: RoundRecord) -> None:
+        for total, counts in ((self.sent, record.sent), (self.received, record.received)):
+            for neighbor, kinds in counts.items():
+                for kind, entry in kinds.items():
+                    into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
+                    into[:] = [a + b for a, b in zip(into, entry, strict=True)]
+        for name, value in record.seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        self.missing += sum(map(len, record.missing.values()))
+        personal = record.evaluations.personal
+        if personal is not None and (self.best is None or personal.accuracy > self.best):
+            self.best, self.best_round = personal.accuracy, record.t
+
+    def bytes_out(self) -> int:
+        return _bytes(self.sent)
+
+    def bytes_in(self) -> int:
+        return _bytes(self.received)
+
+
+def _bytes(counts: Counts) -> int:
+    return sum(entry[1] + entry[2] for kinds in counts.values() for entry in kinds.values())

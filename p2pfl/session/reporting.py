@@ -1,0 +1,166 @@
+"""What a session reports: the status file, log lines of a round, and the result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from p2pfl import PeerId
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.errors import WriteError
+from p2pfl.messaging.endpoint import Counts
+from p2pfl.session.evaluation import Evaluations
+from p2pfl.session.metrics import RoundRecord, Totals
+from p2pfl.session.peer_log import details
+from p2pfl.session.run_folder import FINAL, PeerFolder, Phase, Result, Status
+
+STATUS_EVERY = 0.25
+"""Minimum seconds between two updates of the status file: phases may last milliseconds."""
+STATUS_UPDATES = 50
+"""Most updates per second of all peers of a run together, since they may share a host."""
+LONGEST = 5.0
+"""Seconds after which an update is due however many peers there are."""
+
+
+class StatusFile:
+    """Keeps a peer's status file up to date; without a folder, only the status.
+
+    Args:
+        peers: number of peers of the run.
+    """
+
+    def __init__(self, status: Status, folder: PeerFolder | None, peers: int = 1) -> None:
+        self.status = status
+        self._folder = folder
+        self._every = max(STATUS_EVERY, min(peers / STATUS_UPDATES, LONGEST))
+        self._totals = Totals()
+        self._counted = -1
+        self._waits_for: Callable[[], list[PeerId]] = list
+        self._written: Status | None = None
+        self._checked_at = -self._every
+        self._stale = asyncio.Event()
+        """Set while the file may differ from the status."""
+
+    def enter(
+        self,
+        phase: Phase,
+        t: int,
+        rounds_done: int,
+        evaluations: Evaluations,
+        totals: Totals,
+        waits_for: Callable[[], list[PeerId]] = list,
+    ) -> None:
+        """Update the status for a new phase, and write it if an update is due or the phase is final."""
+        self.status.phase = phase
+        self.status.t = t
+        self.status.rounds_done = rounds_done
+        self.status.accuracy = evaluations.personal.accuracy if evaluations.personal else None
+        self._totals = totals
+        self._waits_for = waits_for
+        self._stale.set()
+        self.write(now=phase in FINAL)
+
+    def write(self, now: bool = False) -> None:
+        """Write the status if it has changed, unless less than the minimum time has passed and not ``now``."""
+        if self._folder is None or not (now or perf_counter() >= self._checked_at + self._every):
+            return
+        self._checked_at = perf_counter()
+        self.status.waiting_for = self._waits_for()
+        if self._counted != self.status.rounds_done:  # a sum over all neighbors, which changes between rounds only
+            self._counted = self.status.rounds_done
+            self.status.bytes_out, self.status.bytes_in = self._totals.bytes_out(), self._totals.bytes_in()
+        if (current := replace(self.status)) != self._written:
+            try:
+                self._folder.write_status(current, in_place=self._written is not None and not now)
+            except WriteError:  # only observers need it; try again later
+                return
+            self._written = current
+        if current.phase != "waiting":  # the others do not change before the next call of ``enter``
+            self._stale.clear()
+
+    async def keep_current(self) -> None:
+        """Write updates that were not due when they happened, for as long as the event loop runs."""
+        while self._folder is not None:
+            await self._stale.wait()  # an idle peer does not wake up
+            await asyncio.sleep(self._checked_at + self._every - perf_counter())
+            self.write()
+
+
+def log_round(
+    log: logging.Logger, record: RoundRecord, best: float | None, nonfinite: Mapping[str, Sequence[PeerId]]
+) -> None:
+    """Log one line per round, and a warning per kind of message that was missing or diverged."""
+    evaluation, seconds = record.evaluations.personal, record.seconds
+    accuracy = f" accuracy={evaluation.accuracy:.4f} best={best:.4f}" if evaluation is not None else ""
+    more = []
+    if record.loss:
+        more.append("loss " + " ".join(f"{name}={value:.4f}" for name, value in record.loss.items()))
+    if record.sources or record.receivers:
+        more.append(f"sources={record.sources} receivers={record.receivers}")
+    if record.weights:
+        largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
+        more.append("largest weights " + " ".join(f"{j}={weight:.3f}" for j, weight in largest))
+    if record.sent:
+        entries = [entry for kinds in record.sent.values() for entry in kinds.values()]
+        sent_bytes = sum(payload + header for _, payload, header in entries)
+        more.append(f"sent messages={sum(entry[0] for entry in entries)} bytes={sent_bytes}")
+    log.info(
+        "round done t=%d%s train=%.2fs wait=%.2fs",
+        *(record.t, accuracy, seconds["training"], seconds["waiting"]),
+        extra=details(*more),
+    )
+    for kind, absent in record.missing.items():
+        log.warning("messages missing kind=%s peers=%s t=%d", kind, ",".join(map(str, absent)), record.t)
+    for kind, senders in nonfinite.items():
+        log.warning("diverged values received kind=%s peers=%s t=%d", kind, ",".join(map(str, senders)), record.t)
+
+
+def make_result(
+    me: PeerId,
+    phase: Phase,
+    rounds_done: int,
+    digest: str,
+    algorithm: Algorithm[Any],
+    evaluations: Evaluations,
+    totals: Totals,
+    error: str,
+    *,
+    dropped: Mapping[PeerId, int] | None = None,
+    expired: int = 0,
+) -> Result:
+    """Summarize the run of peer ``me``; ``dropped`` and ``expired`` are counts of its endpoint."""
+    weights = algorithm.weights()
+    personal = evaluations.personal
+    return Result(
+        peer=me,
+        phase=phase,
+        rounds_done=rounds_done,
+        digest=digest,
+        model=algorithm.model.name,
+        group=algorithm.data.group,
+        accuracy=personal.accuracy if personal else None,
+        loss=personal.loss if personal else None,
+        correct=personal.correct if personal else 0,
+        samples=personal.samples if personal else 0,
+        global_accuracy=evaluations.whole.accuracy if evaluations.whole else None,
+        extra_metrics={name: evaluation.accuracy for name, evaluation in evaluations.extra.items()},
+        best=totals.best,
+        best_round=totals.best_round,
+        sent=_with_string_keys(totals.sent),
+        received=_with_string_keys(totals.received),
+        weights=None if weights is None else {str(j): weight for j, weight in weights.items()},
+        missing=totals.missing,
+        skipped_rounds=totals.skipped_rounds,
+        dropped={str(neighbor): count for neighbor, count in sorted((dropped or {}).items())},
+        expired=expired,
+        seconds=totals.seconds,
+        error=error,
+    )
+
+
+def _with_string_keys(counts: Counts) -> dict[str, dict[str, list[int]]]:
+    return {str(neighbor): counts[neighbor] for neighbor in sorted(counts)}

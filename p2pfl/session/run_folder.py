@@ -1,0 +1,289 @@
+"""The run folder: all files of one launch, and the only thing that its processes share besides sockets.
+
+    runs/mesh20-20261121-093000/
+        run.yaml            the resolved run file; can be launched again
+        run.json            run id, versions, command line, host           (RunFolder.info)
+        addresses/03        the address of peer 3, e.g. tcp://127.0.0.1:40123
+        slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha
+        summary.json        the table printed at the end
+        peers/03/
+            peer.log        one line per event, for people
+            metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.session.metrics)
+            status.json     current activity                               (Status)
+            result.json     final outcome                                  (Result)
+            checkpoint.pt   the state after the last checkpointed round    (p2pfl.session.checkpoint)
+            checkpoint-previous.pt  the checkpoint before, used if that one is damaged
+            checkpoint-damaged.pt   a checkpoint that could not be used, moved here
+            journal/        sent messages that neighbors may still ask for (peers.journal_files)
+            output.log      stdout and stderr
+            health          socket that answers health checks              (peers.health)
+            chaos.jsonl     injected faults, if the run file asks for some
+            origin.json     in a collection only: where the files come from   (Origin)
+
+A *collection* is a run folder that `p2pfl collect` assembled from those of peers on other hosts: nothing else writes
+into it, and none of its peers runs on this host.
+
+Files that are read while they change (addresses, result, summary) are replaced atomically, and so are the first and
+the last status; updates in between overwrite it, since they are frequent. What cannot be written raises WriteError. A
+peer continues without its status file and log; any other write error ends it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from p2pfl import PeerId
+from p2pfl.errors import RunFolderError
+from p2pfl.session.files import overwrite, read_json, read_lines, write_errors, write_json
+
+Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
+"""``queued`` waits for a compute slot, ``waiting`` for neighbors; the last three are final."""
+
+RecordT = TypeVar("RecordT", "Status", "Result", "Origin")
+
+FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
+
+
+@dataclass
+class Status:
+    """A peer's current activity. ``t`` is its round; ``rounds_done`` counts completed rounds."""
+
+    peer: PeerId
+    pid: int
+    phase: Phase = "starting"
+    t: int = 0
+    rounds_done: int = 0
+    waiting_for: list[PeerId] = field(default_factory=list)
+    accuracy: float | None = None
+    bytes_out: int = 0
+    bytes_in: int = 0
+    error: str = ""
+
+
+@dataclass
+class Result:
+    """A peer's final outcome.
+
+    Attributes:
+        digest: SHA-256 of the algorithm's final state.
+        group: the peer's group in the partition.
+        accuracy, loss, correct, samples: last evaluation on the local test split.
+        global_accuracy: last evaluation on the whole test set, if enabled.
+        extra_metrics: accuracies of the algorithm's additional evaluations by name.
+        best, best_round: highest accuracy of the run, and its round.
+        sent, received: ``{neighbor: {kind: [messages, payload bytes, header bytes]}}`` over the whole run.
+        weights: last row of mixing weights, if the algorithm has them.
+        missing: number of messages that missed their deadline.
+        skipped_rounds: number of rounds that the neighbors completed without this peer.
+        dropped: ``{neighbor: invalid messages from it}``, since the last start.
+        expired: messages that arrived, or were not taken, before their round was over, since the last start.
+        seconds: time spent by phase.
+    """
+
+    peer: PeerId
+    phase: Phase
+    rounds_done: int
+    digest: str
+    model: str
+    group: int
+    accuracy: float | None = None
+    loss: float | None = None
+    correct: int = 0
+    samples: int = 0
+    global_accuracy: float | None = None
+    extra_metrics: dict[str, float] = field(default_factory=dict)
+    best: float | None = None
+    best_round: int | None = None
+    sent: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    received: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    weights: dict[str, float] | None = None
+    missing: int = 0
+    skipped_rounds: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    expired: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the files of a peer in a collection come from.
+
+    Attributes:
+        source: the argument of `p2pfl collect` that provided them; None if none did yet.
+        at: time of collection (ISO 8601).
+        info: the run.json beside the original peer folder, with its host and versions.
+    """
+
+    source: str | None
+    at: str
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PeerFolder:
+    """One peer's files."""
+
+    root: Path
+    peer: PeerId
+
+    @property
+    def log(self) -> Path:
+        return self.root / "peer.log"
+
+    @property
+    def metrics(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint.pt"
+
+    @property
+    def journal(self) -> Path:
+        """What the peer has sent and neighbors may still ask for."""
+        return self.root / "journal"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output.log"
+
+    @property
+    def chaos(self) -> Path:
+        """The faults injected into this peer, one JSON object per line."""
+        return self.root / "chaos.jsonl"
+
+    def injected(self) -> list[dict[str, Any]]:
+        return read_lines(self.chaos)
+
+    def write_status(self, status: Status, *, in_place: bool = False) -> None:
+        """Replace the status file, or overwrite it ``in_place``, which is much cheaper. Raises WriteError."""
+        path = self.root / "status.json"
+        if in_place:
+            overwrite(path, (json.dumps(vars(status)) + "\n").encode())
+        else:
+            write_json(path, asdict(status))
+
+    def status(self) -> Status | None:
+        """The peer's status; None if it has written none yet, or if it is damaged, e.g. by a power failure."""
+        return _read_record(Status, self.root / "status.json", stable=True)
+
+    def write_result(self, result: Result) -> None:
+        write_json(self.root / "result.json", asdict(result))
+
+    def result(self) -> Result | None:
+        """The peer's result; None before the peer ended, or if it is damaged."""
+        return _read_record(Result, self.root / "result.json")
+
+    def write_origin(self, origin: Origin) -> None:
+        write_json(self.root / "origin.json", asdict(origin))
+
+    def origin(self) -> Origin | None:
+        """The origin of the files; None outside a collection."""
+        return _read_record(Origin, self.root / "origin.json")
+
+    def clear_result(self) -> None:
+        """Delete the result of an earlier process of this peer; called when a new one starts."""
+        with write_errors(self.root / "result.json") as path:
+            path.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Delete temporary files that an earlier process of this peer left when it was killed."""
+        addresses = self.root.parents[1] / "addresses"
+        for temporary in (*self.root.glob(".*.tmp"), *addresses.glob(f".{self.root.name}.*.tmp")):
+            with write_errors(temporary):
+                temporary.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One launch on disk."""
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path, peers: Iterable[PeerId], *, again: bool = False) -> RunFolder:
+        """Create the folder, with a subfolder for each of ``peers``.
+
+        Args:
+            again: allow a folder that is not empty.
+
+        Raises:
+            RunFolderError: the folder cannot be created, or is not empty.
+        """
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if any(root.iterdir()) and not again:
+                raise RunFolderError(f"{root}: not empty; choose a new or empty folder")
+            folder = cls(root.resolve())
+            for subfolder in (folder.addresses, folder.slots, *(folder.peer(peer).root for peer in peers)):
+                subfolder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"{root}: cannot be created: {error.strerror}") from error
+        return folder
+
+    @classmethod
+    def open(cls, root: Path) -> RunFolder:
+        """Open an existing run. Raises RunFolderError if there is none."""
+        if not (root / "run.yaml").is_file():
+            raise RunFolderError(f"{root}: not a run folder (no run.yaml in it); `p2pfl list` shows the runs")
+        return cls(root.resolve())
+
+    def require_local(self) -> RunFolder:
+        """Return this folder, if peers on this host may write into it. Raises RunFolderError for a collection."""
+        if "collected" in self.info:
+            raise RunFolderError(
+                f"{self.root}: a collection; its peers run on other hosts: start and stop them there"
+            )
+        return self
+
+    @property
+    def run_file(self) -> Path:
+        return self.root / "run.yaml"
+
+    @property
+    def addresses(self) -> Path:
+        return self.root / "addresses"
+
+    @property
+    def slots(self) -> Path:
+        return self.root / "slots"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host; in a
+        collection also ``collected``: its ``sources``, and the time of the last collection (``at``)."""
+        found = read_json(self.root / "run.json")
+        if found is None:
+            raise RunFolderError(f"{self.root}: run.json is missing")
+        return found
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        write_json(self.root / "run.json", info, durable=True)
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    def peer(self, peer: PeerId) -> PeerFolder:
+        return PeerFolder(self.root / "peers" / f"{peer:02d}", peer)
+
+    def peers(self) -> Iterator[PeerFolder]:
+        """All peer folders, ascending by id."""
+        try:
+            ids = sorted(int(entry.name) for entry in (self.root / "peers").iterdir() if entry.name.isdigit())
+        except OSError as error:
+            raise RunFolderError(f"{self.root}: cannot list its folder peers: {error.strerror}") from error
+        return (self.peer(peer) for peer in ids)
+
+
+def _read_record(record: type[RecordT], path: Path, *, stable: bool = False) -> RecordT | None:
+    """None if the file is missing or damaged: records are informative, and nothing depends on them."""
+    try:
+        return record(**(read_json(path, stable=stable) or {}))
+    except (RunFolderError, TypeError):
+        return None

@@ -1,0 +1,113 @@
+"""When and how a session's checkpoints are written: on a thread, one at a time, while training goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Literal, TypeVar
+
+from p2pfl import PeerId
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.session import checkpoint
+from p2pfl.session.files import sync
+from p2pfl.session.run_folder import PeerFolder
+
+T = TypeVar("T")
+
+MAX_INTERVAL = 30.0
+"""Seconds between two checkpoints, at most, with ``checkpoint_every: auto``: work that a crash repeats."""
+MAX_TAKEN = 1 << 28
+"""Bytes received since the last checkpoint, at most, with ``auto``: the senders keep them on their disks."""
+COST = 50.0
+"""With ``auto``, the next checkpoint follows after this many times the seconds that the last one took."""
+
+
+async def on_thread(function: Callable[[], T]) -> T:
+    return await asyncio.to_thread(function)
+
+
+class Saver:
+    """Writes the checkpoints of one peer.
+
+    Args:
+        folder: the peer's files.
+        endpoint: its journal is part of a checkpoint; its neighbors are told what they need not keep.
+        every: after every n-th round, or as often as is cheap.
+        me: this peer. Peers of a host write at different times.
+        log: the peer's log.
+    """
+
+    def __init__(
+        self, folder: PeerFolder, endpoint: Endpoint, every: int | Literal["auto"], me: PeerId, log: logging.Logger
+    ) -> None:
+        self.saved = -1
+        """Rounds in the last checkpoint; -1 before the first."""
+        self._folder = folder
+        self._endpoint = endpoint
+        self._every = every
+        self._log = log
+        self._writing: asyncio.Task[None] | None = None
+        self._due_at = perf_counter() + MAX_INTERVAL * (me * 0.618034 % 1.0)
+        self._taken = 0
+
+    def is_due(self, rounds_done: int) -> bool:
+        """Return whether to write a checkpoint after ``rounds_done`` rounds."""
+        if isinstance(self._every, int):
+            return rounds_done % self._every == 0
+        taken = self._endpoint.taken_bytes - self._taken
+        busy = self._writing is not None and not self._writing.done()
+        return not busy and (perf_counter() >= self._due_at or taken > MAX_TAKEN)
+
+    async def begin(self, state: checkpoint.State) -> None:
+        """Write ``state`` in the background, when the last one is written. Raises what writing that raised."""
+        await self.wait()
+        if state["rounds_done"] > self.saved:
+            self._taken = self._endpoint.taken_bytes
+            self._writing = asyncio.create_task(self._write(state))
+
+    async def wait(self) -> None:
+        """Wait until the checkpoint in progress is written. Raises WriteError if it cannot be."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
+
+    async def finish(self, state: checkpoint.State, *, final: bool) -> None:
+        """Write the last checkpoint of this process.
+
+        Args:
+            final: none will follow, and the neighbors will disconnect: write both files.
+        """
+        await self.wait()
+        while self.saved < state["rounds_done"] or (final and self._endpoint.durable < state["rounds_done"]):
+            await self._write(state)
+
+    async def _write(self, state: checkpoint.State) -> None:
+        began = perf_counter()
+        done = state["rounds_done"]
+
+        def write() -> None:
+            sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write these records again
+            journal = self._endpoint.journal.state_dict(before=done)
+            checkpoint.save(self._folder.checkpoint, {**state, "journal": journal})
+            self._endpoint.journal.saved(before=done)
+
+        await on_thread(write)
+        # If this checkpoint is damaged, messages since the previous one are needed again.
+        self._endpoint.durable = max(0, self.saved)
+        self.saved = done
+        self._endpoint.link.checkpointed(self._endpoint.durable)
+        now = perf_counter()
+        self._due_at = now + min(MAX_INTERVAL, COST * (now - began))
+        self._log.debug("checkpoint written t=%d", done - 1)
+
+
+def load(folder: PeerFolder, endpoint: Endpoint, run_id: str, log: logging.Logger) -> dict[str, Any] | None:
+    """Load the last usable checkpoint whose messages are intact, and restore the endpoint from it."""
+    saved = checkpoint.load(
+        folder.checkpoint, run_id, folder.peer, log, lambda state: endpoint.journal.damaged(state["journal"])
+    )
+    if saved is not None:
+        endpoint.load_state_dict(saved["endpoint"], saved["journal"], saved["rounds_done"])
+    return saved

@@ -1,0 +1,323 @@
+"""One peer's run from its first round to its last: the round loop, evaluation, records and checkpoints.
+
+The same session runs over any link: ``simulate`` drives many sessions in one process, ``peers`` one per process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from p2pfl import PeerId
+from p2pfl.data import Dataset, Subset
+from p2pfl.errors import error_text
+from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import BodyStore
+from p2pfl.rng import Streams
+from p2pfl.run_file.faults import Faults, NoFaults
+from p2pfl.run_file.run import Run
+from p2pfl.session import checkpoint, metrics
+from p2pfl.session.build import make_algorithm
+from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
+from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
+from p2pfl.session.metrics import RoundRecord, Totals
+from p2pfl.session.out_of_memory import memory_errors
+from p2pfl.session.reporting import StatusFile, log_round, make_result
+from p2pfl.session.run_folder import PeerFolder, Phase, Result, Status
+from p2pfl.session.saving import Saver, load
+from p2pfl.tensors import digest
+
+
+class Stopped(Exception):
+    """The session was asked to stop; its last completed round is checkpointed."""
+
+
+class Session:
+    """One peer's run.
+
+    Args:
+        run: the run.
+        me: this peer.
+        run_id: id of the launch, equal on all peers.
+        data: returned by ``load_data``.
+        folder: the peer's files; None writes none.
+        device: where the model lives.
+        wait_policy: limits of a wait for a neighbor.
+        slot: permission to compute, held while computing and released in every wait.
+        log: receives one line per event.
+        pid: process id for the status file.
+        on_round: called after each round with the peer and the round.
+        faults: fault injector.
+        store: holds what was sent until no neighbor can ask for it; default: memory.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        me: PeerId,
+        run_id: str,
+        data: tuple[Dataset, Sequence[Subset]],
+        *,
+        folder: PeerFolder | None = None,
+        device: torch.device | None = None,
+        wait_policy: WaitPolicy | None = None,
+        slot: Slot | None = None,
+        log: logging.Logger | None = None,
+        pid: int = 0,
+        on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+        faults: Faults | None = None,
+        store: BodyStore | None = None,
+    ) -> None:
+        self.settings = run.file
+        self.masked_test = run.masked_test
+        self.me = me
+        self.run_id = run_id
+        self.folder = folder
+        self.log = log or logging.getLogger("p2pfl.null")
+        self.slot = HeldSlot(slot or FreeSlot())
+        self.on_round = on_round
+        self.faults = faults or NoFaults()
+        self.streams = Streams(run.seed, me)
+        self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
+        self.algorithm.after_batch = self._after_batch
+        self.endpoint = Endpoint(
+            me,
+            run.topology,
+            run_id,
+            run.seed,
+            self.algorithm.layouts(),
+            wait_policy,
+            self._idle,
+            self.algorithm.on_receive,
+            run.file.joins_at,
+            prunes=self.algorithm.prunes,
+            store=store,
+        )
+        self.totals = Totals()
+        self.status = Status(me, pid)
+        self._status_file = StatusFile(self.status, folder, run.peers)
+        self.rounds_done = run.file.joins_at.get(me, 0)
+        self.evaluations = Evaluations()
+        self.stopping = False
+        self._current: asyncio.Future[None] | None = None
+        self._saved: dict[str, Any] | None = None
+        every = self.settings.checkpoint_every
+        self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
+        self._resumed = False
+
+    # -- the loop
+
+    async def run(self) -> Result:
+        """Run all remaining rounds. The result is also written to the folder.
+
+        Raises:
+            Stopped: on request; the last completed round is on disk.
+        """
+        status_updates = asyncio.create_task(self._status_file.keep_current())
+        try:
+            with memory_errors(self.me, self.algorithm.device, self.settings):
+                return await self._run_rounds()
+        except (Stopped, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            with suppress(Exception):  # with a full disk or no memory, the original error is the one that matters
+                self._end("failed", error_text(error))
+            raise
+        finally:
+            status_updates.cancel()
+            self.slot.release()
+
+    async def _run_rounds(self) -> Result:
+        try:
+            if not self._resumed:
+                self.resume()
+            self.endpoint.open(self.rounds_done)
+            self._take_snapshot()
+            while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
+                if self.stopping:
+                    raise Stopped
+                if self._catch_up():
+                    continue
+                self._current = asyncio.ensure_future(self._round(self.rounds_done))
+                await self._current
+            await self._finish_saving(final=True)
+            return self._end("finished")
+        except (Stopped, asyncio.CancelledError):
+            await self._finish_saving(final=False)
+            self._end("stopped")
+            self.log.info("stopped rounds_done=%d", self.rounds_done)
+            if self.stopping:
+                raise Stopped from None
+            raise
+
+    async def _finish_saving(self, *, final: bool) -> None:
+        self.slot.release()
+        if self.saver is not None and self._saved is not None:
+            await self.saver.finish(self._saved, final=final)
+
+    def _catch_up(self) -> bool:
+        """Skip the rounds that the neighbors completed without this peer. Returns False if there are none."""
+        t = min(self.endpoint.next_round(self.rounds_done), self.settings.rounds)
+        skipped = t - self.rounds_done
+        if skipped == 0:
+            return False
+        self.log.warning(
+            "skipped rounds t=%d..%d: the neighbors continued without this peer", self.rounds_done, t - 1
+        )
+        self.endpoint.open(t)
+        self.totals.skipped_rounds += skipped
+        self.rounds_done = t
+        return True
+
+    async def _round(self, t: int) -> None:
+        began = perf_counter()
+        self.slot.queued = 0.0
+        self._enter("queued", t)
+        await self.slot.acquire()
+        self._enter("training", t)
+        self.faults.begins(t)
+        net = self.endpoint.begin(t)
+        await self.endpoint.meet(t)
+        sources = len(net.sources)
+        await self.algorithm.round(t, net)
+        receivers = len(net.receivers)
+        self.endpoint.finish(t)
+        last = t + 1 == self.settings.rounds or self.algorithm.finished
+        evaluating = perf_counter()
+        due = last or (t + 1) % self.settings.eval_every == 0
+        if due:
+            self._enter("evaluating", t)
+            self._evaluate()
+        now = perf_counter()
+        record = RoundRecord(
+            peer=self.me,
+            t=t,
+            loss=self.algorithm.meter.drain(),
+            seconds={
+                "training": self.algorithm.training_seconds,
+                "waiting": self.endpoint.waited,
+                "queued": self.slot.queued,
+                "evaluating": now - evaluating,
+                "total": now - began,
+            },
+            sent=self.endpoint.sent,
+            received=self.endpoint.received,
+            missing=self.endpoint.missing,
+            sources=sources,
+            receivers=receivers,
+            weights=self.algorithm.weights(),
+            evaluations=self.evaluations if due else Evaluations(),
+            diagnostics=self.algorithm.diagnostics(),
+        )
+        self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
+        self.algorithm.training_seconds = 0.0
+        self.rounds_done = t + 1
+        self.totals.add(record)
+        if self.folder is not None:
+            metrics.append(self.folder.metrics, record)
+        log_round(self.log, record, self.totals.best, self.endpoint.nonfinite)
+        self._take_snapshot()
+        if self.saver is not None and self._saved is not None and self.saver.is_due(self.rounds_done):
+            async with self._idle(list):
+                await self.saver.begin(self._saved)
+        self.faults.ends(t)
+        self.on_round(self.me, t)
+
+    def _evaluate(self) -> None:
+        self.evaluations = evaluate_algorithm(
+            self.algorithm, masked=self.masked_test, whole=self.settings.global_test
+        )
+
+    @asynccontextmanager
+    async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
+        """Release the compute slot during a wait for neighbors."""
+        self.slot.release()
+        self._enter("waiting", self.status.t, waits_for)
+        yield
+        self._enter("queued", self.status.t)
+        await self.slot.acquire()
+        self.faults.wait_ended()
+        self._enter("training", self.status.t)
+
+    def _enter(self, phase: Phase, t: int, waits_for: Callable[[], list[PeerId]] = list) -> None:
+        self._status_file.enter(phase, t, self.rounds_done, self.evaluations, self.totals, waits_for)
+
+    def _end(self, phase: Phase, error: str = "") -> Result:
+        state = self.algorithm.state_dict()
+        if phase == "stopped" and self._saved is not None:
+            state = self._saved["algorithm"]  # the unfinished round is discarded
+        result = make_result(
+            *(self.me, phase, self.rounds_done, digest(state), self.algorithm, self.evaluations, self.totals, error),
+            dropped=self.endpoint.dropped,
+            expired=self.endpoint.mailbox.expired,
+        )
+        if self.folder is not None:
+            self.folder.write_result(result)  # before the final status, which implies that there is a result
+        self.status.error = error
+        self._enter(phase, max(0, self.rounds_done - 1))
+        return result
+
+    # -- stopping
+
+    def stop(self) -> None:
+        """Ask the session to stop after the current batch; ``interrupt`` must follow from the event loop."""
+        self.stopping = True
+
+    def interrupt(self) -> None:
+        """Cancel the current round's wait."""
+        if self._current is not None:
+            self._current.cancel()
+
+    def _after_batch(self) -> None:
+        self.faults.batch()
+        self._status_file.write()
+        if self.stopping:
+            raise Stopped
+
+    # -- checkpoints
+
+    def _take_snapshot(self) -> None:
+        """Copy the state between two rounds; a stop during a round rolls back to it."""
+        if self.folder is None:
+            return
+        self._saved = {
+            "format": checkpoint.FORMAT,
+            "run": self.run_id,
+            "peer": self.me,
+            "rounds_done": self.rounds_done,
+            "finished": self.algorithm.finished,
+            "algorithm": checkpoint.snapshot(self.algorithm.state_dict()),
+            "streams": checkpoint.snapshot(self.streams.state_dict()),
+            "endpoint": self.endpoint.state_dict(),
+            "totals": checkpoint.snapshot(asdict(self.totals)),
+        }
+
+    def resume(self) -> None:
+        """Restore the last usable checkpoint, if there is one.
+
+        Call it before the endpoint's link starts; otherwise ``run`` calls it. Raises CheckpointError.
+        """
+        self._resumed = True
+        if self.folder is None:
+            return
+        self.folder.clear_result()
+        saved = load(self.folder, self.endpoint, self.run_id, self.log)
+        if saved is None or self.saver is None:
+            metrics.truncate(self.folder.metrics, 0)
+            return
+        self.algorithm.load_state_dict(saved["algorithm"])
+        self.algorithm.finished = saved["finished"]
+        self.streams.load_state_dict(saved["streams"])
+        self.totals = Totals(**saved["totals"])
+        self.rounds_done = self.saver.saved = saved["rounds_done"]
+        self._evaluate()
+        metrics.truncate(self.folder.metrics, self.rounds_done)
+        self.log.info("resumed t=%d", self.rounds_done)

@@ -1,0 +1,106 @@
+"""The neighbors' addresses, from the run file or from files in the run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from p2pfl import PeerId
+from p2pfl.run_file.addresses import AddressBook
+from p2pfl.session.files import write_atomically
+from peers.resolver import Resolver
+
+SETTLED = 2.0
+"""Seconds after which two changes of the folder have different timestamps: no file system's clock is coarser."""
+
+
+class AddressFiles:
+    """One file per running peer that contains its address. Implements ``world.Addresses``.
+
+    Args:
+        me: this peer.
+        folder: folder of the files.
+        book: addresses from the run file.
+        neighbors: peers to look up.
+        resolver: resolves host names to numeric addresses.
+        now: the clock.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        folder: Path,
+        book: AddressBook,
+        neighbors: tuple[PeerId, ...],
+        resolver: Resolver,
+        now: Callable[[], float],
+    ) -> None:
+        self.folder = folder
+        self._me = me
+        self._book = book
+        self._resolver = resolver
+        self._now = now
+        self._fixed = frozenset(filter(self.is_fixed, neighbors))
+        """Neighbors whose numeric address may change without a change in the folder."""
+        self._modified = 0
+        self._modified_seen_at = 0.0
+
+    def publish(self, address: str) -> None:
+        write_atomically(self._file(self._me), address.encode())
+
+    def withdraw(self, address: str) -> None:
+        if self._read(self._me) == address:  # otherwise another process of this peer has taken over
+            with suppress(OSError):
+                self._file(self._me).unlink()
+
+    def address_of(self, peer: PeerId) -> str | None:
+        address = self._book.address_of(peer) or self._read(peer)
+        try:
+            return None if address is None else self._resolver.numeric(address)
+        except ValueError:
+            return None  # damaged file; its peer will rewrite it
+
+    def known(self) -> Collection[PeerId]:
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            names = []
+        return self._fixed.union(int(name) for name in names if name.isdigit())
+
+    def is_fixed(self, peer: PeerId) -> bool:
+        return self._book.address_of(peer) is not None
+
+    def is_withdrawn(self, peer: PeerId) -> bool:
+        if self.is_fixed(peer):
+            return False
+        try:
+            self._file(peer).stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            pass  # unknown
+        return False
+
+    def version(self) -> int:
+        if self._fixed:
+            return 0
+        try:
+            modified = self.folder.stat().st_mtime_ns
+        except OSError:
+            return 0
+        # Two changes within one tick of the file system's clock have the same timestamp, so keep reading for a while.
+        # That clock may jump: its timestamps may be compared for equality only.
+        if modified != self._modified:
+            self._modified, self._modified_seen_at = modified, self._now()
+        return modified if self._now() - self._modified_seen_at > SETTLED else 0
+
+    def _read(self, peer: PeerId) -> str | None:
+        try:
+            return self._file(peer).read_text()
+        except (OSError, UnicodeDecodeError):
+            return None  # the peer has not started or has just closed, or the folder was deleted
+
+    def _file(self, peer: PeerId) -> Path:
+        return self.folder / f"{peer:02d}"

@@ -1,0 +1,319 @@
+"""The connection to one neighbor: socket, address, both ends of the edge, loss and recovery. I/O thread only."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from p2pfl import PeerId
+from p2pfl.errors import HandshakeError, WireError, WrongVersion
+from p2pfl.messaging import control
+from p2pfl.messaging.control import FOREVER, FROM_WRITER, Control, Entry, Id, Refused, Want
+from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState
+from p2pfl.messaging.journal import JournalEntry
+from peers.io_context import IoContext
+from peers.world import WRITABLE, Dealer
+
+CLOSE_TIMEOUT = 10.0
+"""Maximum seconds to wait until a neighbor that has finished confirms the last Begin."""
+
+SENT = (*FROM_WRITER, Want)
+"""What peers send on their DEALER; a ROUTER answers with Refused only."""
+
+
+class Connection:
+    """The edge to one neighbor, over sockets.
+
+    Args:
+        io: shared with the other connections.
+        peer: the neighbor.
+        dealer: an unconnected socket for it.
+    """
+
+    def __init__(self, io: IoContext, peer: PeerId, dealer: Dealer) -> None:
+        self._io = io
+        self.peer = peer
+        self.dealer = dealer
+        self.writer = Writer(io.endpoint.journal, peer, io.hello, io.new_epoch)
+        self.reader = Reader(Id(io.endpoint.t, 0), io.budget, io.new_epoch)
+        self.address = ""
+        self.connected_at = 0.0
+        """When ``connect`` was called."""
+        self.lost_at: float | None = None
+        """When the last connection was lost; None while connected, and before the first connection."""
+        self.disconnected = False
+        """The neighbor was declared dead, has finished, or has refused this peer; the endpoint was notified."""
+        self.wrong_peer_answered = False
+        """Another process has answered at the neighbor's last address."""
+        self.behind = False
+        """The neighbor had more than ``transport.queue`` entries left to read when last looked at."""
+        self._confirmed_address = ""
+        """The address at which the neighbor was last reached."""
+        self._unproven_address = ""
+        """An address whose listener failed to prove the neighbor's key; logged once."""
+        self._watched = 0
+        self._optional_until = 0.0
+        """An optional entry at the end is held until then."""
+        self._due: deque[tuple[Id, float]] = deque()
+        """With injected delay or bandwidth: when new entries may be sent."""
+        self._bandwidth_free_at = 0.0
+        """When the last entry has been sent, at the injected bandwidth limit."""
+
+    @property
+    def up(self) -> bool:
+        """Whether the neighbor is connected, and has said what it wants."""
+        return self.writer.state is WriterState.STREAMING
+
+    # ---- sending
+
+    def announce(self, entry: JournalEntry) -> None:
+        """Handle a new entry of the journal for this neighbor."""
+        io, faults = self._io, self._io.faults
+        if self.disconnected and not self.reader.finished:
+            self._drop_old()
+        if self.reader.finished:
+            io.endpoint.journal.drop(self.peer, FOREVER)
+        if entry.optional:
+            self._optional_until = io.now() + OPTIONAL_DELAY
+        if faults.delay or faults.jitter or faults.bandwidth is not None:
+            due = io.now()
+            if faults.bandwidth is not None:
+                due = self._bandwidth_free_at = max(due, self._bandwidth_free_at) + entry.size / faults.bandwidth
+            due += faults.delay + (io.random.uniform(0.0, faults.jitter) if faults.jitter else 0.0)
+            if self._due:  # keep the order
+                due = max(due, self._due[-1][1])
+            self._due.append((entry.id, due))
+
+    def pump(self) -> None:
+        """Pass what is due to libzmq while its queue has room."""
+        io = self._io
+        while self.address:
+            waiting = self.peer in io.endpoint.mailbox.awaited
+            pending = io.pending(self.peer)
+            want = self.reader.want(pending, io.now(), waiting=waiting) if self._reachable else None
+            if want is not None:
+                if not self._send(want):
+                    return
+                self.reader.stated(want, io.now())
+                io.told[self.peer] = io.delivered[self.peer] - pending
+                continue
+            message = self.writer.next(hold_optional=io.now() < self._optional_until)
+            if message is None or (message.entry is not None and self._delay(message.entry.id) > 0.0):
+                break
+            first = isinstance(message.control, Entry) and message.control.offset == 0
+            if message.entry is not None and first and io.faults.loss and io.random.random() < io.faults.loss:
+                io.log.info("fault injected: message and connection lost peer=%d t=%d", self.peer, message.entry.id.t)
+                self.break_connection()
+                return
+            if not self._send(message.control, message):
+                return
+            self.writer.sent(message)
+        self._watch(self._watched & ~WRITABLE)
+        self._note_progress()
+
+    @property
+    def _reachable(self) -> bool:
+        return self.lost_at is None or self.writer.state is not WriterState.DOWN
+
+    def _send(self, message: Control, outgoing: Outgoing | None = None) -> bool:
+        frames = () if outgoing is None else outgoing.frames
+        if self.dealer.send([control.pack(message, self._io.endpoint.run_id), *frames]):
+            return True
+        self._watch(self._watched | WRITABLE)
+        return False
+
+    def _delay(self, id: Id) -> float:
+        """Return the seconds for which injected faults delay an entry."""
+        while self._due and self._due[0][0] < id:
+            self._due.popleft()
+        return self._due[0][1] - self._io.now() if self._due and self._due[0][0] == id else 0.0
+
+    def due_in(self) -> float:
+        """Return the seconds until something that waits for time only is due."""
+        if not self.up or self._watched & WRITABLE:
+            return float("inf")
+        message = self.writer.next()
+        if message is None or message.entry is None:
+            return float("inf")
+        held = self._optional_until - self._io.now() if message.entry.optional else 0.0
+        return max(0.0, held, self._delay(message.entry.id))
+
+    def _note_progress(self) -> None:
+        """Tell the event loop when the neighbor catches up, if it waits for that."""
+        if self.behind and not self.is_behind():
+            self.behind = False
+            self._io.notify(self._io.events.neighbor_caught_up, self.peer)
+
+    def is_behind(self) -> bool:
+        """Whether the neighbor is there, and has too many entries left to read. On any thread."""
+        queue = self._io.transport.queue
+        return not self.disconnected and self._io.endpoint.journal.waiting(self.peer, self.writer.position) > queue
+
+    def _watch(self, events: int) -> None:
+        """Watch the DEALER for ``events`` only: polling a hundred idle sockets costs more than the messages."""
+        if self._watched != events:
+            self._watched = events
+            self.dealer.watch(events)
+
+    # ---- connecting
+
+    def connect(self, address: str) -> None:
+        self._replace_dealer(address)
+        self.dealer.connect(address)
+        self.connected_at = self._io.now()
+        self._greet()
+
+    def _greet(self) -> None:
+        self.writer.connected()
+        self.reader.restate()
+        self.pump()
+
+    def _replace_dealer(self, address: str) -> None:
+        """Replace the socket, so that late answers to the old one cannot be misattributed."""
+        self.dealer.close()
+        self.dealer, self._watched = self._io.world.dealer(self.peer), 0
+        self.address = address
+        self.writer.lost()
+
+    def break_connection(self) -> None:
+        """Close the connection. The next check reconnects, unless a fault cuts off the neighbor."""
+        self._replace_dealer("")
+        if self.lost_at is None:
+            self.lost_at = self._io.now()
+        self._io.seen_addresses = 0
+        self._io.check_soon()
+
+    def check(self, now: float) -> None:
+        """Do what is due, also without an event."""
+        self.handle_events()
+        self.writer.tick(now)
+        self.pump()
+
+    def handle_events(self) -> None:
+        """Handle the connection's monitor events, and what its other side answers."""
+        io = self._io
+        while self.address and (event := self.dealer.event()) is not None:
+            if event == "lost":
+                self.writer.lost()
+                if self.lost_at is None:
+                    self.lost_at = io.now()
+                    if not self.disconnected and io.closing_since is None:
+                        io.log.info("connection lost peer=%d", self.peer)
+            elif event == "connected" and self.lost_at is not None:
+                self._greet()
+            elif event == "rejected":
+                self._refused("it does not accept this peer's key; compare the public keys on both sides")
+            elif event == "unproven" and self._unproven_address != self.address:
+                self._unproven_address = self.address
+                io.log.warning(
+                    "CURVE handshake failed peer=%d address=%s: wrong key, only one side uses keys, or the port "
+                    "belongs to another process",
+                    *(self.peer, self.address),
+                )
+        while self.address and (frames := self.dealer.receive()) is not None:
+            try:
+                answer, run = control.unpack(frames, None, (Refused,))
+            except WrongVersion as error:
+                answer, run = Refused(str(error)), io.endpoint.run_id
+            except WireError as error:
+                self.drop_message(error)
+                continue
+            assert isinstance(answer, Refused)
+            # The address may predate a reboot; another run may have its port now.
+            is_other_run = run != io.endpoint.run_id and not io.world.addresses.is_fixed(self.peer)
+            self._refused(_printable(answer.reason), wrong_peer=is_other_run)
+
+    def want(self, want: Want) -> None:
+        """Handle the neighbor's statement of what it wants."""
+        self.writer.want(want, self._io.now())
+        if self.up:
+            self._reached()
+        self.pump()
+
+    def _reached(self) -> None:
+        """Note that the neighbor has answered on this connection."""
+        io = self._io
+        self.lost_at = None
+        self._confirmed_address, self.wrong_peer_answered = self.address, False
+        if self.disconnected and not self.reader.finished:
+            self.disconnected = False
+            io.log.info("neighbor reconnected peer=%d", self.peer)
+            io.notify(io.events.neighbor_reconnected, self.peer)
+
+    def _refused(self, reason: str, *, wrong_peer: bool = False) -> None:
+        io, address = self._io, self.address
+        if wrong_peer or self._confirmed_address == address:
+            # The neighbor has exited, and another process has its port. Wait for the neighbor to return.
+            if not self.wrong_peer_answered:
+                io.log.warning("another process has the address peer=%d address=%s: %s", self.peer, address, reason)
+            self.wrong_peer_answered = True
+            self._replace_dealer("")
+            io.seen_addresses = 0
+        else:
+            error = f"peer {self.peer} at {address} refused peer {io.me}: {reason}"
+            io.log.error("%s", error)
+            self.disconnected = True
+            io.was_refused = True
+            io.notify(io.events.failed, HandshakeError(error))
+
+    def drop_message(self, error: WireError) -> None:
+        """Log and count an invalid message from the neighbor."""
+        text = f"message dropped peer={self.peer}: {error}"
+        self._io.limited_log.warning(f"dropped messages of peer {self.peer}", text)
+        dropped = self._io.endpoint.dropped
+        dropped[self.peer] = dropped.get(self.peer, 0) + 1
+
+    # ---- disconnecting
+
+    def declare_dead(self, reason: str) -> None:
+        self._io.log.info("neighbor declared dead peer=%d: %s", self.peer, reason)
+        self._disconnect(finished=False)
+        self._drop_old()
+
+    def _drop_old(self) -> None:
+        """Keep only two rounds for a neighbor that is gone, in case it returns."""
+        if (t := self._io.endpoint.t) < FOREVER:
+            self._io.endpoint.journal.drop(self.peer, t - 1, gone=True)
+
+    def neighbor_finished(self) -> None:
+        """Handle the neighbor's last Begin: nothing follows, and it needs nothing more from this peer."""
+        self.writer.reader_finished = True
+        self._io.endpoint.journal.drop(self.peer, FOREVER)
+        if not self.disconnected:
+            if self._io.closing_since is None:
+                self._io.log.info("neighbor finished peer=%d", self.peer)
+            self._disconnect(finished=True)
+
+    def _disconnect(self, *, finished: bool) -> None:
+        self.disconnected = True
+        self._note_progress()
+        self._io.notify(self._io.events.neighbor_disconnected, self.peer, finished)
+
+    # ---- closing
+
+    def must_wait(self, *, finished: bool, closing_for: float) -> bool:
+        """Return whether closing must wait, because the neighbor still needs something from this peer.
+
+        Args:
+            finished: this peer has finished all rounds; otherwise it failed, and what it keeps is of no use.
+            closing_for: seconds since closing began.
+        """
+        io = self._io
+        needs = finished and io.endpoint.journal.keeps_for(self.peer)
+        if self.up:
+            confirmed = self.writer.confirmed > Id(FOREVER, 0)
+            if self.reader.finished and closing_for > CLOSE_TIMEOUT:
+                return False
+            return needs or not confirmed
+        if self.reader.finished or self.disconnected:
+            return False
+        was_connected = self.lost_at is not None
+        # The neighbor may have finished before this process started.
+        existed = was_connected or self.address or self.reader.next > Id(0, 0)
+        if existed and io.world.addresses.is_withdrawn(self.peer):
+            return False
+        return was_connected or (needs and closing_for < io.transport.give_up)
+
+
+def _printable(text: str) -> str:
+    """Sanitize another process's text for the log: one line of at most 300 characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:300])

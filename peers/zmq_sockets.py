@@ -1,0 +1,278 @@
+"""ROUTER and DEALER sockets configured for a link."""
+
+from __future__ import annotations
+
+import secrets
+import select
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from p2pfl import PeerId
+from p2pfl.messaging.control import CHUNK
+from p2pfl.messaging.schema import MAX_HEADER
+from p2pfl.messaging.wire import Buffer
+from p2pfl.run_file.addresses import is_ipv6, split
+from peers.admission import DOMAIN, HANDSHAKE_TIMEOUT, ConnectionGuard, readable
+from peers.world import WRITABLE, Event
+
+if TYPE_CHECKING:
+    from peers.sockets import Sockets
+
+HEARTBEAT_INTERVAL = 5.0
+HEARTBEAT_TIMEOUT = 30.0
+"""Seconds without a heartbeat after which a connection counts as dead."""
+CONNECT_TIMEOUT = 5.0
+"""Maximum seconds of a connection attempt: without it, TCP would back off to one retry per minute."""
+RECONNECT_TIMEOUT = 1.0
+"""Maximum seconds for libzmq to report that it reconnects."""
+EXTRA_CONNECTIONS = 64
+"""Connections allowed beyond those of the neighbors."""
+UNREAD_ALLOWANCE = 1 << 26
+"""Bytes allowed in flight on a connection beyond full queues: kernel buffers, framing, heartbeats."""
+CURVE_OVERHEAD = 64
+"""Allowance per frame for encryption, which adds 33 bytes, so that a frame of ``MAX_FRAME`` bytes fits."""
+MAX_ANSWER = 1 << 16
+"""Maximum bytes of a frame of an answer."""
+MAX_UNREAD_ANSWERS = 64
+MAX_FRAMES = 4
+"""Maximum frames kept of a message: envelope, header, chunk, and one more to see that there are too many."""
+QUEUE = 16
+"""Messages that libzmq holds per connection and direction; each is at most about CHUNK bytes."""
+MAX_FRAME = CHUNK + MAX_HEADER
+
+Options = dict[zmq.SocketOption, int | bytes]
+
+
+def sockets_for(neighbors: int) -> int:
+    """Return how many ZeroMQ sockets a peer needs: a DEALER and both ends of its monitor for each neighbor."""
+    return 3 * neighbors + 64
+
+
+class ZmqRouter:
+    """Implements ``world.Router``. Raises zmq.ZMQError if it cannot be bound."""
+
+    def __init__(self, world: Sockets) -> None:
+        self.world = world
+        options: Options = {
+            zmq.ROUTER_HANDOVER: 1,
+            zmq.MAXMSGSIZE: MAX_FRAME,
+            zmq.RCVHWM: QUEUE,
+            zmq.BACKLOG: 1024,
+            # Set it without keys too, although there is no ZAP handler then: it makes libzmq reject ZMTP < 3, whose
+            # first message would abort this process if it arrived while the socket is being closed.
+            zmq.ZAP_DOMAIN: DOMAIN,
+        }
+        if world.keys:
+            options |= {
+                zmq.CURVE_SERVER: 1,
+                zmq.CURVE_SECRETKEY: world.keys.private,
+                zmq.ZAP_ENFORCE_DOMAIN: 1,
+                zmq.MAXMSGSIZE: MAX_FRAME + CURVE_OVERHEAD,
+            }
+        self.socket = _open(world, zmq.ROUTER, options)
+        world.owners[self.socket] = self
+        max_connections = EXTRA_CONNECTIONS + 4 * len(world.neighbors)
+        max_unread = (QUEUE + 1) * 2 * MAX_FRAME + UNREAD_ALLOWANCE
+        self.guard = ConnectionGuard(self.socket, max_connections, max_unread, bool(world.keys), world.now)
+        self._routes: dict[bytes, bytes] = {}
+        """{``sender>receiver``: socket identity of the sender's last connection}"""
+        self.socket.set(zmq.IPV6, is_ipv6(world.transport.host))
+        self.socket.bind(world.address_to_bind())
+        self.bound = self.socket.get_string(zmq.LAST_ENDPOINT)
+        self.address = world.book.advertised(world.me, self.bound)
+        self.watch(True)
+
+    def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        try:
+            identity = part = self.socket.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        frames: list[zmq.Frame] = []
+        size = count = 0
+        while part.more:  # does not block: libzmq delivers whole messages
+            part = self.socket.recv(copy=False)
+            size, count = size + len(part), count + 1
+            if count <= MAX_FRAMES:
+                frames.append(part)
+        self.guard.message_read(identity, size, count)
+        sender = self._verified(identity) if self.world.keys else identity.bytes
+        return sender, [frame.buffer for frame in frames]
+
+    def _verified(self, identity: zmq.Frame) -> bytes:
+        """Return ``sender>receiver`` if the connection's key is the sender's, otherwise an empty identity."""
+        claimed, _, _ = identity.bytes.partition(b".")
+        owner = identity.get("User-Id")
+        if claimed != f"{owner}>{self.world.me}".encode():
+            text = f"message refused identity={claimed[:32]!r}: the connection has the key of peer {owner}"
+            self.world.limited_log.warning("messages with another peer's identity", text)
+            return b""
+        self._routes[claimed] = identity.bytes
+        return claimed
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        self.socket.send_multipart([self._routes.get(identity, identity), *frames])
+
+    def watch(self, on: bool) -> None:
+        self.world.poller.register(self.socket, zmq.POLLIN if on else 0)
+
+    def close(self) -> None:
+        self.world.poller.register(self.guard.monitor, 0)  # unregister
+        self.socket.disable_monitor()
+        self.guard.close()
+        self.world.poller.register(self.socket, 0)
+        del self.world.owners[self.socket]
+        self.socket.close(0)
+
+
+class ZmqDealer:
+    """Implements ``world.Dealer``. It has no socket before it connects: the neighbor may never start."""
+
+    def __init__(self, world: Sockets, to: PeerId) -> None:
+        self.world = world
+        self.to = to
+        self.socket: zmq.Socket[bytes] | None = None
+        self._address = ""
+        self._handshake_succeeded = False
+        """Whether the last connection completed its handshake."""
+        self._lost_at: float | None = None
+        """When the connection was lost; None once libzmq has reported that it reconnects."""
+        self._rejected = False
+
+    def connect(self, address: str) -> None:
+        world, to = self.world, self.to
+        options: Options = {
+            zmq.IPV6: is_ipv6(split(address)[0]),
+            zmq.IDENTITY: f"{world.me}>{to}".encode(),
+            # The other side needs none of its own: with the TTL it closes a connection on which these stop.
+            zmq.HEARTBEAT_IVL: int(HEARTBEAT_INTERVAL * 1000),
+            zmq.HEARTBEAT_TIMEOUT: int(HEARTBEAT_TIMEOUT * 1000),
+            zmq.HEARTBEAT_TTL: int(HEARTBEAT_TIMEOUT * 1000),
+            zmq.SNDHWM: QUEUE,
+            zmq.RCVHWM: MAX_UNREAD_ANSWERS,
+            zmq.MAXMSGSIZE: MAX_ANSWER,
+            zmq.CONNECT_TIMEOUT: int(CONNECT_TIMEOUT * 1000),
+            zmq.RECONNECT_IVL: 100,
+            zmq.RECONNECT_IVL_MAX: 2000,
+        }
+        if world.keys:
+            options |= {
+                zmq.CURVE_SERVERKEY: world.keys.public[to],
+                zmq.CURVE_PUBLICKEY: world.keys.public[world.me],
+                zmq.CURVE_SECRETKEY: world.keys.private,
+                # ROUTER_HANDOVER hands a connection over to any client with the same identity. Make it unguessable,
+                # so that another neighbor, which has a valid key, cannot take over this connection.
+                zmq.IDENTITY: f"{world.me}>{to}.{secrets.token_hex(8)}".encode(),
+            }
+        self._address = address
+        self.socket = _open(world, zmq.DEALER, options)
+        world.owners[self.socket] = self
+        # Do not subscribe to EVENT_HANDSHAKE_FAILED_PROTOCOL; see ConnectionGuard.
+        self.monitor = self.socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )  # fmt: skip
+        world.monitors.add(self.monitor, self)
+        self.socket.connect(address)
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        assert self.socket is not None
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        assert self.socket is not None
+        return self.socket.recv_multipart() if readable(self.socket) else None
+
+    def event(self) -> Event | None:
+        while readable(self.monitor):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._handshake_succeeded = True
+                return "connected"
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._rejected = True
+                return "rejected"
+            if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL and self.world.keys:
+                return "unproven"
+            if event == zmq.EVENT_CONNECT_RETRIED:
+                self._lost_at = None
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._lost_at = self.world.now()
+                return "lost"
+        return self._reconnect()
+
+    def _reconnect(self) -> Event | None:
+        """Reconnect if libzmq does not: it stops after a protocol error, even if a byte was corrupted in transit."""
+        if self._rejected or self._lost_at is None or self.world.now() - self._lost_at < RECONNECT_TIMEOUT:
+            return None
+        self._lost_at = None
+        assert self.socket is not None
+        with suppress(zmq.ZMQError):
+            self.socket.disconnect(self._address)
+        self.socket.connect(self._address)
+        succeeded, self._handshake_succeeded = self._handshake_succeeded, False
+        return None if succeeded else "unproven"
+
+    def watch(self, events: int) -> None:
+        assert self.socket is not None
+        self.world.poller.register(self.socket, events)
+
+    def close(self) -> None:
+        if self.socket is None:
+            return
+        self.world.monitors.remove(self.monitor)
+        self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.world.poller.register(self.socket, 0)  # unregister
+        del self.world.owners[self.socket]
+        self.socket.close(0)
+        self.socket = None
+
+
+def _open(world: Sockets, kind: int, options: Options) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = world.context.socket(kind)
+    common: Options = {zmq.HANDSHAKE_IVL: int(HANDSHAKE_TIMEOUT * 1000), zmq.LINGER: 0}
+    for option, value in {**options, **common}.items():
+        socket.set(option, value)
+    return socket
+
+
+class Monitors:
+    """The monitors of all DEALERs as one descriptor to poll: polling hundreds of sockets would take milliseconds.
+
+    libzmq's descriptor of a socket is edge-triggered: read a ready monitor to its end.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._owners: dict[int, object] = {}
+
+    def fileno(self) -> int:
+        return self._epoll.fileno()
+
+    def add(self, monitor: zmq.Socket[bytes], owner: object) -> None:
+        descriptor = int(monitor.get(zmq.FD))
+        self._owners[descriptor] = owner
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def remove(self, monitor: zmq.Socket[bytes]) -> None:
+        descriptor = int(monitor.get(zmq.FD))
+        del self._owners[descriptor]
+        self._epoll.unregister(descriptor)
+
+    def ready(self) -> set[object]:
+        """Return the owners of the monitors that may have events."""
+        return {self._owners[descriptor] for descriptor, _ in self._epoll.poll(0)}
+
+    def close(self) -> None:
+        self._epoll.close()
+
+
+assert WRITABLE == zmq.POLLOUT

@@ -1,0 +1,147 @@
+"""The small runs that the parity tests and the golden check share: every algorithm, with its special cases.
+
+A run is the arguments of ``tests.conftest.tree``: changes to a run file with four peers and three rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAPL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+L2C = {"local_epochs": 1, "batch": 16}
+TASKS = {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}
+
+STYLES = {"name": "styles", "per_peer": 30}
+FEDSTYLE = {
+    "name": "fedstyle",
+    "batch": 16,
+    "local_epochs": 1,
+    "style_epochs": 2,
+    "probe_epochs": 3,
+    "probe_samples": 50,
+    "probe_peers": 2,
+}
+
+RUNS: dict[str, dict[str, Any]] = {
+    "local": {"algorithm": {"name": "local", "batch": 16}, "peers": 4, "models": "tiny4"},
+    "dpsgd, steps": {
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_steps": 2, "momentum": 0.9},
+        "graph": "ring",
+        "peers": 5,
+    },
+    "dpsgd, epochs": {
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_epochs": 1},
+        "graph": {"name": "erdos-renyi", "p": 0.6},
+        "peers": 6,
+        "models": "tiny-cnn",
+    },
+    "fedavg, some take part": {
+        "algorithm": {"name": "fedavg", "batch": 16, "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "peers": 6,
+        "models": "tiny-cnn",
+    },
+    "lg-fedavg": {"algorithm": {"name": "lg-fedavg", "batch": 16}, "peers": 5, "graph": "ring", "models": "tiny4"},
+    "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
+    "fedproto, some take part": {
+        "algorithm": {"name": "fedproto", "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
+    "fedtgp": {
+        "algorithm": {"name": "fedtgp", "prototype_epochs": 10},
+        "data": {"partition": {"name": "dirichlet"}},
+        "models": "tiny4",
+    },
+    "fedstyle, some take part": {
+        "algorithm": {**FEDSTYLE, "participation": 0.5},
+        "data": {
+            "dataset": {"name": "styled", "of": "digits", "styles": 2},
+            "partition": STYLES,
+            "augment": "simclr",
+        },
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny-cnn",
+    },
+    "fedstyle, simsiam": {
+        "algorithm": {**FEDSTYLE, "loss": "simsiam", "train_generator": True, "style_epochs": 1},
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
+    },
+    # Large steps: weights reach 0 in a few rounds, first in one direction of an edge, then in both.
+    "mapl, pruned": {
+        "algorithm": {**MAPL, "graph_lr": 2.0, "graph_steps": 3},
+        "data": {
+            "augment": "mapl",
+            "partition": {"name": "clusters", "clusters": 2, "per_class": [3, 20], "test_per_class": 5},
+        },
+        "models": "tiny4",
+        "peers": 6,
+        "rounds": 5,
+    },
+    "dfml": {
+        "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 3, "mutual_batch_models": 2},
+        "graph": {"name": "erdos-renyi", "p": 0.6},
+        "data": {"augment": "mapl"},
+        "models": "tiny4",
+        "peers": 6,
+        "rounds": 6,
+    },
+    # The aggregator's model has dropout.
+    "dfml, bridge": {
+        "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "supervision": "ce"},
+        "graph": "bridge",
+        "models": "dfml-vit-32",
+        "rounds": 5,
+    },
+    "fedavg-dec": {"algorithm": {"name": "fedavg-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
+    "fedprox-dec": {"algorithm": {"name": "fedprox-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
+    "mapl, with a budget": {
+        "algorithm": {**MAPL, "prune": False, "message_budget": 30},
+        "graph": "ring",
+        "models": "tiny4",
+        "rounds": 50,
+    },
+    "mapl, two join late": {
+        "algorithm": {**MAPL, "graph_lr": 5.0},
+        "models": "tiny4",
+        "peers": 5,
+        "rounds": 5,
+        "joins_at": {4: 1, 2: 3},
+    },
+    "meta-l2c, one joins late": {
+        "algorithm": {"name": "meta-l2c", **L2C, "prune_round": 1, "prune_to": 1},
+        "data": {"partition": TASKS},
+        "graph": "ring",
+        "peers": 5,
+        "rounds": 4,
+        "joins_at": {0: 2},
+    },
+    "mapl+": {
+        "algorithm": {**MAPL, "name": "mapl+", "graph_lr": 4.0, "graph_steps": 2},
+        "models": "tiny-cnn",
+        "peers": 5,
+    },
+    "mapl, official": {"algorithm": {**MAPL, "preset": "official"}, "graph": "star", "models": "tiny4"},
+    "l2c, pruned": {
+        "algorithm": {"name": "l2c", **L2C, "prune_round": 1, "prune_to": 1},
+        "data": {"partition": TASKS},
+        "peers": 6,
+        "rounds": 5,
+    },
+    "l2c, on disk": {
+        "algorithm": {"name": "l2c", **L2C, "precision": "bfloat16", "spool": True},
+        "data": {"partition": TASKS},
+        "graph": "ring",
+        "peers": 5,
+    },
+    # The allreduce tree has all edges of peer 0; after pruning, most of them carry nothing else.
+    "meta-l2c, pruned": {
+        "algorithm": {"name": "meta-l2c", **L2C, "prune_round": 1, "prune_to": 1},
+        "data": {"partition": TASKS},
+        "peers": 6,
+        "rounds": 5,
+    },
+}

@@ -1,0 +1,71 @@
+"""A finished peer waits until its neighbors have its messages in a checkpoint. SIGTERM ends the wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from p2pfl.session.simulate import simulate
+
+PRELUDE = """
+import time
+from p2pfl.session import checkpoint
+
+save = checkpoint.save
+
+def save_later(path, *arguments, **options):
+    while (path.parent / "hold").exists():
+        time.sleep(0.005)
+    save(path, *arguments, **options)
+
+checkpoint.save = save_later
+"""
+"""Peers whose folder has a file ``hold`` do not save their checkpoint until it is removed."""
+
+ENDLESS = 1_000_000
+
+
+def test_sigterm_ends_the_wait_of_a_finished_peer_for_its_neighbors(
+    make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Any
+) -> None:
+    """Its neighbor, which dies without a checkpoint, gets the messages of all rounds when both are started again."""
+    run = make_run(peers=2, checkpoint_every=ENDLESS, transport={"deadline": ENDLESS, "give_up": ENDLESS})
+    folder = prepare(tmp_path / "run", run)
+    (folder.peer(1).root / "hold").touch()
+    pids = altered_warm.start(folder)
+    result = until(folder.peer(0).result)
+    assert result.phase == "finished"
+    os.kill(pids[0], signal.SIGTERM)
+    os.kill(pids[0], signal.SIGTERM)
+    assert altered_warm.wait({0: pids.pop(0)}) == {0: 0}
+    assert folder.peer(0).result() == result
+    assert folder.peer(0).status().phase == "finished"
+    assert "stopped before all neighbors had the last messages" in folder.peer(0).log.read_text()
+    assert (folder.addresses / "00").exists()  # so neighbors wait for it
+
+    os.kill(pids[1], signal.SIGKILL)
+    assert altered_warm.wait(pids) == {1: -signal.SIGKILL}
+    (folder.peer(1).root / "hold").unlink()
+    assert altered_warm.run(folder) == {0: 0, 1: 0}
+    assert [files.result().digest for files in folder.peers()] == [expected.digest for expected in simulate(run)]
+    assert folder.peer(1).result().missing == 0
+    assert not list(folder.addresses.iterdir())
+
+
+def test_a_stopped_finished_peer_lets_its_neighbor_finish_when_it_is_started_again(
+    make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Any
+) -> None:
+    """Its neighbor, which keeps running, needs nothing more than the end of the edge."""
+    run = make_run(peers=2, checkpoint_every=ENDLESS, transport={"deadline": ENDLESS, "give_up": ENDLESS})
+    folder = prepare(tmp_path / "run", run)
+    (folder.peer(1).root / "hold").touch()
+    pids = altered_warm.start(folder)
+    until(folder.peer(0).result)
+    os.kill(pids[0], signal.SIGTERM)
+    assert altered_warm.wait({0: pids.pop(0)}) == {0: 0}
+    (folder.peer(1).root / "hold").unlink()
+    until(folder.peer(1).result)
+    pids.update(altered_warm.start(folder, [0]))
+    assert altered_warm.wait(pids) == {0: 0, 1: 0}
+    assert [files.result().digest for files in folder.peers()] == [expected.digest for expected in simulate(run)]

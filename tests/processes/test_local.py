@@ -1,0 +1,520 @@
+"""The local backend with fake peers: outcomes, restarts, Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from click.testing import Result as Outcome
+from rich.console import Console
+
+from launcher.backends import mps
+from launcher.backends.follow import (
+    MAX_FAILURES,
+    OUT_OF_MEMORY,
+    PeerProcesses,
+    Restart,
+    RestartPolicy,
+    follow,
+    sigterm_notice,
+)
+from launcher.backends.local import resume
+from launcher.backends.mps import CONTROL, multi_process_service
+from launcher.backends.processes import find_process
+from launcher.backends.warm import WarmProcess
+from launcher.errors import LaunchError
+from launcher.prepare import LaunchRequest
+from launcher.views.print_summary import failure_lines
+from launcher.views.progress import LineProgress
+from launcher.views.summary import summarize
+from p2pfl.errors import WriteError
+from p2pfl.session.run_folder import RunFolder
+from tests.launcher_fixtures import Invoke, MakeFolder
+
+
+def output(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@dataclass
+class Run:
+    peers: int
+    rounds: int = 3
+
+
+@pytest.fixture
+def play(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[RunFolder, PeerProcesses, str]]:
+    """Follow fake peers with these behaviors to the end. Return also what the launcher printed, without progress."""
+
+    def run(
+        *behaviors: str, meanwhile: Callable[[RunFolder], None] | None = None, restart: Restart = "never"
+    ) -> tuple[RunFolder, PeerProcesses, str]:
+        folder = make_folder(peers=len(behaviors), results=dict.fromkeys(range(len(behaviors))))
+        console = Console(file=io.StringIO(), width=300)
+        other = threading.Thread(target=meanwhile, args=(folder,)) if meanwhile else None
+        with WarmProcess(fake_peers(behaviors)) as warm:
+            if other:
+                other.start()
+            processes = follow(folder, range(len(behaviors)), Run(len(behaviors)), warm, console, restart)
+        if other:
+            other.join()
+        # The number of progress lines depends on the machine's load.
+        lines = [line for line in output(console).splitlines(True) if not line.startswith("rounds ")]
+        return folder, processes, "".join(lines)
+
+    return run
+
+
+def test_knows_the_exit_code_of_every_peer(play: Any) -> None:
+    folder, processes, _ = play("finishes", "crashes", "exits with 3", "finishes")
+    assert processes.exit_codes == {0: 0, 1: -signal.SIGSEGV, 2: 3, 3: 0}
+    assert [line.partition(";")[0] for line in failure_lines(summarize(folder, processes.exit_codes))] == [
+        "peer 1: killed by SIGSEGV", "peer 2: exit code 3"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("restart", ["never", "on-failure", "always"])
+def test_restarts_crashed_peers(play: Any, restart: Restart) -> None:
+    folder, processes, printed = play("crashes, finishes", "exits with 3, exits with 3, finishes", restart=restart)
+    if restart == "never":
+        assert processes.exit_codes == {0: -signal.SIGSEGV, 1: 3}
+        assert printed == ""
+    else:
+        assert processes.exit_codes == {0: 0, 1: 0}
+        assert summarize(folder, processes.exit_codes).finished
+        assert "peer 0: killed by SIGSEGV; restarting" in printed
+        assert printed.count("peer 1: exit code 3; restarting") == 2
+
+
+def test_does_not_restart_a_peer_without_progress_forever(play: Any) -> None:
+    _, processes, printed = play("crashes", "finishes", restart="on-failure")
+    assert processes.exit_codes == {0: -signal.SIGSEGV, 1: 0}
+    assert printed.count("restarting") == MAX_FAILURES - 1
+
+
+@pytest.mark.parametrize(("behavior", "hint"), [("crashes", ""), ("is killed", OUT_OF_MEMORY)])
+def test_reports_a_peer_that_is_no_longer_restarted(play: Any, behavior: str, hint: str) -> None:
+    _, processes, printed = play(behavior, restart="on-failure")
+    ended = f"killed by {signal.Signals(-processes.exit_codes[0]).name}"
+    reason = f"; not restarted: failed {MAX_FAILURES} times without completing a round"
+    assert printed.splitlines()[MAX_FAILURES - 1] == f"peer 0: {ended}{reason}{hint}"
+
+
+@pytest.mark.parametrize("restart", ["never", "on-failure"])
+def test_does_not_restart_a_peer_that_cannot_write(play: Any, restart: Restart) -> None:
+    _, processes, printed = play("cannot write", "finishes", restart=restart)
+    assert processes.exit_codes == {0: WriteError.exit_code, 1: 0}
+    assert printed.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room"
+    assert "restarting" not in printed
+
+
+def test_always_restarts_a_peer_that_cannot_write(play: Any) -> None:
+    _, processes, printed = play("cannot write, finishes", restart="always")
+    assert processes.exit_codes == {0: 0}
+    assert printed.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room; restarting"
+
+
+def test_keeps_restarting_a_peer_that_makes_progress(play: Any) -> None:
+    behaviors = [
+        *["crashes"] * (MAX_FAILURES - 1),
+        "crashes in round 1",
+        *["crashes"] * (MAX_FAILURES - 2),
+        "finishes",
+    ]
+    _, processes, printed = play(", ".join(behaviors), restart="on-failure")
+    assert processes.exit_codes == {0: 0}
+    assert printed.count("restarting") == len(behaviors) - 1
+
+
+def injected(folder: RunFolder, peer: int, *restart: bool) -> None:
+    lines = [json.dumps({"name": f"kill 0.{n}", "what": "kill", "restart": again}) for n, again in enumerate(restart)]
+    folder.peer(peer).chaos.write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_restarts_peers_killed_by_chaos_unless_permanently(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=2, results={})
+    policy = RestartPolicy(folder, "on-failure")
+    for count in range(1, 3 * MAX_FAILURES):
+        injected(folder, 0, *[True] * count)
+        assert policy.restarts(0, -signal.SIGKILL)
+    injected(folder, 1, True, False)
+    assert not policy.restarts(1, -signal.SIGKILL)
+    assert not RestartPolicy(folder, "always").restarts(1, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("restart", "phase"), [("on-failure", "stopped"), ("always", "finished")])
+def test_restarts_a_stopped_peer_only_if_always(play: Any, restart: Restart, phase: str) -> None:
+    folder, _, _ = play("stops, finishes", restart=restart)
+    result = folder.peer(0).result()
+    assert result is not None
+    assert result.phase == phase
+
+
+def test_follows_peers_that_outlive_the_warm_process(play: Any) -> None:
+    folder, processes, _ = play("outlives the warm process", "outlives the warm process")
+    assert processes.exit_codes == {}
+    assert summarize(folder, processes.exit_codes).finished
+
+
+def kill_warm_process() -> None:
+    """kill -9 the warm process of this process's launcher."""
+    (warm,) = (child for child in psutil.Process().children() if "--warm" in child.cmdline())
+    warm.kill()
+
+
+@pytest.mark.parametrize("dies", ["before", "after"])
+def test_restarts_a_peer_after_the_death_of_the_warm_process(play: Any, until: Any, dies: str) -> None:
+    pids: list[set[int]] = []
+
+    def meanwhile(folder: RunFolder) -> None:
+        def running() -> set[int]:
+            return {status.pid for files in folder.peers() if (status := files.status())}
+
+        pids.append(until(lambda: len(running()) == 2 and running()))
+        peer = folder.peer(1).status()
+        assert peer is not None
+        if dies == "before":
+            os.kill(peer.pid, signal.SIGKILL)
+            kill_warm_process()
+        else:
+            kill_warm_process()
+            os.kill(peer.pid, signal.SIGKILL)
+        pids.append(until(lambda: (status := folder.peer(1).status()) and status.pid != peer.pid and running()))
+        for pid in running():
+            os.kill(pid, signal.SIGTERM)
+
+    folder, processes, printed = play("waits", "waits", meanwhile=meanwhile, restart="on-failure")
+    assert len(pids[0] & pids[1]) == 1
+    assert processes.exit_codes == {1: 0}
+    assert summarize(folder, processes.exit_codes).peers[0].ended == "stopped"
+    lines = printed.splitlines()
+    assert "the warm process, which forks peers, was killed by SIGKILL; the peers keep running" in lines
+    assert any(line.startswith("peer 1: ") and line.endswith("; restarting") for line in lines)
+    assert lines.count("starting another warm process") == 1
+
+
+def test_adopts_a_peer_whose_start_was_not_reported(make_folder: MakeFolder, make_process: Any) -> None:
+    """The warm process died between the fork and its report."""
+    folder = make_folder(peers=1, results={0: None})
+    process = make_process(folder, 0)
+    processes = PeerProcesses([0])
+    assert processes.update([], warm_exited=True) == [0]
+    assert processes.adopt(0, find_process(folder, 0))
+    assert processes.running == {0}
+    processes.stop(kill=True)
+    assert process.wait(200) == -signal.SIGKILL
+
+
+@pytest.fixture
+def interruptible(until: Any) -> Callable[[], None]:
+    """Wait until the launcher handles Ctrl-C; before, it would end the tests."""
+    before = signal.getsignal(signal.SIGINT)
+    return lambda: until(lambda: signal.getsignal(signal.SIGINT) != before)
+
+
+def test_ctrl_c_stops_and_a_second_ctrl_c_kills(play: Any, until: Any, interruptible: Any) -> None:
+    def press_twice(folder: RunFolder) -> None:
+        interruptible()
+        until(lambda: all(files.status() for files in folder.peers()))
+        os.kill(os.getpid(), signal.SIGINT)
+        until(lambda: folder.peer(0).result())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    folder, processes, printed = play("waits", "stubborn", meanwhile=press_twice)
+    assert processes.exit_codes == {0: 0, 1: -signal.SIGKILL}
+    assert [line.partition(";")[0] for line in failure_lines(summarize(folder, processes.exit_codes))] == [
+        "peer 0: stopped", "peer 1: killed by SIGKILL"
+    ]  # fmt: skip
+    assert "stopping: " in printed
+    assert "killing" in printed
+
+
+def test_sigterm_prints_that_the_peers_keep_running(make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, out = make_folder(peers=1), io.StringIO()
+    killed: list[Any] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number, signal.getsignal(number))))
+    with sigterm_notice(folder, LineProgress(Console(file=out))):
+        signal.raise_signal(signal.SIGTERM)
+    assert killed == [(os.getpid(), signal.SIGTERM, signal.SIG_DFL)]
+    assert f"the peers keep running: stop them with `p2pfl stop {folder.root}`" in out.getvalue().replace("\n", " ")
+
+
+def test_ctrl_c_before_any_peer_started_kills_the_warm_process(
+    make_folder: MakeFolder, fake_peers: Any, interruptible: Any
+) -> None:
+    folder = make_folder(peers=1, results={0: None})
+
+    def press() -> None:
+        interruptible()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with WarmProcess(fake_peers(["waits"])) as warm:
+        # Suspended before it can fork, like a real one that is still importing.
+        os.kill(warm._process.pid, signal.SIGSTOP)
+        other = threading.Thread(target=press)
+        other.start()
+        processes = follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
+        other.join()
+    assert processes.started == set()
+    assert warm._process.returncode == -signal.SIGKILL
+    assert failure_lines(summarize(folder, processes.exit_codes)) == ["peer 0: never started"]
+
+
+def test_reports_the_output_of_a_dead_warm_process(make_folder: MakeFolder, fake_peers: Any) -> None:
+    folder = make_folder(peers=1, results={0: None})
+    with (
+        WarmProcess(fake_peers("dies at once")) as warm,
+        pytest.raises(LaunchError, match="no torch here"),
+    ):
+        follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
+    assert (folder.root / "warm.log").read_text() == "no torch here\n"
+
+
+def test_kills_an_unused_warm_process(fake_peers: Any) -> None:
+    warm = WarmProcess(fake_peers(["waits"]))
+    with pytest.raises(KeyboardInterrupt), warm:
+        raise KeyboardInterrupt
+    assert warm._process.returncode == -signal.SIGKILL
+
+
+# ---- the command as a whole --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launch(
+    tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+) -> Callable[..., tuple[Outcome, Path]]:
+    """`p2pfl launch` of one fake peer per behavior."""
+    file = tmp_path / "toy.yaml"
+
+    def run(behaviors: list[str], *arguments: str) -> tuple[Outcome, Path]:
+        file.write_text(
+            f"name: toy\nrounds: 3\npeers: {len(behaviors)}\nalgorithm: local\ndata: {{dataset: digits}}\n"
+        )
+        for key, value in fake_peers(behaviors).items():
+            monkeypatch.setenv(key, value)
+        return invoke("launch", file, "--run-dir", tmp_path / "run", *arguments), tmp_path / "run"
+
+    return run
+
+
+def environment(root: Path) -> Any:
+    return json.loads((root / "environment.json").read_text())
+
+
+def test_a_successful_launch(launch: Any) -> None:
+    outcome, root = launch(["finishes", "finishes"])
+    assert outcome.exit_code == 0
+    first, *rest = outcome.stdout.splitlines()
+    assert first == f"run: {root}"
+    assert str(root) not in "".join(rest)
+    assert outcome.stderr == ""
+    assert (root / "summary.json").exists()
+
+
+def test_a_launch_with_a_crashed_peer_exits_with_1(launch: Any) -> None:
+    outcome, root = launch(["finishes", "crashes"])
+    assert outcome.exit_code == 1
+    assert outcome.stdout.splitlines()[0] == f"run: {root}"
+    assert outcome.stderr == f"peer 1: killed by SIGSEGV; see {root}/peers/01/peer.log\n"
+
+
+@pytest.mark.parametrize(("folder", "path"), [("", "run"), ("elsewhere", "{root}"), ("run", "{root}")])
+def test_suggests_resume_after_a_stop(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, path: str
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    monkeypatch.chdir(tmp_path / folder)
+    outcome, root = launch(["finishes", "stops"])
+    assert outcome.exit_code == 1
+    hint = f"resume from the checkpoints with: p2pfl resume {path.format(root=root)}"
+    assert outcome.stderr.splitlines() == ["peer 1: stopped", hint]
+
+
+def test_json_is_the_only_output_on_stdout(launch: Any) -> None:
+    outcome, root = launch(["finishes", "finishes"], "--json")
+    summary = json.loads(outcome.stdout)
+    assert summary["finished"] is True
+    assert summary["run"] == str(root)
+    assert outcome.stderr.splitlines()[0] == f"run: {root}"
+
+
+def test_peers_are_clients_of_mps(launch: Any, control: Path) -> None:
+    outcome, root = launch(["finishes", "finishes"], "--set", "gpu.mps=true")
+    assert outcome.exit_code == 0
+    pipes = environment(root)["CUDA_MPS_PIPE_DIRECTORY"]
+    assert control.read_text().splitlines() == [f"{pipes}|-d|", f"{pipes}||quit"]
+
+
+def test_an_invalid_run_file_starts_no_peer(launch: Any) -> None:
+    outcome, root = launch(["finishes"], "--set", "algorithm=mapel")
+    assert outcome.exit_code == 2
+    assert "unknown 'mapel'" in outcome.stderr
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("transport", "expected"),
+    [
+        (
+            "{port: 5700, hosts: {0-1: 192.0.2.1}}",
+            "toy.yaml:6: transport.hosts: peer 0 has the address tcp://192.0.2.1:5700",
+        ),
+        (
+            "{port: 5700, address: 'tcp://192.0.2.{id}:{port}'}",
+            "toy.yaml:6: transport.address: peer 0 has the address",
+        ),
+    ],
+)
+def test_rejects_a_launch_of_peers_of_another_host(
+    tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke, transport: str, expected: str
+) -> None:
+    file = tmp_path / "toy.yaml"
+    for key, value in fake_peers(["finishes"] * 2).items():
+        monkeypatch.setenv(key, value)
+    file.write_text(
+        f"name: toy\nrounds: 2\npeers: 2\nalgorithm: local\ndata: {{dataset: digits}}\ntransport: {transport}\n"
+    )
+    outcome = invoke("launch", file, "--run-dir", tmp_path / "run")
+    assert outcome.exit_code == 2
+    assert expected in outcome.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# ---- NVIDIA's Multi-Process Service ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake control program that records its calls."""
+    calls = tmp_path / "calls"
+    program = tmp_path / "bin" / CONTROL
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY|$*|$(cat)" >> {calls}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return calls
+
+
+def test_mps_runs_as_long_as_the_context(control: Path, tmp_path: Path) -> None:
+    with multi_process_service(tmp_path / "mps", 3, print) as environment:
+        pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
+        assert control.read_text().splitlines() == [f"{pipes}|-d|"]
+        assert Path(pipes).is_dir()
+        assert len(pipes) < 60
+        assert environment["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path / "mps")
+        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33"
+    assert control.read_text().splitlines()[1:] == [f"{pipes}||quit"]
+    assert not Path(pipes).exists()
+
+
+def test_reports_that_mps_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        pytest.raises(LaunchError, match=f"gpu.mps needs {CONTROL}"),
+        multi_process_service(tmp_path / "mps", 1, print),
+    ):
+        pass
+
+
+def test_reports_that_mps_does_not_start(control: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin" / CONTROL).write_text("#!/bin/sh\nexit 1\n")
+    with (
+        pytest.raises(LaunchError, match="failed with exit code 1"),
+        multi_process_service(tmp_path / "mps", 1, print),
+    ):
+        pass
+
+
+def test_reports_that_mps_hangs_at_the_start(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Any
+) -> None:
+    (tmp_path / "bin" / CONTROL).write_text("#!/bin/sh\nexec sleep 1000\n")
+    monkeypatch.setattr(mps, "TIMEOUT", 0.1)
+    outcome, root = launch(["finishes", "finishes"], "--set", "gpu.mps=true")
+    assert outcome.exit_code == 1
+    assert outcome.stderr == (
+        f"error: {CONTROL} did not answer within 0.1 s; see {root}/mps/control.log and nvidia-smi, "
+        "or set gpu.mps: false\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"), [("exec sleep 1000", "did not answer within 3 s"), ("exit 4", "failed with exit code 4")]
+)
+def test_a_run_keeps_its_summary_if_mps_does_not_end(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Any, body: str, problem: str
+) -> None:
+    (tmp_path / "bin" / CONTROL).write_text(f'#!/bin/sh\n[ "$1" = -d ] || {body}\n')
+    monkeypatch.setattr(mps, "TIMEOUT", 3)
+    outcome, _ = launch(["finishes", "finishes"], "--set", "gpu.mps=true", "--json")
+    assert outcome.exit_code == 0
+    assert json.loads(outcome.stdout)["finished"]
+    assert f"{CONTROL} {problem}; " in outcome.stderr
+    assert "its daemon may still be running: end it with `pkill nvidia-cuda-mps`" in outcome.stderr
+
+
+def test_parses_events_that_arrive_in_pieces(fake_peers: Any) -> None:
+    with WarmProcess(fake_peers(["waits"])) as warm:
+        warm._pending = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[:10]
+        rest = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[10:]
+        read, write = os.pipe()
+        os.write(write, rest + b'\n{"event": "ready"}\n{"ev')
+        os.close(write)
+        real, warm._process.stdout = warm._process.stdout, os.fdopen(read, "rb", buffering=0)
+        try:
+            events = warm.events(1)
+        finally:
+            warm._process.stdout.close()
+            warm._process.stdout = real
+    assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
+
+
+def test_rejects_resuming_a_simulation(file: Path) -> None:
+    request = LaunchRequest(file, rounds=1)
+    folder = request.prepare(request.load(), simulated=True)
+    with pytest.raises(LaunchError, match=r"a simulated run cannot be resumed.* p2pfl launch .*run\.yaml"):
+        resume(folder, (), Console(file=io.StringIO()))
+
+
+def test_resume_starts_only_peers_of_this_folder(
+    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one of several hosts, even if its address is that of a router."""
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    network = {"peers": 5, "transport": {"port": 5700, "hosts": {"0-4": "192.0.2.1"}}}
+    folder.run_file.write_text(yaml.safe_dump(yaml.safe_load(folder.run_file.read_text()) | network))
+    for name, value in fake_peers(["finishes", "finishes", *["crashes"] * 3]).items():
+        monkeypatch.setenv(name, value)
+    _, summary = resume(folder, (), Console(file=io.StringIO()))
+    assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
+    with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
+        resume(folder, [4], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("written", ['{"seconds": 1000.0}', '{"seconds": null}', "damaged"])
+def test_the_time_of_a_resumed_run_includes_earlier_parts(
+    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    folder = make_folder(peers=2, results={0: {"seconds": {"total": 700.0}}, 1: {"phase": "stopped"}})
+    folder.summary.write_text(written)
+    for name, value in fake_peers(["waits", "finishes"]).items():
+        monkeypatch.setenv(name, value)
+    _, summary = resume(folder, [1], Console(file=io.StringIO()))
+    assert summary.finished
+    # Without a measured first part, the time is at least that of the slowest peer.
+    minimum = 1000 if "1000" in written else 700
+    assert summary.seconds is not None
+    assert minimum <= summary.seconds < minimum + 200
+    assert json.loads(folder.summary.read_text())["seconds"] == summary.seconds

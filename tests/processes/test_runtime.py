@@ -1,0 +1,445 @@
+"""Peers as processes: stopping, dying, restarting, and what a user sees."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from p2pfl.session import checkpoint, metrics
+from p2pfl.session.simulate import simulate
+
+ENDLESS = 1_000_000
+LOCAL = {"name": "local", "batch": 16}
+
+
+def resolved(run: Any, **changes: Any) -> dict[str, Any]:
+    return {**run.resolved(), **changes}
+
+
+def rounds_done(folder: Any, peer: int) -> int:
+    status = folder.peer(peer).status()
+    return 0 if status is None else status.rounds_done
+
+
+def log_of(folder: Any, peer: int) -> str:
+    return str(folder.peer(peer).log.read_text())
+
+
+# ---- stopping
+
+
+def test_sigterm_checkpoints_and_the_run_resumes_from_there(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    run = make_run(peers=2, rounds=ENDLESS, algorithm=LOCAL, checkpoint_every=ENDLESS)
+    folder = prepare(tmp_path / "run", run)
+    pids = warm.start(folder)
+    until(lambda: all(rounds_done(folder, peer) > 1 for peer in pids))
+    for number, pid in zip((signal.SIGTERM, signal.SIGINT), pids.values(), strict=True):
+        os.kill(pid, number)
+    assert warm.wait(pids) == {0: 0, 1: 0}
+    done = []
+    for files in folder.peers():
+        result, status = files.result(), files.status()
+        assert result.phase == status.phase == "stopped"
+        saved = checkpoint.load(files.checkpoint, folder.info["id"], files.peer)
+        assert saved is not None
+        assert saved["rounds_done"] == result.rounds_done == len(metrics.read(files.metrics)) > 1
+        assert f"stopped rounds_done={result.rounds_done}" in log_of(folder, files.peer)
+        assert result.digest == simulate(make_run(**resolved(run, rounds=result.rounds_done)))[files.peer].digest
+        done.append(result.rounds_done)
+
+    longer = make_run(**resolved(run, rounds=max(done) + 2))
+    folder.run_file.write_text(longer.to_yaml())
+    assert warm.run(folder) == {0: 0, 1: 0}
+    for files, expected in zip(folder.peers(), simulate(longer), strict=True):
+        assert files.result().digest == expected.digest
+        assert [record["t"] for record in metrics.read(files.metrics)] == list(range(longer.rounds))
+
+
+@pytest.mark.parametrize("algorithm", ["dpsgd", "mapl"])
+def test_resuming_all_peers_in_the_same_round_changes_nothing(
+    algorithm: str, make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    options = {"dpsgd": {"momentum": 0.9}, "mapl": {"warmup": 1, "projector_hidden": 16, "graph_lr": 5.0}}
+    run = make_run(
+        rounds=2, algorithm={"name": algorithm, "batch": 16, **options[algorithm]}, chaos={"link": {"jitter": 0.01}}
+    )
+    folder = prepare(tmp_path / "run", run)
+    assert set(warm.run(folder).values()) == {0}
+    longer = make_run(**resolved(run, rounds=4))
+    folder.run_file.write_text(longer.to_yaml())
+    assert set(warm.run(folder).values()) == {0}
+    for files, expected in zip(folder.peers(), simulate(longer), strict=True):
+        result = files.result()
+        assert (result.digest, result.sent, result.received) == (expected.digest, expected.sent, expected.received)
+        assert "resumed t=2" in log_of(folder, files.peer)
+
+
+def test_sigterm_ends_a_wait_for_a_missing_neighbor(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2, transport={"deadline": 1000}))
+    pids = warm.start(folder, [1])
+    until(lambda: (status := folder.peer(1).status()) and status.phase == "waiting" and status.waiting_for == [0])
+    os.kill(pids[1], signal.SIGTERM)
+    assert warm.wait(pids) == {1: 0}
+    assert folder.peer(1).result().phase == "stopped"
+
+
+def test_sigterm_before_the_first_round(
+    make_run: Any, prepare: Any, tmp_path: Path, until: Any, monkeypatch: Any
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    # Reading this blocks.
+    folder.run_file.unlink()
+    os.mkfifo(folder.run_file)
+    with subprocess.Popen([sys.executable, "-c", START, str(folder.root)]) as process:
+        until(folder.peer(0).status)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(200) == 0
+    assert folder.peer(0).status().phase == "stopped"
+
+
+START = """
+import sys
+from pathlib import Path
+from p2pfl.session.run_folder import RunFolder
+from peers.runtime import run_peer
+sys.exit(run_peer(RunFolder(Path(sys.argv[1])), 0))
+"""
+
+
+# ---- dying
+
+
+def test_others_finish_without_a_killed_peer_and_log_it(
+    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+) -> None:
+    rounds = 20
+    folder = prepare(
+        tmp_path / "run", make_run(rounds=rounds, chaos={"link": {"jitter": 0.03}}, transport={"give_up": 0.3})
+    )
+    hold(folder, 10)
+    pids = gated_warm.start(folder)
+    until(lambda: rounds_done(folder, 2) > 1)
+    os.kill(pids[2], signal.SIGKILL)
+    hold(folder, None)
+    assert gated_warm.wait(pids) == {0: 0, 1: 0, 2: -signal.SIGKILL, 3: 0}
+    assert folder.peer(2).result() is None
+    for peer in (0, 1, 3):
+        result = folder.peer(peer).result()
+        assert (result.phase, result.rounds_done) == ("finished", rounds)
+        records = metrics.read(folder.peer(peer).metrics)
+        without = [record["t"] for record in records if record["missing"] == {"Parameters": [2]}]
+        assert without == list(range(without[0], rounds))
+        assert all(record["missing"] == {} for record in records[: without[0]])
+        assert result.missing == len(without) > 0
+        assert all("2" not in records[t]["received"] for t in without)
+        assert f"missing kind=Parameters peers=2 t={without[0]}" in log_of(folder, peer)
+        assert "neighbor declared dead peer=2: no connection for 0.3 s" in log_of(folder, peer)
+
+
+def test_stopped_peer_is_waited_for_until_give_up(
+    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+) -> None:
+    transport = {"give_up": 0.5, "deadline": 1000}
+    folder = prepare(tmp_path / "run", make_run(rounds=20, chaos={"link": {"jitter": 0.02}}, transport=transport))
+    hold(folder, 10)
+    pids = gated_warm.start(folder)
+    until(lambda: rounds_done(folder, 3) > 1)
+    os.kill(pids[3], signal.SIGTERM)
+    assert gated_warm.wait({3: pids.pop(3)}) == {3: 0}
+    hold(folder, None)
+    assert set(gated_warm.wait(pids).values()) == {0}
+    assert folder.peer(3).result().phase == "stopped"
+    for peer in range(3):
+        assert folder.peer(peer).result().rounds_done == 20
+        assert "neighbor declared dead peer=3: no connection for 0.5 s" in log_of(folder, peer)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "mapl", "mapl, pruned", "meta-l2c, pruned"])
+def test_killing_and_restarting_peers_changes_nothing(
+    method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+) -> None:
+    """The promise: a crash is invisible. Each peer is killed twice, two at once."""
+    mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+    algorithm = {
+        "dpsgd": {"name": "dpsgd", "batch": 16},
+        "mapl": mapl,
+        "mapl, pruned": {**mapl, "graph_lr": 1.5},
+        "meta-l2c, pruned": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 4, "prune_to": 1, "spool": True},
+    }
+    run = make_run(
+        algorithm=algorithm[method],
+        data={"partition": {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}},
+        rounds=18,
+        checkpoint_every=3,
+        graph="ring",
+        chaos={"link": {"jitter": 0.02}},
+    )
+    folder, calm = prepare(tmp_path / "run", run), prepare(tmp_path / "calm", run)
+    expected = simulate(run, calm)
+    hold(folder, 3)
+    pids = gated_warm.start(folder)
+    for at, victims in ((1, [0]), (3, [1, 2]), (5, [3]), (7, [2, 3]), (9, [0, 1])):
+        until(lambda victims=victims, at=at: all(rounds_done(folder, peer) >= at for peer in victims))
+        for peer in victims:
+            os.kill(pids[peer], signal.SIGKILL)
+        assert gated_warm.wait({peer: pids[peer] for peer in victims}) == dict.fromkeys(victims, -signal.SIGKILL)
+        hold(folder, at + 4)
+        pids.update(gated_warm.start(folder, victims))
+    hold(folder, None)
+    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
+    for files, calm_result in zip(folder.peers(), expected, strict=True):
+        result = files.result()
+        assert (result.phase, result.rounds_done, result.missing) == ("finished", 18, 0)
+        assert (result.digest, result.sent, result.received) == (
+            calm_result.digest,
+            calm_result.sent,
+            calm_result.received,
+        )
+        assert [record["t"] for record in metrics.read(files.metrics)] == list(range(18))
+        assert "resumed t=" in log_of(folder, files.peer)
+
+
+@pytest.mark.parametrize("method", ["dpsgd", "mapl, pruned"])
+def test_damaged_checkpoints_change_nothing(
+    method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+) -> None:
+    """Two neighbors are killed at once and find their last checkpoints damaged; so does one that has finished."""
+    mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 1.5}
+    run = make_run(
+        algorithm={"dpsgd": {"name": "dpsgd", "batch": 16}, "mapl, pruned": mapl}[method],
+        rounds=12,
+        checkpoint_every=2,
+        graph="ring",
+        chaos={"link": {"jitter": 0.02}},
+    )
+    folder, longer = prepare(tmp_path / "run", run), make_run(**resolved(run, rounds=14))
+
+    def damage(peer: int) -> None:
+        path = folder.peer(peer).checkpoint
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    hold(folder, 7)
+    pids = gated_warm.start(folder)
+    # All wait before round 7, so none is killed between the two renames of a checkpoint.
+    until(lambda: all(rounds_done(folder, peer) == 7 for peer in (1, 2)))
+    for peer in (1, 2):
+        os.kill(pids[peer], signal.SIGKILL)
+    assert gated_warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)
+    for peer in (1, 2):
+        damage(peer)
+    hold(folder, None)
+    pids.update(gated_warm.start(folder, [1, 2]))
+    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
+    for peer in (1, 2):
+        assert "checkpoint.pt: damaged: checksum mismatch; resuming from" in log_of(folder, peer)
+
+    folder.run_file.write_text(longer.to_yaml())
+    damage(3)
+    assert gated_warm.run(folder) == dict.fromkeys(range(4), 0)
+    assert "resuming from the previous checkpoint, after round 11" in log_of(folder, 3)
+    for files, calm in zip(folder.peers(), simulate(longer), strict=True):
+        result = files.result()
+        assert (result.phase, result.rounds_done, result.missing) == ("finished", 14, 0)
+        assert (result.digest, result.sent, result.received) == (calm.digest, calm.sent, calm.received)
+        assert [record["t"] for record in metrics.read(files.metrics)] == list(range(14))
+
+
+def test_peers_finish_without_the_warm_process(
+    make_run: Any, prepare: Any, another_warm: Any, hold: Any, until: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(rounds=12, chaos={"link": {"jitter": 0.03}}))
+    hold(folder, 6)
+    pids = another_warm.start(folder)
+    peers = [psutil.Process(pid) for pid in pids.values()]
+    until(lambda: rounds_done(folder, 0) > 0)
+    another_warm.kill()
+    another_warm.running.clear()
+    hold(folder, None)
+    _, alive = psutil.wait_procs(peers, 200)
+    assert not alive
+    assert [files.result().rounds_done for files in folder.peers()] == [12] * 4
+    assert not list(folder.addresses.iterdir())
+
+
+# ---- seen from outside
+
+
+def test_peer_process_has_a_title_and_no_files_of_its_parent(
+    make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
+) -> None:
+    folder = prepare(tmp_path / "run", make_run(rounds=ENDLESS, chaos={"link": {"jitter": 0.01}}))
+    pids = warm.start(folder)
+    until(lambda: all(rounds_done(folder, peer) for peer in pids))
+    try:
+        parents = {
+            os.readlink(f"/proc/{warm.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{warm.process.pid}/fd")
+        }
+        for peer, pid in pids.items():
+            process = psutil.Process(pid)
+            assert " ".join(process.cmdline()).strip() == f"p2pfl peer {peer} {folder.root}"
+            files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)}
+            assert files == {os.devnull, str(folder.peer(peer).output)}
+            pipes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            assert not {one for one in pipes & parents if one.startswith(("pipe:", "socket:"))}
+            connections = process.net_connections("tcp")
+            listening = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+            assert len(listening) == 1
+            assert (folder.addresses / f"{peer:02d}").read_text().endswith(f":{listening.pop()}")
+            assert (
+                sum(c.status == psutil.CONN_ESTABLISHED for c in connections) == 6
+            )  # two with each of three neighbors
+    finally:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGTERM)
+    assert set(warm.wait(pids).values()) == {0}
+
+
+def test_warm_process_has_one_thread(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(rounds=1, algorithm=LOCAL, data={"augment": "mapl"}))
+    assert set(warm.run(folder).values()) == {0}
+    assert psutil.Process(warm.process.pid).num_threads() == 1
+
+
+def test_warm_process_survives_a_request_without_run_folder(
+    make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+) -> None:
+    warm.running[0] = 0
+    warm._stdin.write(f'{{"run": "{tmp_path}", "peers": [0]}}\n'.encode())
+    error = f"{tmp_path}: not a run folder (no run.yaml in it); `p2pfl list` shows the runs"
+    assert warm._event() == {"event": "exited", "peer": 0, "code": 1, "error": error}
+    folder = prepare(tmp_path / "run", make_run(rounds=1, peers=2, algorithm=LOCAL))
+    assert warm.run(folder) == {0: 0, 1: 0}
+
+
+# ---- errors at the start
+
+
+def test_peer_is_not_started_twice(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    """Peers outlive their launcher: resuming the run must not start a second process."""
+    folder = prepare(tmp_path / "run", make_run(peers=2, rounds=1, algorithm=LOCAL))
+    files = folder.peer(1)
+    with files.log.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert warm.run(folder) == {0: 0, 1: 1}
+    assert files.status() is None  # the other process writes it
+    assert "peer 1 is already running (process unknown); exiting" in log_of(folder, 1)
+    assert warm.run(folder) == {0: 0, 1: 0}
+
+
+def failed(folder: Any, peer: int, *expected: str) -> None:
+    status = folder.peer(peer).status()
+    assert status.phase == "failed"
+    for text in expected:
+        assert text in status.error
+        assert text in log_of(folder, peer)
+    assert "Traceback" not in log_of(folder, peer)
+    assert status.error.count("\n") == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without GPU")
+def test_reports_a_missing_gpu(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2, algorithm=LOCAL, device="cuda"))
+    assert warm.run(folder) == {0: 1, 1: 1}
+    failed(folder, 0, "device: cuda, but torch finds no GPU on this host; use device: auto or cpu")
+
+
+def test_reports_two_damaged_checkpoints(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    run = make_run(peers=2, rounds=1, algorithm=LOCAL)
+    folder = prepare(tmp_path / "run", run)
+    assert warm.run(folder) == {0: 0, 1: 0}
+    path = folder.peer(1).checkpoint
+    for one in (path, checkpoint.previous(path)):
+        one.write_bytes(b"torn")
+    assert warm.run(folder) == {0: 0, 1: 1}
+    failed(folder, 1, "checkpoint.pt: damaged", "checkpoint-previous.pt: damaged", "remove both")
+    assert folder.peer(0).result().phase == "finished"
+
+
+def test_reports_an_invalid_run_file(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    folder.run_file.write_text(folder.run_file.read_text().replace("name: dpsgd", "name: dpsdg"))
+    assert warm.run(folder) == {0: 1, 1: 1}
+    failed(folder, 0, "run.yaml:", "algorithm.name", "did you mean 'dpsgd'?")
+
+
+def test_earlier_result_does_not_hide_a_failure(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2, rounds=1, algorithm=LOCAL))
+    assert warm.run(folder) == {0: 0, 1: 0}
+    folder.run_file.write_text(folder.run_file.read_text().replace("rounds: 1", "rounds: 0"))
+    assert warm.run(folder) == {0: 1, 1: 1}
+    assert folder.peer(0).result() is None
+    failed(folder, 0, "run.yaml:", "rounds")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--run", "{tmp}/nowhere", "--me", "0"], "not a run folder (no run.yaml in it)"),
+        (["--run", "{tmp}/run", "--me", "7"], "has no folder of peer 7"),
+        (["--run", "{tmp}/run"], "give --run FOLDER and --me N"),
+        (["--me", "1"], "give --run FOLDER and --me N"),
+    ],
+)
+def test_reports_wrong_arguments(
+    make_run: Any, prepare: Any, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    from click.testing import CliRunner
+
+    from peers.__main__ import main
+
+    prepare(tmp_path / "run", make_run(peers=2))
+    result = CliRunner().invoke(main, [argument.format(tmp=tmp_path) for argument in arguments])
+    assert result.exit_code in (1, 2)
+    assert expected in result.output
+    assert "Traceback" not in result.output
+
+
+def test_peer_started_by_hand_echoes_its_log(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from peers.__main__ import main
+
+    folder = prepare(tmp_path / "run", make_run(peers=1, algorithm=LOCAL, data={"partition": "iid"}))
+    outcome = CliRunner().invoke(main, ["--run", str(folder.root), "--me", "0"])
+    assert outcome.exit_code == 0, outcome.output
+    first, *shown = outcome.stdout.splitlines()
+    kept = log_of(folder, 0).splitlines()
+    assert first == "peer 0: loading torch"
+    assert len(shown) == len(kept) > 2
+    for line, whole in zip(shown, kept, strict=True):
+        assert whole.partition("T")[2].startswith(line)
+    assert "finished accuracy=" in shown[-1]
+    assert outcome.stderr == ""
+
+
+def test_peer_started_by_hand_prints_its_error(make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    from click.testing import CliRunner
+
+    from peers import runtime
+    from peers.__main__ import main
+
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+
+    def run_peer(folder: Any, me: int, run: Any, *, report_error: Any, echo: Any) -> int:
+        report_error(f"{folder.peer(me).metrics}: no room")
+        return 73
+
+    monkeypatch.setattr(runtime, "run_peer", run_peer)
+    outcome = CliRunner().invoke(main, ["--run", str(folder.root), "--me", "1"])
+    assert outcome.exit_code == 73
+    assert outcome.stderr == f"{folder.peer(1).metrics}: no room\n"

@@ -1,0 +1,4 @@
+from tests.simulation.search import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Bugs planted on purpose, one at a time: each violates one sentence of docs/reliability.md or docs/wire.md.
+
+A planted bug replaces one method of the project's code in this process, and nothing on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from p2pfl.messaging.control import Entry, Id
+from p2pfl.messaging.edge import Reader, Writer
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import Journal
+from p2pfl.messaging.mailbox import Mailbox
+from p2pfl.messaging.receivers import Begin, Receivers
+from p2pfl.messaging.wire import Message
+from p2pfl.session.saving import Saver
+from peers.connection import Connection
+from peers.io_context import IoContext
+from peers.zmq_link import ZmqLink
+
+Method = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    """One sentence about the bug, and a function from the correct method to the buggy one."""
+
+    summary: str
+    owner: type
+    method: str
+    change: Callable[[Method], Method]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with patch.object(self.owner, self.method, self.change(getattr(self.owner, self.method))):
+            yield
+
+
+def _take_instead_of(verdict: str) -> Callable[[Method], Method]:
+    def change(entry: Method) -> Method:
+        def planted(self: Reader, message: Entry) -> str:
+            found: str = entry(self, message)
+            return "take" if found == verdict else found
+
+        return planted
+
+    return change
+
+
+def _send_durable_too_early(checkpointed: Method) -> Method:
+    # Two rounds: one is covered by the checkpoint before the last.
+    return lambda self, durable: checkpointed(self, durable + 2)
+
+
+def _want_too_late(hello: Method) -> Method:
+    def planted(self: Reader, *, references: bool) -> None:
+        if self.next.number:
+            self.next = self.next.next
+        hello(self, references=references)
+
+    return planted
+
+
+def _want_the_next_round(create: Method) -> Method:
+    def planted(self: Reader, next: Id, budget: int, new_epoch: Callable[[], int]) -> None:
+        create(self, Id(next.t + (next.t > 0), 0), budget, new_epoch)
+
+    return planted
+
+
+def _repeat_from_the_start(want: Method) -> Method:
+    def planted(self: Writer, message: Any, now: float) -> None:
+        want(self, message, now)
+        if self.position == message.next and message.next.number > 1:
+            self.position = Id(message.next.t, message.next.number + 1)
+
+    return planted
+
+
+def _leave_early(must_wait: Method) -> Method:
+    return lambda self, finished, closing_for: must_wait(self, finished=False, closing_for=closing_for)
+
+
+def _save_no_journal(state_dict: Method) -> Method:
+    return lambda self, before: {**state_dict(self, before), "entries": []}
+
+
+def _drop_too_much(drop: Method) -> Method:
+    return lambda self, to, before, **options: drop(self, to, before + (before > 0), **options)
+
+
+def _number_anew(begin: Method) -> Method:
+    def planted(self: Journal, t: int) -> None:
+        begin(self, t)
+        if t and not self._live:  # after a restart
+            self._next = Id(t, 1)
+
+    return planted
+
+
+def _send_durable_before_saving(save: Method) -> Method:
+    async def planted(self: Saver, state: Any) -> None:
+        self._endpoint.link.checkpointed(state["rounds_done"])
+        await save(self, state)
+
+    return planted
+
+
+def _ignore_reconnection(regained: Method) -> Method:
+    return lambda self, sender: None
+
+
+def _skip_no_rounds(next_round: Method) -> Method:
+    return lambda self, t: t
+
+
+def _miss_some_statements(state: Method) -> Method:
+    def planted(self: Receivers, neighbor: int, t: int, sources: Any) -> None:
+        if t % 3:
+            state(self, neighbor, t, sources)
+
+    return planted
+
+
+def _do_not_wait_for_begin(receivers: Method) -> Method:
+    async def planted(self: Endpoint) -> set[int]:
+        if self._receivers is None:
+            self._receivers = self.edges.of_round(self.t)
+        return self._receivers
+
+    return planted
+
+
+def _close_no_round(accept: Method) -> Method:
+    def planted(self: Endpoint, message: Message) -> None:
+        if not isinstance(message.body, Begin):
+            accept(self, message)
+
+    return planted
+
+
+def _leak_window(pending: Method) -> Method:
+    return lambda self, peer: self.delivered[peer]
+
+
+PLANTED_BUGS: Mapping[str, PlantedBug] = {
+    "duplicates": PlantedBug(
+        "a reader takes what it has, and what old epochs repeat", Reader, "entry", _take_instead_of("ignore")
+    ),
+    "gaps": PlantedBug("a reader takes entries after a gap", Reader, "entry", _take_instead_of("gap")),
+    "durable-early": PlantedBug(
+        "Want.durable covers rounds that are not saved", ZmqLink, "checkpointed", _send_durable_too_early
+    ),
+    "durable-before": PlantedBug(
+        "Want.durable is raised before the checkpoint is saved", Saver, "_write", _send_durable_before_saving
+    ),
+    "want-late": PlantedBug("a reader asks anew for one entry too few", Reader, "hello", _want_too_late),
+    "restart-late": PlantedBug(
+        "a restarted peer wants the round after its checkpoint", Reader, "__init__", _want_the_next_round
+    ),
+    "replay-late": PlantedBug("an epoch starts one entry too late", Writer, "want", _repeat_from_the_start),
+    "leave-early": PlantedBug("a peer leaves before its neighbors have saved", Connection, "must_wait", _leave_early),
+    "journal-not-saved": PlantedBug("checkpoints lack the journal", Journal, "state_dict", _save_no_journal),
+    "drop-early": PlantedBug("one round too many is dropped", Journal, "drop", _drop_too_much),
+    "renumbered": PlantedBug("a repeated round gets other numbers", Journal, "begin", _number_anew),
+    "window-leak": PlantedBug("the window never opens again", IoContext, "pending", _leak_window),
+    "statements-missed": PlantedBug(
+        "some statements of sources are ignored", Receivers, "state", _miss_some_statements
+    ),
+    "begin-not-awaited": PlantedBug(
+        "a method that prunes does not wait for Begin", Endpoint, "receivers", _do_not_wait_for_begin
+    ),
+    "begin-ignored": PlantedBug("Begin closes no round", Endpoint, "accept", _close_no_round),
+    "never-readmitted": PlantedBug(
+        "a reconnected peer stays declared dead", Mailbox, "mark_connected", _ignore_reconnection
+    ),
+    "never-catches-up": PlantedBug("a returning peer skips no rounds", Endpoint, "next_round", _skip_no_rounds),
+}

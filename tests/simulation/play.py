@@ -1,0 +1,93 @@
+"""Plays the schedule of one seed over the project's real code."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+from p2pfl import PeerId
+from p2pfl.errors import P2pflError
+from p2pfl.messaging import edge, schema
+from p2pfl.rng import Streams
+from p2pfl.run_file.run import Run
+from p2pfl.session import checkpoint, compute_slot, files, metrics, reporting, saving, session
+from p2pfl.session.run_folder import Result
+from tests.simulation import disk as disks
+from tests.simulation.algorithm import DigestAlgorithm
+from tests.simulation.mesh import Mesh
+from tests.simulation.reference import reference_results
+from tests.simulation.schedule import FOREVER, Schedule, draw
+
+
+@dataclass
+class Outcome:
+    """How the run of one schedule ended.
+
+    Attributes:
+        counts: faults and their consequences, by kind.
+        seconds: virtual time.
+        results: how each finished peer ended.
+    """
+
+    seed: int
+    schedule: Schedule
+    violations: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    trace: list[str] = field(default_factory=list)
+    results: dict[PeerId, Result] = field(default_factory=dict)
+
+    @property
+    def trace_digest(self) -> str:
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+
+def play(seed: int) -> Outcome:
+    """Draw the schedule of a seed and run it."""
+    random = Random(seed)
+    schedule = draw(random)
+    with _simulated():
+        outcome = Outcome(seed, schedule)
+        try:
+            expected = reference_results(schedule) if schedule.waits_forever else None
+        except P2pflError as error:
+            outcome.violations.append(f"the fault-free run fails: {error}")
+        else:
+            Mesh(outcome, random, expected).play()
+    return outcome
+
+
+@contextmanager
+def _simulated() -> Iterator[None]:
+    """Replace what the session uses of the outside world, apart from its link."""
+
+    def method(run: Run, me: PeerId, host: Any, device: Any, streams: Streams) -> DigestAlgorithm:
+        return DigestAlgorithm(host, me, streams)
+
+    def now() -> float:
+        return asyncio.get_running_loop().time()
+
+    with ExitStack() as stack:
+        for module, name, value in (
+            (session, "make_algorithm", method),
+            *((module, "perf_counter", now) for module in (session, saving, compute_slot, reporting)),
+            (reporting, "STATUS_EVERY", FOREVER),
+            (edge, "BY_VALUE", 0),
+            (edge, "CHUNK", 8),
+            (schema, "MAX_HEADER", 256),  # so that windows close
+            (checkpoint, "write_atomically", disks.write_atomically),
+            (files, "write_atomically", disks.write_atomically),
+            (metrics, "write_atomically", disks.write_atomically),
+            (metrics, "append_line", disks.append_line),
+            (saving, "sync", disks.sync),
+            (saving, "on_thread", disks.on_thread),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        yield

@@ -1,0 +1,100 @@
+"""The fault-free run of a schedule: all peers in one process without sockets, as `p2pfl simulate` runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, cast
+
+from p2pfl import PeerId
+from p2pfl.messaging.local import LocalHub
+from p2pfl.messaging.net import Net
+from p2pfl.messaging.schema import Body
+from p2pfl.run_file.load import from_dict
+from p2pfl.run_file.run import Run
+from p2pfl.session.run_folder import Result
+from p2pfl.session.session import Session
+from tests.simulation.algorithm import Said, summary
+from tests.simulation.clock import VirtualLoop
+from tests.simulation.schedule import Schedule
+
+RUN_ID = "0123456789abcdef"
+
+
+@dataclass
+class Expected:
+    """What every peer of a schedule without deadlines must end with and receive."""
+
+    results: list[Result] = field(default_factory=list)
+    received: dict[tuple[PeerId, int, int], str] = field(default_factory=dict)
+    """By peer, round and part."""
+
+
+class ModelFreeSession(Session):
+    def _evaluate(self) -> None:
+        """There is no model to evaluate."""
+
+
+def reference_results(schedule: Schedule) -> Expected:
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(_ReferenceRun(schedule).play())
+    finally:
+        loop.close()
+
+
+class _ReferenceRun:
+    """The host of all peers' algorithms."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.expected = Expected()
+
+    async def play(self) -> Expected:
+        run, hub = run_of(self.schedule), LocalHub()
+        log = logging.Logger("reference run", logging.CRITICAL)
+        sessions = [ModelFreeSession(run, me, RUN_ID, cast(Any, self), log=log) for me in range(run.peers)]
+        for session in sessions:
+            hub.join(session.endpoint)
+
+        async def play(session: Session) -> Result:
+            try:
+                return await session.run()
+            finally:
+                hub.finish(session.me)
+
+        self.expected.results = list(await asyncio.gather(*map(play, sessions)))
+        return self.expected
+
+    async def train(self) -> None:
+        return
+
+    def on_send(self, net: Net, part: int, deadlines: float, bodies: Sequence[Said]) -> None:
+        return
+
+    def on_received(self, net: Net, part: int, sources: Sequence[PeerId], bodies: Mapping[PeerId, Body]) -> None:
+        self.expected.received[net.me, net.t, part] = summary(bodies)
+
+
+def run_of(schedule: Schedule) -> Run:
+    """Return the checked run file of a schedule."""
+    template = _template()
+    changes = {
+        "rounds": schedule.rounds,
+        "peers": schedule.topology.peers,
+        "joins_at": dict(schedule.joins_at),
+        "checkpoint_every": schedule.checkpoint_every,
+        "eval_every": schedule.rounds,
+        "transport": schedule.transport,
+    }
+    return replace(template, file=template.file.model_copy(update=changes), topology=schedule.topology)
+
+
+@cache
+def _template() -> Run:
+    return from_dict(
+        {"name": "simulated", "rounds": 1, "peers": 2, "data": {"dataset": "digits"}, "algorithm": "local"}
+    )

@@ -1,0 +1,160 @@
+"""One schedule: the graph, the operations of each round, the wait policy and the faults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal
+
+from p2pfl import PeerId
+from p2pfl.messaging.topology import Topology
+from p2pfl.run_file.schema import Transport
+from tests.simulation.network import NetworkConditions, Partition
+
+Operation = Literal["exchange", "again", "reply", "some", "sum"]
+"""Exchange with all neighbors; exchange the same kind once more; send a different body to each neighbor; exchange
+with random participants as senders; allreduce."""
+Fault = Literal["crash", "disconnect", "isolate", "stall-io", "stall-loop", "stop"]
+"""Kill some peers; break one connection; break all connections of a peer; stall an I/O thread; stall an event loop;
+stop a peer gracefully."""
+
+FOREVER = 1e6
+"""Virtual seconds: longer than any run."""
+GIVE_UP = 300.0
+"""``transport.give_up`` of schedules without deadlines: longer than any peer stays down."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What happens in one simulated run.
+
+    Attributes:
+        waits_forever: no deadline ever ends a wait and every peer restarts, so the run must end exactly like a
+            fault-free one.
+        operations: by round.
+        prune_rounds: rounds after which each peer stops receiving from some of its neighbors.
+        training: mean seconds per round.
+        faults: in order, ``fault_interval`` seconds apart on average.
+        crashes: upper bound for the whole run.
+        steps_to_crash: mean number of steps that a process takes before it crashes.
+        restart_delay: mean seconds until a peer restarts.
+        never_restarted: peers that are not restarted after a crash.
+        corruption_rate: probability that the latest checkpoint is corrupted when a peer restarts.
+    """
+
+    waits_forever: bool
+    topology: Topology
+    rounds: int
+    checkpoint_every: int
+    joins_at: Mapping[PeerId, int]
+    operations: Sequence[Sequence[Operation]]
+    prune_rounds: frozenset[int]
+    transport: Transport
+    conditions: NetworkConditions
+    training: float
+    faults: Sequence[Fault]
+    fault_interval: float
+    crashes: int
+    steps_to_crash: float
+    restart_delay: float
+    never_restarted: frozenset[PeerId]
+    corruption_rate: float
+
+    def __str__(self) -> str:
+        transport, conditions = self.transport, self.conditions
+        waits = f"deadline={transport.deadline:g}s give_up={transport.give_up:g}s quorum={transport.quorum:g}"
+        if transport.adaptive is not None:
+            waits += f" adaptive={transport.adaptive:g}"
+        lines = [
+            f"{self.topology.peers} peers, edges {' '.join(f'{i}-{j}' for i, j in self.topology.edges)}",
+            f"rounds={self.rounds} checkpoint_every={self.checkpoint_every} joins_at={dict(self.joins_at)}",
+            *(
+                f"round {t}: {', '.join(operations)}{'; prune' * (t in self.prune_rounds)}"
+                for t, operations in enumerate(self.operations)
+            ),
+            "no deadlines" if self.waits_forever else waits,
+            f"queue={transport.queue} delay={conditions.delay:g}s slow_fraction={conditions.slow_fraction:g}"
+            f" keys={conditions.keys} same_host={conditions.same_host}",
+            *(f"partition of {sorted(p.island)} from {p.begins:g}s to {p.heals:g}s" for p in conditions.partitions),
+            f"faults: {', '.join(self.faults) or 'none'}",
+            f"crashes<={self.crashes}, every {self.steps_to_crash:g} steps; "
+            f"never restarted: {sorted(self.never_restarted)}",
+            f"restart_delay={self.restart_delay:g}s corruption_rate={self.corruption_rate:g}",
+        ]
+        return "\n".join(lines)
+
+
+def draw(random: Random) -> Schedule:
+    """Draw one schedule. The order of the calls on ``random`` is part of every seed: do not change it."""
+    waits_forever = random.random() < 0.6
+    peers = random.choice([2, 2, 3, 3, 4, 4, 5, 6])
+    rounds = random.randint(2, 7) if waits_forever else random.randint(4, 20)
+    delay = 10.0 ** random.uniform(-4.0, -1.0 if waits_forever else -1.7)
+    joiners = random.sample(range(peers), random.randint(1, peers - 1)) if random.random() < 0.2 else []
+    schedule = Schedule(
+        waits_forever=waits_forever,
+        topology=_graph(random, peers),
+        rounds=rounds,
+        checkpoint_every=random.choice([1, 1, 2, 3] if waits_forever else [1, 2, 4, 8]),
+        joins_at={peer: random.randint(1, rounds - 1) for peer in sorted(joiners)},
+        operations=[_operations(random) for _ in range(rounds)],
+        prune_rounds=_prune_rounds(random, rounds),
+        transport=_transport(random, waits_forever),
+        conditions=NetworkConditions(
+            delay=delay,
+            slow_fraction=random.choice([0.0, 0.02, 0.1]) if waits_forever else 0.0,
+            capacity=random.choice([1, 4, 100]),
+            thread_latency=10.0 ** random.uniform(-4.0, -2.0),
+            keys=random.random() < 0.4,
+            partitions=[_partition(random, peers) for _ in range(random.choice([0, 0, 0, 1, 2]))],
+        ),
+        training=random.choice([0.01, 0.1, 1.0]) if waits_forever else random.choice([0.1, 1.0]),
+        faults=random.choices(
+            ("crash", "disconnect", "isolate", "stall-io", "stall-loop", "stop"), k=random.randint(0, 10)
+        ),
+        fault_interval=random.choice([0.02, 0.2, 1.0, 4.0]),
+        crashes=random.choice([0, 1, 2, 4, 8] if waits_forever else [0, 2, 4, 8, 16]),
+        steps_to_crash=random.choice([5.0, 30.0, 100.0, 300.0] if waits_forever else [30.0, 100.0, 300.0, 1000.0]),
+        restart_delay=random.choice([0.1, 2.0, 10.0] if waits_forever else [0.1, 4.0, 10.0, 20.0]),
+        never_restarted=frozenset() if waits_forever else frozenset(j for j in range(peers) if random.random() < 0.2),
+        corruption_rate=random.choice([0.0, 0.0, 0.3] if waits_forever else [0.0, 0.3, 0.6]),
+    )
+    return replace(schedule, conditions=replace(schedule.conditions, same_host=random.random() < 0.5))
+
+
+def _graph(random: Random, peers: int) -> Topology:
+    tree = [(peer, random.randrange(peer)) for peer in range(1, peers)]
+    density = random.choice([0.0, 0.3, 1.0])
+    more = [(i, j) for i in range(peers) for j in range(i) if random.random() < density]
+    return Topology.from_edges(peers, [*tree, *more])
+
+
+def _operations(random: Random) -> list[Operation]:
+    optional: tuple[Operation, ...] = ("again", "reply", "some", "sum")
+    return ["exchange", *(operation for operation in optional if random.random() < 0.25)]
+
+
+def _prune_rounds(random: Random, rounds: int) -> frozenset[int]:
+    if random.random() < 0.3:
+        return frozenset(t for t in range(rounds) if random.random() < 0.3)
+    return frozenset()
+
+
+def _transport(random: Random, waits_forever: bool) -> Transport:
+    queue = random.choice([1, 2, 4, 64])
+    if waits_forever:
+        return Transport(deadline=FOREVER, give_up=GIVE_UP, queue=queue)
+    return Transport(
+        deadline=random.choice([2.0, 5.0]),
+        adaptive=random.choice([None, None, 4.0]),
+        quorum=random.choice([0.0, 0.0, 0.5, 1.0]),
+        give_up=random.choice([0.5, 2.0, 10.0]),
+        queue=queue,
+    )
+
+
+def _partition(random: Random, peers: int) -> Partition:
+    island = frozenset(random.sample(range(peers), random.randint(1, peers - 1)))
+    begins = random.uniform(0.0, 8.0)
+    return Partition(island, begins, begins + random.choice([0.5, 5.0, 45.0]))

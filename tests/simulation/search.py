@@ -1,0 +1,101 @@
+"""Play many schedules and report violations."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import click
+
+from tests.simulation.planted_bugs import PLANTED_BUGS
+from tests.simulation.play import Outcome, play
+
+
+@click.command(help=(__doc__ or "") + " Exits with 1 if a promise is broken; with --bug, if none is.")
+@click.option("--schedules", default=2000, show_default=True, help="Number of schedules to play.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the first schedule; each next one adds 1.")
+@click.option("--minutes", default=30.0, show_default=True, help="Real time after which the search ends.")
+@click.option("--replay", type=int, metavar="SEED", help="Play one schedule twice and print its events.")
+@click.option("--bug", type=click.Choice([*PLANTED_BUGS, "all"]), help="Plant a bug and search until it is found.")
+def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None) -> None:
+    if bug == "all":
+        _find_all(schedules, seed)
+    elif replay is not None:
+        _replay(replay, bug)
+    else:
+        _search(schedules, seed, minutes, bug)
+
+
+def outcomes(schedules: int, seed: int, bug: str | None = None) -> Iterator[Outcome]:
+    """Play schedules one after the other, with a planted bug or without."""
+    with _planted(bug):
+        for number in range(seed, seed + schedules):
+            yield play(number)
+
+
+def _planted(bug: str | None) -> AbstractContextManager[None]:
+    return nullcontext() if bug is None else PLANTED_BUGS[bug].planted()
+
+
+def _search(schedules: int, seed: int, minutes: float, bug: str | None) -> None:
+    began = time.perf_counter()
+    counts: Counter[str] = Counter()
+    played, without_deadlines, virtual, failed = 0, 0, 0.0, 0
+    for outcome in outcomes(schedules, seed, bug):
+        played += 1
+        without_deadlines += outcome.schedule.waits_forever
+        virtual += outcome.seconds
+        counts += outcome.counts
+        if outcome.violations:
+            failed += 1
+            _show(outcome, bug)
+            if bug is not None:
+                break
+        if sys.stderr.isatty() and played % 20 == 0:
+            click.echo(f"\r{played} of {schedules} schedules, {failed} with violations ", err=True, nl=False)
+        if time.perf_counter() - began > 60.0 * minutes:
+            break
+    real = time.perf_counter() - began
+    click.echo(
+        f"{played} schedules, {without_deadlines} without deadlines and {played - without_deadlines} with: "
+        f"{virtual:,.0f} s of virtual time in {real:.0f} s"
+    )
+    for event, count in sorted(counts.items()):
+        click.echo(f"  {count:8,} {event}")
+    click.echo(f"{failed} schedules with violations")
+    if (failed == 0) == (bug is not None):
+        sys.exit(1)
+
+
+def _find_all(schedules: int, seed: int) -> None:
+    missed = 0
+    for name, bug in PLANTED_BUGS.items():
+        began = time.perf_counter()
+        found = next((outcome for outcome in outcomes(schedules, seed, name) if outcome.violations), None)
+        seconds = time.perf_counter() - began
+        missed += found is None
+        result = "NOT FOUND" if found is None else f"seed {found.seed}, after {seconds:.1f} s: {found.violations[0]}"
+        click.echo(f"{name:18} {bug.summary}: {result}")
+    sys.exit(1 if missed else 0)
+
+
+def _show(outcome: Outcome, bug: str | None) -> None:
+    click.echo(f"seed {outcome.seed}, trace {outcome.trace_digest[:16]}")
+    for violation in outcome.violations[:5]:
+        click.echo(f"    {violation}")
+    option = "" if bug is None else f" --bug {bug}"
+    click.echo(f"    python -m tests.simulation --replay {outcome.seed}{option}")
+
+
+def _replay(seed: int, bug: str | None) -> None:
+    first, second = (next(outcomes(1, seed, bug)) for _ in range(2))
+    click.echo(first.schedule)
+    for event in first.trace:
+        click.echo(event)
+    _show(first, bug)
+    same = first.trace_digest == second.trace_digest
+    click.echo("played twice: same trace" if same else f"played twice: TRACES DIFFER, {second.trace_digest[:16]}")
+    sys.exit(0 if same and not first.violations else 1)

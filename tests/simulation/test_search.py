@@ -1,0 +1,49 @@
+"""The search finds no violation in 300 schedules, and finds bugs that were planted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.planted_bugs import PLANTED_BUGS
+from tests.simulation.play import play
+from tests.simulation.search import outcomes
+
+ROOT = Path(__file__).parents[2]
+CHUNK = 50
+
+
+@pytest.mark.parametrize("first_seed", range(100_000, 100_300, CHUNK))
+def test_finds_no_violation(first_seed: int) -> None:
+    played = list(outcomes(CHUNK, first_seed))
+    assert [(outcome.seed, outcome.violations) for outcome in played if outcome.violations] == []
+    assert {outcome.schedule.waits_forever for outcome in played} == {True, False}
+    counts = sum((outcome.counts for outcome in played), Counter[str]())
+    assert counts.keys() >= {"crashes", "connections broken", "messages lost in transit", "stops"}
+    assert counts["checkpoints corrupted"] > 0
+
+
+@pytest.mark.parametrize("bug", ["replay-late", "durable-early", "leave-early"])
+def test_finds_planted_bug_and_replays_it(bug: str) -> None:
+    seed = next(outcome.seed for outcome in outcomes(200, 0, bug) if outcome.violations)
+    with PLANTED_BUGS[bug].planted():
+        first, second = play(seed), play(seed)
+    assert first.violations == second.violations != []
+    assert first.trace_digest == second.trace_digest
+    assert play(seed).violations == []
+
+
+def test_replays_a_seed_in_another_process() -> None:
+    """Hashes of strings, addresses and ids differ there."""
+    outcome = play(7)
+    command = [sys.executable, "-m", "tests.simulation", "--replay", "7"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"seed 7, trace {outcome.trace_digest[:16]}" in done.stdout
+    assert "same trace" in done.stdout

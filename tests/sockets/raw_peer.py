@@ -1,0 +1,138 @@
+"""A neighbor made of bare sockets, and what tests of ZmqLink share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import zmq
+
+from p2pfl.messaging import control, wire
+from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Control, Entry, Hello, Id, Start, Want
+from p2pfl.messaging.schema import Body, Layout, MessageSchema
+from peers.sockets import Sockets
+from peers.zmq_link import ZmqLink
+from tests.bodies import RUN_ID, Block, Word
+
+BLOCK = Block(torch.zeros(1000, 1000))
+LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
+SCHEMA = MessageSchema(LAYOUTS)
+HELLO = Hello("d", "", "")
+
+
+async def die(link: ZmqLink) -> None:
+    """End as after kill -9: close the sockets without sending anything."""
+
+    def fail() -> None:
+        raise ConnectionAbortedError("killed by the test")
+
+    assert isinstance(link.world, Sockets)
+    link.io.submit(fail)
+    await asyncio.to_thread(link.world.thread.join)
+
+
+def want(epoch: int, next: Id = Id(0, 0), durable: int = 0, window: int = 1 << 40, **others: bool) -> Want:
+    return Want(epoch, next, durable, window, **{"idle": True, "references": False, **others})
+
+
+def by_value(body: Body, epoch: int, id: Id, previous: Id = BEFORE) -> tuple[Entry, list[bytes]]:
+    """Return an entry that fits into one chunk, and its frames."""
+    encoded = wire.encode(body)
+    stored = [b"".join(encoded.parts())] if encoded.size else []
+    return Entry(epoch, id, previous, encoded.size), [encoded.header, *stored]
+
+
+class RawPeer:
+    """A neighbor that sends only what a test has it send."""
+
+    def __init__(self, me: int, addresses: Path) -> None:
+        self.me = me
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.dealer = self.context.socket(zmq.DEALER)
+        for end in (self.router, self.dealer):
+            end.set(zmq.RCVTIMEO, 100_000)
+            end.set(zmq.LINGER, 0)
+            end.set(zmq.SNDHWM, 0)
+        self.router.set(zmq.ROUTER_HANDOVER, 1)  # as a real peer, whose neighbors reconnect under one identity
+        self.router.bind("tcp://127.0.0.1:*")
+        self.address = self.router.get_string(zmq.LAST_ENDPOINT)
+        (addresses / f"{me:02d}").write_text(self.address)
+        self.epoch = -1
+        """The link's, once ``write`` has begun it."""
+        self.greeted = 0
+        """Number of the last Hello received."""
+
+    def connect(self, link: ZmqLink, identity: str | None = None) -> None:
+        self.dealer.set(zmq.IDENTITY, (identity or f"{self.me}>{link.me}").encode())
+        self.dealer.connect(link.address)
+
+    def send(self, message: Control, *frames: Any, run: str = RUN_ID) -> None:
+        if isinstance(message, Want):
+            message = replace(message, hello=self.greeted)
+        self.dealer.send_multipart([control.pack(message, run), *frames])
+
+    async def answer(self) -> Control:
+        """Receive an answer to what was sent."""
+        frames = await asyncio.to_thread(self.dealer.recv_multipart)
+        return control.unpack(frames, None, FROM_READER)[0]
+
+    async def receive(self) -> tuple[bytes, Control, list[bytes]]:
+        """Receive what the link sends on its own connection: its identity, the message, and its frames."""
+        identity, *frames = await asyncio.to_thread(self.router.recv_multipart)
+        message = control.unpack(frames, RUN_ID, (*FROM_WRITER, Want))[0]
+        if isinstance(message, Hello):
+            self.greeted = message.number
+        return identity, message, frames[1:]
+
+    async def expect(self, kind: type[Control]) -> Any:
+        """Receive messages until one is of this kind, and return it."""
+        while not isinstance(found := (await self.receive())[1], kind):
+            pass
+        return found
+
+    # ---- as a reader
+
+    async def read(self, link: ZmqLink, **wanted: Any) -> Start:
+        """Connect, and have the link begin to send."""
+        self.connect(link)
+        await self.expect(Hello)
+        self.send(want(1, **wanted))
+        start: Start = await self.expect(Start)
+        return start
+
+    async def body(self) -> Body:
+        """Receive the body of the next entry that fits into one chunk, except Begin."""
+        while True:
+            _, message, frames = await self.receive()
+            if isinstance(message, Entry) and b"Begin" not in frames[0][:10]:
+                plan = wire.check(frames[0], SCHEMA)
+                stored = torch.frombuffer(bytearray(frames[1]), dtype=torch.uint8) if plan.size else None
+                return plan.message(message.id.t, 0, stored).body
+
+    # ---- as a writer
+
+    async def write(self, link: ZmqLink, *, begins: int = 0, hello: Hello = HELLO) -> None:
+        """Connect, and begin to send."""
+        self.connect(link)
+        await self.begin_epoch(begins=begins, hello=hello)
+
+    async def begin_epoch(self, *, begins: int = 0, hello: Hello = HELLO) -> Want:
+        self.send(hello)
+        asked: Want = await self.expect(Want)
+        while asked.epoch == self.epoch:
+            asked = await self.expect(Want)
+        self.epoch = asked.epoch
+        self.send(Start(self.epoch, begins, 0))
+        return asked
+
+    def put(self, body: Body, t: int = 0, number: int = 0, previous: Id = BEFORE) -> None:
+        """Send an entry of the current epoch."""
+        message, frames = by_value(body, self.epoch, Id(t, number), previous)
+        self.send(message, *frames)
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)

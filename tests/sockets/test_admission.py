@@ -1,0 +1,162 @@
+"""Limits on connections, handshakes, and incomplete messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from p2pfl.messaging.schema import Layout
+from peers import admission, zmq_sockets
+from tests.bodies import PAIR, Word
+
+LAYOUTS = [Layout.of(Word(""))]
+
+
+def greeting(mechanism: bytes = b"NULL") -> bytes:
+    """The first 64 bytes of ZMTP 3.1."""
+    return b"\xff" + bytes(7) + b"\x01\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def ready(identity: bytes) -> bytes:
+    """A complete handshake without keys."""
+    metadata = b""
+    for name, value in ((b"Socket-Type", b"DEALER"), (b"Identity", identity)):
+        metadata += bytes([len(name)]) + name + struct.pack(">I", len(value)) + value
+    command = b"\x05READY" + metadata
+    return bytes([4, len(command)]) + command
+
+
+@pytest.fixture
+def connections() -> Iterator[list[socket.socket]]:
+    made: list[socket.socket] = []
+    yield made
+    for connection in made:
+        connection.close()
+
+
+async def connect(address: str, connections: list[socket.socket], timeout: float = 100.0) -> socket.socket:
+    host, port = address.removeprefix("tcp://").split(":")
+    connection = await asyncio.to_thread(socket.create_connection, (host, int(port)), timeout)
+    connections.append(connection)
+    return connection
+
+
+async def up(mesh: Any, peer: int, **options: Any) -> Any:
+    endpoint = mesh.endpoint(peer, PAIR, LAYOUTS)
+    await mesh.link(endpoint, **options).start()
+    return endpoint
+
+
+async def exchange(endpoints: list[Any], t: int) -> None:
+    received = await asyncio.gather(*(endpoint.begin(t).exchange(Word(f"{endpoint.me}")) for endpoint in endpoints))
+    assert received == [{1: Word("1")}, {0: Word("0")}]
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+async def test_ignores_connections_beyond_the_limit_until_some_end(
+    sockets: Any, encrypted: Any, with_keys: bool, connections: list[socket.socket], monkeypatch: Any, caplog: Any,
+    eventually: Any,
+) -> None:  # fmt: skip
+    mesh = encrypted if with_keys else sockets
+    monkeypatch.setattr(zmq_sockets, "EXTRA_CONNECTIONS", 6)
+    monkeypatch.setattr(zmq_sockets, "HANDSHAKE_TIMEOUT", 1000.0)  # no connection ends before all are open
+    zero, one = await up(mesh, 0), await up(mesh, 1)
+    await exchange([zero, one], 0)
+    most = 6 + 4 * len(zero.neighbors)
+    for _ in range(most - 1):  # besides the neighbor
+        await connect(zero.link.address, connections)
+    await eventually(lambda: f"connection limit reached connections={most}: dropping new ones" in caplog.text)
+    with pytest.raises(TimeoutError):
+        await connect(zero.link.address, connections, timeout=0.5)
+    await exchange([zero, one], 1)  # over the connections that exist
+    waiting = asyncio.create_task(connect(zero.link.address, connections))
+    await asyncio.sleep(0)
+    connections.pop().close()
+    await waiting
+
+
+@pytest.mark.parametrize("opening", [b"", b"\xff", greeting(b"CURVE")])
+async def test_cuts_off_unfinished_handshakes(
+    encrypted: Any, connections: list[socket.socket], monkeypatch: Any, caplog: Any, eventually: Any, opening: bytes
+) -> None:
+    monkeypatch.setattr(zmq_sockets, "HANDSHAKE_TIMEOUT", 0.5)
+    zero = await up(encrypted, 0)
+    connection = await connect(zero.link.address, connections)
+    connection.sendall(opening)
+    assert await asyncio.to_thread(read_to_the_end, connection) < 1000
+    await eventually(lambda: "connection refused: handshake failed or timed out" in caplog.text)
+    await exchange([zero, await up(encrypted, 1)], 0)
+
+
+def read_to_the_end(connection: socket.socket) -> int:
+    received = 0
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(1 << 16):
+            received += len(chunk)
+    return received
+
+
+def resident() -> int:
+    """Return the bytes that this process has in memory, after malloc returned what is free."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(psutil.Process().memory_info().rss)
+
+
+async def test_cuts_off_oversized_incomplete_messages_and_frees_their_memory(
+    sockets: Any, connections: list[socket.socket], monkeypatch: Any, caplog: Any, eventually: Any
+) -> None:
+    monkeypatch.setattr(zmq_sockets, "MAX_FRAME", 1 << 17)
+    monkeypatch.setattr(zmq_sockets, "UNREAD_ALLOWANCE", 1 << 23)
+    monkeypatch.setattr(admission, "COUNT_INTERVAL", 0.1)
+    zero = await up(sockets, 0)
+    connection = await connect(zero.link.address, connections)
+    connection.sendall(greeting() + ready(b"7>0"))
+    frame = b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16)  # a long frame, and more to come
+    other = await up(sockets, 1)
+    await exchange([zero, other], 0)
+    before = resident()
+
+    def pour() -> None:
+        for _ in range(1 << 12):  # 256 MB
+            connection.sendall(frame)
+        while connection.recv(1 << 16):  # its greeting, until it closes
+            pass
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await asyncio.to_thread(pour)
+    await eventually(lambda: "incomplete message exceeds" in caplog.text)
+    await eventually(lambda: resident() < before + (1 << 26))
+    await exchange([zero, other], 1)
+    assert zero.dropped == {}
+
+
+async def test_closes_connections_with_oversized_frames(
+    sockets: Any, connections: list[socket.socket], eventually: Any
+) -> None:
+    zero = await up(sockets, 0)
+    connection = await connect(zero.link.address, connections)
+    connection.sendall(greeting() + ready(b"1>0") + b"\x02" + struct.pack(">Q", zmq_sockets.MAX_FRAME + 1))
+    assert await asyncio.to_thread(read_to_the_end, connection) < 1000
+    await exchange([zero, await up(sockets, 1)], 0)
+
+
+async def test_many_messages_do_not_count_as_an_oversized_one(sockets: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(zmq_sockets, "MAX_FRAME", 1 << 17)
+    monkeypatch.setattr(zmq_sockets, "UNREAD_ALLOWANCE", 1 << 21)
+    monkeypatch.setattr(admission, "COUNT_INTERVAL", 0.0)
+    zero, one = await up(sockets, 0), await up(sockets, 1)
+    text = "x" * 100_000
+    for t in range(200):
+        await one.begin(t).broadcast(Word(text))
+        assert await zero.begin(t).gather(Word) == {1: Word(text)}
+    (connection,) = zero.link.world._router.guard.connections.values()
+    assert connection.bytes_read > 200 * 100_000

@@ -1,0 +1,125 @@
+"""ZmqLink: how neighbors find each other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pfl.errors import RunFolderError
+from p2pfl.messaging.topology import Topology
+from peers import io_loop, resolver
+from peers.io_context import TICK
+from peers.runtime import allow_many_sockets
+from tests.bodies import PAIR, Word, complete
+from tests.sockets.raw_peer import LAYOUTS
+
+pytestmark = pytest.mark.usefixtures("no_needless_waits")
+
+
+async def test_peers_may_start_in_any_order(sockets: Any) -> None:
+    endpoints = [sockets.endpoint(me, complete(5), LAYOUTS) for me in range(5)]
+    links = [sockets.link(endpoint) for endpoint in endpoints]
+    tasks = []
+    for me in random.sample(range(5), 5):
+        await links[me].start()
+        tasks.append(asyncio.create_task(endpoints[me].begin(0).exchange(Word(f"from {me}"))))
+        await asyncio.sleep(random.choice([0, 0.03]))
+    for task in tasks:
+        assert len(await task) == 4
+
+
+async def test_finds_an_address_published_within_one_tick_of_the_file_systems_clock(
+    sockets: Any, alone: Any, eventually: Any, tmp_path: Path
+) -> None:
+    await eventually(lambda: alone.link.io.context.next_check > 0)
+    before = tmp_path.stat()
+    second = sockets.endpoint(1, PAIR, LAYOUTS)
+    await sockets.link(second).start()
+    os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    await second.begin(0).broadcast(Word("here I am"))
+    assert await alone.begin(0).gather(Word) == {1: Word("here I am")}
+    await alone.begin(0).broadcast(Word("so I see"))
+    assert await second.begin(0).gather(Word) == {0: Word("so I see")}
+
+
+async def test_connects_a_complete_graph(sockets: Any) -> None:
+    allow_many_sockets()
+    endpoints = await sockets.open(complete(30), LAYOUTS, faults={"delay": 0.0})
+    received = await asyncio.gather(*(endpoint.begin(0).exchange(Word("hello")) for endpoint in endpoints))
+    assert [len(one) for one in received] == [29] * 30
+
+
+async def test_survives_an_address_that_another_peer_took_over(sockets: Any, tmp_path: Path, eventually: Any) -> None:
+    """After a restart, peer 2 may have the port that was peer 1's."""
+    topology = complete(3)
+    endpoints = [sockets.endpoint(me, topology, LAYOUTS) for me in range(3)]
+    links = [sockets.link(endpoint) for endpoint in endpoints]
+    await links[2].start()
+    (tmp_path / "01").write_text(links[2].address)
+    await links[0].start()
+    net, other = endpoints[0].begin(0), endpoints[2].begin(0)
+    await net.broadcast(Word("from 0"))
+    assert await other.gather(Word, of=[0]) == {0: Word("from 0")}
+    await links[1].start()
+    assert await endpoints[1].begin(0).gather(Word, of=[0]) == {0: Word("from 0")}
+    await net.send(2, Word("once more"))
+    assert await other.gather(Word, of=[0]) == {0: Word("once more")}
+
+
+async def test_withdraws_its_address_when_closed(sockets: Any, alone: Any, tmp_path: Path) -> None:
+    assert (tmp_path / "00").read_text() == alone.link.address
+    await sockets.close()
+    assert not (tmp_path / "00").exists()
+
+
+async def test_reports_an_address_that_cannot_be_bound(sockets: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    with pytest.raises(RunFolderError, match=r"tcp://203\.0\.113\.1:\* cannot be bound"):
+        await sockets.link(endpoint, host="203.0.113.1").start()
+    sockets.links.clear()
+
+
+async def test_connects_by_host_name_with_several_addresses(sockets: Any, monkeypatch: Any, eventually: Any) -> None:
+    monkeypatch.setattr(resolver, "ADDRESS_PERIOD", 0.3)
+    monkeypatch.setattr(io_loop, "STALE", 0.1)
+    monkeypatch.setattr(resolver, "look_up_host", lambda host, port: {"alpha": ["192.0.2.1", "127.0.0.1"]}[host])
+    zero, one = await sockets.open(PAIR, LAYOUTS, address="tcp://alpha:{port}")
+    assert zero.link.address == zero.link.bound.replace("127.0.0.1", "alpha")
+    received = await asyncio.gather(*(endpoint.begin(0).exchange(Word("by name")) for endpoint in (zero, one)))
+    assert received == [{1: Word("by name")}, {0: Word("by name")}]
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_connects_over_ipv6(encrypted: Any, host: str) -> None:
+    zero, one = await encrypted.open(PAIR, LAYOUTS, host=host)
+    assert zero.link.address.startswith("tcp://[::1]:")
+    received = await asyncio.gather(*(endpoint.begin(0).exchange(Word("six")) for endpoint in (zero, one)))
+    assert received == [{1: Word("six")}, {0: Word("six")}]
+
+
+async def test_logs_once_which_neighbors_were_not_reached(
+    sockets: Any, caplog: Any, monkeypatch: Any, eventually: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    star = Topology.from_edges(4, [(0, 1), (0, 2), (0, 3)])
+    links = [sockets.link(sockets.endpoint(me, star, LAYOUTS)) for me in range(2)]
+    (sockets.addresses / "03").write_text("tcp://127.0.0.1:9")  # where no process listens
+    for link in links:
+        await link.start()
+    await eventually(lambda: links[0].io.connections[1].up)
+    assert "neighbors not reached yet" not in caplog.text
+    monkeypatch.setattr(io_loop, "OVERDUE", 0.0)
+    await eventually(lambda: "not reached yet" in caplog.text)
+    look = links[0].io.context.next_check
+    await eventually(lambda: links[0].io.context.next_check > look + TICK)
+    lines = [record.getMessage() for record in caplog.records if "not reached yet" in record.getMessage()]
+    where = f"each peer writes its address to {sockets.addresses} unless transport.hosts has it"
+    assert lines == [f"neighbors not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9; {where}"]

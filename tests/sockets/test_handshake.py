@@ -1,0 +1,202 @@
+"""ZmqLink: handshakes, and messages that are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import msgpack
+import pytest
+import torch
+
+from p2pfl.errors import HandshakeError, NetError
+from p2pfl.messaging import control
+from p2pfl.messaging.control import Entry, Hello, Id, Refused, Start, Want
+from p2pfl.messaging.topology import Topology
+from peers import io_loop
+from tests.bodies import PAIR, RUN_ID, Block, Word
+from tests.sockets.raw_peer import BLOCK, HELLO, LAYOUTS, by_value, want
+
+pytestmark = pytest.mark.usefixtures("no_needless_waits")
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_refuses_a_different_run_file_on_both_sides(
+    sockets: Any, together: bool, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 1000.0)  # until both have failed
+    endpoints = [sockets.endpoint(me, PAIR, LAYOUTS, deadline=1000) for me in range(2)]
+
+    async def one(me: int) -> None:
+        link = sockets.link(endpoints[me], config_hash=f"{me}" * 64, deadline=1000)
+        await link.start()
+        try:
+            await endpoints[me].begin(0).gather(Word)
+        finally:
+            await sockets.shut(link)
+
+    tasks = [asyncio.create_task(one(0))]
+    if not together:
+        await eventually(lambda: sockets.links and sockets.links[0].io.context.next_check > 0)
+    tasks.append(asyncio.create_task(one(1)))
+    await eventually(lambda: all(endpoint.failure for endpoint in endpoints))
+    monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 0.0)
+    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(first, HandshakeError)
+    assert isinstance(second, HandshakeError)
+    assert "refused peer 0: run file differs: peer 0 has digest 000000000000…, peer 1 has 111111111111…" in str(first)
+    assert "peer 0 at tcp://127.0.0.1:" in str(second)
+
+
+async def test_refuses_another_run_and_another_protocol_version(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    other.connect(alone.link)
+    other.send(HELLO, run="another run")
+    assert await other.answer() == Refused(f"message of run 'another run'; this peer is in run '{RUN_ID}'")
+    other.dealer.send(msgpack.packb([3, "whatever", "version 3 says"]))
+    assert await other.answer() == Refused(f"protocol version 3; this peer uses {control.VERSION}")
+    other.send(HELLO)
+    await other.expect(Want)  # the refused messages had no effect
+
+
+async def test_refusal_ends_waits_and_is_logged_in_one_line(alone: Any, raw: Any, caplog: Any) -> None:
+    other = raw(1)
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    identity, message, _ = await other.receive()
+    assert isinstance(message, Hello)
+    assert identity == b"0>1"
+    reason = "no\n2026-11-21T10:00:00.000 INFO    finished" + "!" * 3000
+    other.router.send_multipart([identity, control.pack(Refused(reason), RUN_ID)])
+    with pytest.raises(HandshakeError, match=r"peer 1 at tcp://\S+ refused peer 0: no\?2026-11-21T10\S+ INFO    fin"):
+        await waiting
+    assert max(len(record.getMessage()) for record in caplog.records) < 500
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
+    sockets: Any, raw: Any, settled: bool, caplog: Any, eventually: Any
+) -> None:
+    stranger = raw(1)
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, hosts={"1": stranger.address} if settled else {}).start()
+    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    identity, *_ = await stranger.receive()
+    stranger.router.send_multipart([identity, control.pack(Refused("this is another run"), "another run")])
+    if settled:
+        with pytest.raises(HandshakeError, match=r"peer 1 at tcp://\S+ refused peer 0: this is another run"):
+            await waiting
+        return
+    await eventually(lambda: "another process has the address peer=1 address=" in caplog.text)
+    stranger.close()
+    neighbor = raw(1)  # it starts, and publishes its address
+    await neighbor.read(endpoint.link)
+    await eventually(lambda: endpoint.link.io.connections[1].up)
+    assert endpoint.failure is None
+    waiting.cancel()
+
+
+async def test_answer_of_another_protocol_version_is_a_refusal(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    identity, *_ = await other.receive()
+    other.router.send_multipart([identity, msgpack.packb([7])])
+    with pytest.raises(HandshakeError, match=r"peer 1 .* refused peer 0: protocol version 7; this peer uses"):
+        await waiting
+
+
+async def test_refusal_ends_a_blocked_send(sockets: Any, raw: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
+    await sockets.link(endpoint, queue=2).start()
+    other = raw(1)
+    net = endpoint.begin(0)
+
+    async def send() -> None:
+        for _ in range(4):
+            await net.broadcast(Word("…"))
+
+    sending = asyncio.create_task(send())
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    identity, *_ = await other.receive()
+    other.router.send_multipart([identity, control.pack(Refused("no"), RUN_ID)])
+    await sending
+    with pytest.raises(HandshakeError):
+        await net.gather(Word)
+
+
+async def test_sends_only_hello_before_it_is_told_from_where(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    await alone.begin(0).broadcast(Word("after Want"))
+    assert isinstance((await other.receive())[1], Hello)
+    assert not await asyncio.to_thread(other.router.poll, 300)
+    other.connect(alone.link)
+    other.send(want(17))
+    assert (await other.receive())[1] == Start(17, 0, 0)
+    assert await other.body() == Word("after Want")
+
+
+@pytest.mark.parametrize("identity", ["2>0", "1>3", "x", "1", "01>0", "0>1"])
+async def test_drops_messages_of_unknown_senders(
+    sockets: Any, raw: Any, identity: str, caplog: Any, eventually: Any
+) -> None:
+    endpoint = sockets.endpoint(0, Topology.from_edges(3, [(0, 1), (1, 2)]), LAYOUTS)
+    await sockets.link(endpoint).start()
+    stranger, neighbor = raw(2), raw(1)
+    stranger.connect(endpoint.link, identity)
+    stranger.send(HELLO)
+    await eventually(lambda: f"message from unknown sender dropped identity={identity.encode()!r}" in caplog.text)
+    await neighbor.write(endpoint.link)
+    neighbor.put(Word("it is me"))
+    assert await endpoint.begin(0).gather(Word) == {1: Word("it is me")}
+    assert endpoint.dropped == {}
+
+
+async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: Any, eventually: Any) -> None:
+    other = raw(1)
+    await other.write(alone.link)
+    entry, good = by_value(Word("good"), other.epoch, Id(0, 99))
+    envelope = msgpack.unpackb(control.pack(entry, RUN_ID))
+    garbage: list[list[Any]] = [
+        [b""],
+        [b"\xc1garbage", b"more"],
+        [os.urandom(100)],
+        [b"x" * (control.MAX_ENVELOPE + 1)],
+        *([msgpack.packb(value)] for value in (7, [], envelope[:5], [*envelope, 1])),
+        [msgpack.packb(envelope), *good, b"", b"a frame too many"],
+        [control.pack(Refused("not allowed here"), RUN_ID)],
+        *([msgpack.packb([*envelope[:at], -1, *envelope[at + 1 :]]), *good] for at in range(3, len(envelope))),
+    ]
+    for frames in garbage:
+        other.dealer.send_multipart(frames)
+    for number, body in enumerate([b"\xc1", b"", msgpack.packb(["Word", 1, {"text": 7}, []])]):  # passed over
+        other.send(Entry(other.epoch, Id(0, number), Id(-1, 0), 0), body)
+    wrong, frames = by_value(Block(torch.zeros(2)), other.epoch, Id(0, 50))
+    other.send(wrong, *frames)
+    other.send(entry, *good)
+    assert await alone.begin(0).gather(Word) == {1: Word("good")}
+    await eventually(lambda: alone.dropped == {1: len(garbage) + 4})
+    assert alone.failure is None
+
+
+async def test_body_over_the_limit_raises_an_error_at_the_sender(sockets: Any) -> None:
+    endpoints = await sockets.open(PAIR, LAYOUTS, max_message=1000)
+    with pytest.raises(NetError, match=r"a body of 4000000 bytes cannot be sent: transport\.max_message is 1000"):
+        await endpoints[0].begin(0).broadcast(BLOCK)
+
+
+async def test_answers_while_the_event_loop_is_blocked(alone: Any, raw: Any) -> None:
+    other = raw(1)
+    other.connect(alone.link)
+    other.send(HELLO)
+    answers: list[Any] = []
+
+    def wait_for_want() -> None:
+        while not answers or b"Want" not in answers[-1][1]:
+            answers.append(other.router.recv_multipart())
+
+    thread = threading.Thread(target=wait_for_want)
+    thread.start()
+    thread.join(100)  # meanwhile our event loop is blocked
+    assert not thread.is_alive()

@@ -1,0 +1,151 @@
+"""ZmqLink: neighbors that disconnect and reconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import pytest
+import torch
+import zmq
+
+from p2pfl.messaging import control
+from p2pfl.messaging.control import Refused
+from tests.bodies import PAIR, Block, Word, complete
+from tests.sockets.raw_peer import LAYOUTS, die
+
+pytestmark = pytest.mark.usefixtures("no_needless_waits")
+
+
+async def test_waits_for_a_killed_neighbor_end(sockets: Any, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    endpoints = await sockets.open(complete(4), LAYOUTS, give_up=0.5)
+
+    async def play(endpoint: Any, first: int, last: int) -> list[int]:
+        received = []
+        for t in range(first, last):
+            received.append(len(await endpoint.begin(t).exchange(Word("…"))))
+            endpoint.finish(t)
+        return received
+
+    assert await asyncio.gather(*(play(endpoint, 0, 2) for endpoint in endpoints)) == [[3, 3]] * 4
+    await die(endpoints[3].link)
+    assert await asyncio.gather(*(play(endpoint, 2, 12) for endpoint in endpoints[:3])) == [[2] * 10] * 3
+    assert (
+        caplog.text.count("neighbor declared dead peer=3: no connection for 0.5 s") == 3
+    )  # once each, not in every round
+    assert endpoints[0].missing == {"Word": [3]}
+
+
+async def test_reconnects_to_a_neighbor_that_restarts_elsewhere(sockets: Any, eventually: Any) -> None:
+    zero, one = await sockets.open(PAIR, LAYOUTS, give_up=0.2)
+    for t in range(2):
+        await asyncio.gather(*(endpoint.begin(t).exchange(Word(f"{t}")) for endpoint in (zero, one)))
+    link = one.link
+    for t in range(2, 4):
+        await die(link)
+        await eventually(lambda: zero.mailbox.is_disconnected(1))
+        one = again = sockets.revived(one, t)
+        link = sockets.link(again)
+        await link.start()
+        net = zero.begin(t)
+        await again.begin(t).broadcast(Word("back"))
+        await eventually(lambda: not zero.mailbox.is_disconnected(1))
+        await net.broadcast(Word("welcome back"))
+        assert await net.gather(Word) == {1: Word("back")}
+        assert await again.begin(t).gather(Word) == {0: Word("welcome back")}
+
+
+async def test_reconnects_to_a_neighbor_that_restarts_before_give_up(sockets: Any, eventually: Any) -> None:
+    zero, one = await sockets.open(PAIR, LAYOUTS)
+    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (zero, one)))
+    await die(one.link)
+    waiting = asyncio.create_task(zero.begin(1).gather(Word))
+    await eventually(lambda: not zero.link.io.connections[1].up)
+    again = sockets.revived(one, 1)
+    await sockets.link(again).start()
+    await again.begin(1).broadcast(Word("back"))
+    assert await waiting == {1: Word("back")}
+    await zero.begin(1).broadcast(Word("hello again"))
+    assert await again.begin(1).gather(Word) == {0: Word("hello again")}
+
+
+async def test_declares_no_neighbor_dead_after_being_suspended(
+    sockets: Any, eventually: Any, monkeypatch: Any
+) -> None:
+    zero, one = await sockets.open(PAIR, LAYOUTS)
+    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (zero, one)))
+    await die(one.link)
+    waiting = asyncio.create_task(zero.begin(1).gather(Word))
+    await eventually(lambda: not zero.link.io.connections[1].up)
+    monkeypatch.setattr(zero.link.world, "now", lambda: time.monotonic() + 1000)
+    await eventually(lambda: zero.link.io.context.stood_still > 999)
+    assert not zero.link.io.connections[1].disconnected
+    again = sockets.revived(one, 1)
+    await sockets.link(again).start()
+    await again.begin(1).broadcast(Word("back"))
+    assert await waiting == {1: Word("back")}
+
+
+async def test_reconnects_after_another_process_had_the_port(
+    alone: Any, raw: Any, caplog: Any, eventually: Any
+) -> None:
+    neighbor = raw(1)
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    await neighbor.read(alone.link)
+    neighbor.router.close()
+    context = zmq.Context()
+    try:
+        for attempt in range(3):  # two other processes, then the neighbor
+            router = context.socket(zmq.ROUTER)
+            router.set(zmq.RCVTIMEO, 100_000)
+            router.set(zmq.LINGER, 1000)
+            while True:
+                with contextlib.suppress(zmq.ZMQError):
+                    router.bind(neighbor.address)
+                    break
+            identity, *_ = await asyncio.to_thread(router.recv_multipart)
+            if attempt < 2:
+                router.send_multipart([identity, control.pack(Refused("wrong run"), "another")])
+                router.close()  # lingers until the answer is sent
+        assert identity == b"0>1"  # it connects to the neighbor again
+    finally:
+        waiting.cancel()
+        context.destroy(linger=0)
+    assert caplog.text.count("another process has the address peer=1") == 1
+    assert alone.failure is None
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02])
+async def test_replays_what_was_lost_with_tcp_connections(sockets: Any, delay: float, eventually: Any) -> None:
+    """Connections break over and over, in the middle of bodies."""
+    faults = {"loss": 0.2, "delay": delay}
+    endpoints = await sockets.open(complete(3), LAYOUTS, faults=faults, same_host=False)
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    for number in range(8):
+        for net in nets:
+            await net.broadcast(Block(torch.full((1000, 1000), float(number))))
+    for number in range(8):
+        for net in nets:
+            received = await net.gather(Block)
+            assert [body.x.unique().tolist() for body in received.values()] == [[number]] * 2
+
+
+async def test_missing_neighbor_costs_one_deadline_in_all(sockets: Any) -> None:
+    endpoint = sockets.endpoint(0, PAIR, LAYOUTS, deadline=1000)
+    await sockets.link(endpoint, deadline=0.3).start()
+    for t in range(5):
+        assert await endpoint.begin(t).exchange(Word("anyone?")) == {}
+        endpoint.finish(t)
+    assert endpoint.missing == {"Word": [1]}
+
+
+async def test_failure_of_the_io_thread_ends_waits(alone: Any) -> None:
+    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    await asyncio.sleep(0)
+    await die(alone.link)
+    with pytest.raises(ConnectionAbortedError):
+        await waiting

@@ -1,0 +1,190 @@
+"""Shared test helpers: tiny datasets, peers built by hand, and rounds between them in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.data import Dataset, Split, Subset
+from p2pfl.learning.peer_data import PeerData
+from p2pfl.messaging.endpoint import Counts, Endpoint
+from p2pfl.messaging.local import LocalHub
+from p2pfl.messaging.topology import Topology
+from p2pfl.models import Model
+from p2pfl.rng import Streams
+from tests.bodies import RUN_ID
+
+CPU = torch.device("cpu")
+
+
+def no_augmentation(images: torch.Tensor) -> torch.Tensor:
+    return images
+
+
+def random_dataset(
+    samples: int, *, classes: int = 3, size: tuple[int, int] = (2, 2), seed: int = 0, tests: int = 4
+) -> Dataset:
+    """Return gray noise; sample n has the label n mod classes. The network input is the pixels / 255."""
+    stream = np.random.default_rng(seed)
+
+    def split(count: int) -> Split:
+        images = stream.integers(0, 256, size=(count, 1, *size), dtype=np.uint8)
+        return Split(images, np.arange(count) % classes)
+
+    return Dataset("noise", split(samples), split(tests), classes, mean=(0.0,), std=(1.0,), mirror=False)
+
+
+def numbered_dataset(samples: int, classes: int = 3) -> Dataset:
+    """Sample n has label n mod ``classes`` and encodes n in two pixels, so that tests can identify it."""
+    numbers = np.arange(samples)
+    images = np.stack([numbers % 256, numbers // 256], axis=1).astype(np.uint8).reshape(samples, 1, 1, 2)
+    split = Split(images, numbers % classes)
+    return Dataset("numbered", split, split, classes, mean=(0.0,), std=(1.0,), mirror=False)
+
+
+def sample_numbers(images: torch.Tensor) -> list[int]:
+    """The numbers of samples of ``numbered_dataset``."""
+    return [int(low) + 256 * int(high) for low, high in images.reshape(-1, 2).tolist()]
+
+
+def share(train: Iterable[int], test: Iterable[int] = (), validation: Iterable[int] = ()) -> Subset:
+    def indices(positions: Iterable[int]) -> NDArray[np.int64]:
+        return np.array(list(positions), dtype=np.int64)
+
+    return Subset(indices(train), indices(validation), indices(test))
+
+
+def peer_data(
+    dataset: Dataset,
+    train: Iterable[int] | None = None,
+    test: Iterable[int] = (),
+    augment: Callable[[torch.Tensor], torch.Tensor] = no_augmentation,
+    validation: Iterable[int] = (),
+) -> PeerData:
+    """Return a peer's data with these training samples; default all."""
+    local = range(len(dataset.train)) if train is None else train
+    return PeerData(dataset, share(local, test, validation), augment, CPU)
+
+
+def softmax_regression(inputs: int, classes: int, seed: int = 0) -> Model:
+    """Return a model whose features are the pixels. The head's initial parameters are small multiples of 1/64."""
+    model = Model("flat", nn.Flatten(), inputs, classes)
+    head = model.linear_head
+    values = np.random.default_rng(seed).integers(-32, 33, size=(classes, inputs + 1)) / 64
+    with torch.no_grad():
+        head.weight.copy_(torch.from_numpy(values[:, 1:]))
+        head.bias.copy_(torch.from_numpy(values[:, 0]))
+    return model
+
+
+def linear_model(inputs: int, features: int, classes: int, seed: int = 0) -> Model:
+    """Return a model with a linear backbone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Model("linear", nn.Sequential(nn.Flatten(), nn.Linear(inputs, features)), features, classes)
+
+
+def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0) -> Context:
+    """Return the context of a peer in a run whose peers have at most 1000 training samples each."""
+
+    def build(peer: int) -> Model:
+        return copy.deepcopy(model)
+
+    return Context(
+        me, peers, seed, model, data, Streams(seed, me), CPU, (model.name,) * peers, build, (1000,) * peers
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One peer's messages in one round, as the session records them."""
+
+    sent: Counts
+    received: Counts
+    missing: Mapping[str, Sequence[int]]
+    sources: tuple[int, ...]
+    receivers: tuple[int, ...]
+
+
+def messages(counts: Counts, kind: str | None = None) -> int:
+    """Return the number of messages, optionally of one kind."""
+    return sum(entry[0] for kinds in counts.values() for name, entry in kinds.items() if kind in (None, name))
+
+
+def payload(counts: Counts) -> int:
+    """Return the payload in bytes."""
+    return sum(entry[1] for kinds in counts.values() for entry in kinds.values())
+
+
+def play(
+    algorithms: Sequence[Algorithm[Any]],
+    topology: Topology,
+    rounds: int,
+    *,
+    silent: Iterable[int] = (),
+    after: Callable[[Algorithm[Any], int], None] = lambda algorithm, t: None,
+) -> list[list[Traffic]]:
+    """Run ``rounds`` rounds of the peers' algorithms in this process; return their traffic by peer and round.
+
+    Args:
+        silent: peers that are disconnected from the start, as the others know.
+        after: called after each round of each peer.
+    """
+    return asyncio.run(_play(algorithms, topology, rounds, set(silent), after))
+
+
+async def _play(
+    algorithms: Sequence[Algorithm[Any]],
+    topology: Topology,
+    rounds: int,
+    silent: set[int],
+    after: Callable[[Algorithm[Any], int], None],
+) -> list[list[Traffic]]:
+    hub = LocalHub()
+    endpoints = [
+        Endpoint(
+            *(algorithm.me, topology, RUN_ID, algorithm.seed, algorithm.layouts()),
+            on_receive=algorithm.on_receive,
+            prunes=algorithm.prunes,
+        )
+        for algorithm in algorithms
+    ]
+    for endpoint in endpoints:
+        hub.join(endpoint)
+        for peer in silent:
+            endpoint.mailbox.mark_disconnected(peer)
+    for endpoint in endpoints:
+        if endpoint.me not in silent:
+            endpoint.open(0)
+    traffic: list[list[Traffic]] = [[] for _ in algorithms]
+
+    async def run_peer(algorithm: Algorithm[Any], endpoint: Endpoint) -> None:
+        try:
+            for t in range(0 if algorithm.me in silent else rounds):
+                net = endpoint.begin(t)
+                sources = net.sources
+                await algorithm.round(t, net)
+                receivers = net.receivers
+                endpoint.finish(t)
+                traffic[algorithm.me].append(
+                    Traffic(endpoint.sent, endpoint.received, endpoint.missing, sources, receivers)
+                )
+                after(algorithm, t)
+                if algorithm.finished:
+                    return
+        finally:
+            hub.finish(algorithm.me)
+
+    async with asyncio.TaskGroup() as group:
+        for algorithm, endpoint in zip(algorithms, endpoints, strict=True):
+            group.create_task(run_peer(algorithm, endpoint))
+    return traffic

@@ -1,0 +1,238 @@
+"""D-PSGD against its paper: rounds by hand on softmax regression, and properties of the mixing matrix."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhood, metropolis_row, with_self_weight
+from p2pfl.learning.peer_data import PeerData
+from p2pfl.messaging.topology import Topology
+from p2pfl.models import Model
+from p2pfl.run_file.options import OptionErrors
+from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+
+property_of = settings(deadline=None, max_examples=50)
+
+Matrix = NDArray[np.float64]
+
+INPUTS, CLASSES = 4, 3
+LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
+W = np.array([[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
+
+
+def make(h: Hyper, peers: int = 3) -> list[DPSGD]:
+    """Softmax regressions with different initial values; peer i has 6 + i samples."""
+    return [
+        DPSGD(
+            h,
+            setting(
+                me,
+                peers,
+                softmax_regression(INPUTS, CLASSES, seed=me),
+                peer_data(random_dataset(6 + me, classes=CLASSES, seed=me)),
+            ),
+        )
+        for me in range(peers)
+    ]
+
+
+def parameters(model: Model) -> Matrix:
+    """Weights and biases, [classes, inputs + 1]."""
+    head = model.linear_head
+    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
+
+
+def samples(data: PeerData) -> tuple[Matrix, NDArray[np.int64]]:
+    """Inputs with a 1 appended, and labels."""
+    images = data.train.take(np.arange(len(data.train)))[0].reshape(len(data.train), -1).numpy() / 255.0
+    return np.hstack([images, np.ones((len(images), 1))]), data.train.labels
+
+
+def gradient(x: Matrix, inputs: Matrix, labels: NDArray[np.int64]) -> Matrix:
+    """Gradient of the mean cross-entropy of a softmax regression."""
+    scores = np.exp(inputs @ x.T)
+    probabilities = scores / scores.sum(axis=1, keepdims=True)
+    return np.asarray((probabilities - np.eye(CLASSES)[labels]).T @ inputs / len(inputs))
+
+
+def descend(peer: DPSGD, x: Matrix, steps: int) -> Matrix:
+    """Take full-batch gradient steps on a peer's samples."""
+    for _ in range(steps):
+        x = x - peer.hyper.lr * gradient(x, *samples(peer.data))
+    return x
+
+
+# ---- rounds by hand ----------------------------------------------------------------------------------------
+
+
+def test_reference_gradient_matches_the_loss() -> None:
+    (peer,) = make(Hyper(), peers=1)
+    inputs, labels = samples(peer.data)
+    x = torch.tensor(inputs[:, :-1], dtype=torch.float32).reshape(-1, 1, 2, 2)
+    peer.loss(x, torch.from_numpy(labels))["ce"].backward()  # type: ignore[no-untyped-call]
+    head: Any = peer.model.head
+    found = torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
+    np.testing.assert_allclose(found, gradient(parameters(peer.model), inputs, labels), atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [None, 1, 4])
+def test_round_averages_old_models_and_adds_the_local_displacement(steps: int | None) -> None:
+    peers = make(Hyper(local_steps=steps, lr=0.5))
+    x = [parameters(peer.model) for peer in peers]
+    play(peers, LINE, 1)
+    for me, peer in enumerate(peers):
+        # x_i ← Σ_j W_ij x_j − η ∇F_i(x_i); with several steps, their displacement
+        moved = descend(peer, x[me], steps or 1) - x[me]
+        expected = sum(W[me, j] * x[j] for j in range(3)) + moved
+        np.testing.assert_allclose(parameters(peer.model), expected, atol=1e-6)
+
+
+def test_several_rounds_match_algorithm_1() -> None:
+    peers = make(Hyper(lr=0.5))
+    x = np.array([parameters(peer.model) for peer in peers])
+    play(peers, LINE, 5)
+    for _ in range(5):
+        steps = np.array([0.5 * gradient(x[me], *samples(peer.data)) for me, peer in enumerate(peers)])
+        x = np.einsum("ij,jkl->ikl", W, x) - steps
+    for me, peer in enumerate(peers):
+        np.testing.assert_allclose(parameters(peer.model), x[me], atol=1e-5)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_local_epochs_averages_the_trained_models(epochs: int) -> None:
+    peers = make(Hyper(local_epochs=epochs, lr=0.5))
+    trained = [descend(peer, parameters(peer.model), epochs) for peer in peers]
+    play(peers, LINE, 1)
+    for me, peer in enumerate(peers):
+        expected = sum(W[me, j] * trained[j] for j in range(3))
+        np.testing.assert_allclose(parameters(peer.model), expected, atol=1e-6)
+
+
+def test_mean_model_follows_the_mean_gradient() -> None:
+    peers = make(Hyper(lr=0.5), peers=5)
+    topology = Topology.from_edges(5, [(0, 1), (1, 2), (2, 3), (2, 4), (0, 2)])
+    for _ in range(3):
+        x = [parameters(peer.model) for peer in peers]
+        mean_gradient = np.mean([gradient(x[me], *samples(peer.data)) for me, peer in enumerate(peers)], axis=0)
+        play(peers, topology, 1)
+        found = np.mean([parameters(peer.model) for peer in peers], axis=0)
+        np.testing.assert_allclose(found, np.mean(x, axis=0) - 0.5 * mean_gradient, atol=1e-6)
+
+
+def test_models_converge_to_their_mean_without_gradients() -> None:
+    peers = make(Hyper(lr=1e-12))
+    mean = np.mean([parameters(peer.model) for peer in peers], axis=0)
+    play(peers, LINE, 30)
+    for peer in peers:
+        np.testing.assert_allclose(parameters(peer.model), mean, atol=1e-5)
+
+
+def test_weight_of_a_missing_neighbor_goes_to_the_local_model() -> None:
+    peers = make(Hyper(lr=0.5))
+    x = [parameters(peer.model) for peer in peers]
+    traffic = play(peers, LINE, 1, silent=[2])
+    assert traffic[1][0].missing == {"Parameters": [2]}
+    expected = 2 / 3 * x[1] + 1 / 3 * x[0] - 0.5 * gradient(x[1], *samples(peers[1].data))
+    np.testing.assert_allclose(parameters(peers[1].model), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e30, -1e9])
+@pytest.mark.parametrize("amount", ["local_steps", "local_epochs"])
+def test_diverged_peer_does_not_affect_its_neighbors(amount: str, value: float) -> None:
+    without, beside = (make(Hyper.parse({"lr": 0.5, amount: 1})) for _ in range(2))
+    with torch.no_grad():
+        beside[2].model.linear_head.weight[0, 0] = value
+    play(without, LINE, 3, silent=[2])
+    traffic = play(beside, LINE, 3)
+    assert [record.missing for record in traffic[1]] == [{"Parameters": [2]}] * 3
+    for left, right in zip(without[:2], beside[:2], strict=True):
+        np.testing.assert_array_equal(parameters(left.model), parameters(right.model))
+
+
+def test_sends_only_parameters() -> None:
+    peers = make(Hyper())
+    traffic = play(peers, LINE, 2)
+    numbers = CLASSES * (INPUTS + 1)
+    assert [[messages(record.sent, "Parameters") for record in peer] for peer in traffic] == [[1, 1], [2, 2], [1, 1]]
+    assert sum(payload(record.sent) for peer in traffic for record in peer) == 2 * 2 * 2 * 4 * numbers
+    (layout,) = peers[0].layouts()
+    assert {key: str(spec) for (_, key), spec in layout.tensors.items()} == {
+        "head.weight": "float32[3, 4]",
+        "head.bias": "float32[3]",
+    }
+
+
+def test_momentum_and_weight_decay_match_sgd() -> None:
+    (peer,) = make(Hyper(lr=0.5, momentum=0.5, weight_decay=0.1, local_steps=2), peers=1)
+    x = parameters(peer.model)
+    start, velocity = x, np.zeros_like(x)
+    play([peer], Topology.from_edges(1, []), 1)
+    for _ in range(2):
+        velocity = 0.5 * velocity + gradient(x, *samples(peer.data)) + 0.1 * x
+        x = x - 0.5 * velocity
+    np.testing.assert_allclose(parameters(peer.model), x, atol=1e-6)
+    assert not np.allclose(x, start)
+
+
+# ---- mixing matrix --------------------------------------------------------------------------------------------
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> Topology:
+    peers = draw(st.integers(2, 9))
+    pairs = [(i, j) for i in range(peers) for j in range(i)]
+    return Topology.from_edges(peers, draw(st.lists(st.sampled_from(pairs))))
+
+
+@property_of
+@given(topologies())
+def test_rows_make_up_the_metropolis_matrix(topology: Topology) -> None:
+    matrix = np.zeros((topology.peers, topology.peers))
+    for me in range(topology.peers):
+        neighbors = topology.neighbors[me]
+        row = metropolis_row(me, {peer: topology.degree(peer) for peer in (me, *neighbors)})
+        assert set(row) == set(neighbors)
+        complete = with_self_weight(row, me)
+        matrix[me, list(complete)] = list(complete.values())
+    np.testing.assert_allclose(matrix, topology.metropolis(), atol=1e-15)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-15)
+    np.testing.assert_allclose(matrix.sum(axis=0), 1.0)
+    np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
+    assert (matrix >= -1e-15).all()
+
+
+def test_weights_include_the_self_weight() -> None:
+    peers = make(Hyper())
+    assert peers[1].weights() == {1: 1.0}
+    play(peers, LINE, 1)
+    assert peers[0].weights() == pytest.approx({0: 2 / 3, 1: 1 / 3})
+    assert peers[1].weights() == pytest.approx({0: 1 / 3, 1: 1 / 3, 2: 1 / 3})
+
+
+def test_average_does_not_depend_on_the_order_of_arrival() -> None:
+    stream = np.random.default_rng(0)
+    models = {j: {"x": torch.from_numpy(stream.normal(size=50).astype(np.float32))} for j in range(6)}
+    row = {j: 0.15 for j in range(6) if j != 3}
+    received = {j: Parameters(model) for j, model in models.items() if j != 3}
+    averages = [{"x": models[3]["x"].clone()} for _ in range(2)]
+    average_neighborhood(averages[0], received, row, 3)
+    average_neighborhood(averages[1], dict(reversed(received.items())), row, 3)
+    found = averages[0]["x"]
+    assert torch.equal(found, averages[1]["x"])
+    expected = torch.zeros(50)
+    for j in range(6):
+        expected = expected + models[j]["x"] * (0.15 if j != 3 else 1 - 5 * 0.15)
+    torch.testing.assert_close(found, expected)
+
+
+def test_rejects_both_local_steps_and_local_epochs() -> None:
+    with pytest.raises(OptionErrors, match="give local_steps or local_epochs, not both"):
+        Hyper.parse({"local_steps": 1, "local_epochs": 1})

@@ -1,0 +1,38 @@
+"""What peers of all algorithms accept: sizes and sample counts that the run file bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.messaging.schema import MAX_HEADER, MessageSchema
+from p2pfl.rng import Streams
+from p2pfl.run_file.load import from_dict
+from p2pfl.session.build import load_data, make_algorithm
+from tests.conftest import tree
+from tests.golden.runs import RUNS
+
+
+def built(name: str) -> tuple[Algorithm[Any], int]:
+    """Return a peer of the golden run, and the number of training samples of the peer that has the most."""
+    run = from_dict(tree(**RUNS[name]))
+    data = load_data(run)
+    algorithm = make_algorithm(run, 1, data, torch.device("cpu"), Streams(run.seed, 1))
+    return algorithm, max(len(subset.train) for subset in data[1])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_sample_counts_and_sizes_are_bounded(name: str) -> None:
+    algorithm, most = built(name)
+    layouts = algorithm.layouts()
+    for layout in layouts:
+        if "samples" in layout.plain:
+            allowed = layout.ranges["samples"]
+            assert (allowed[-1], allowed.start in (0, 1)) == (most, True)
+        for field, kind in layout.plain.items():
+            assert kind is not tuple or field in layout.lengths
+    one = 4 * sum(tensor.numel() for tensor in algorithm.model.state_dict().values())
+    assert MessageSchema(layouts).largest(1 << 60) <= MAX_HEADER + 16 * one

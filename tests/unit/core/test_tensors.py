@@ -1,0 +1,257 @@
+"""Arithmetic on models, and the digest, which is equal only for bit-identical states."""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2pfl.tensors import (
+    LIMIT,
+    Tensors,
+    assign,
+    average,
+    buffers_of,
+    clone,
+    digest,
+    has_diverged,
+    parameters_of,
+    subtract,
+    weighted_sum,
+)
+
+
+def model() -> tuple[nn.Sequential, nn.Linear, nn.BatchNorm1d]:
+    """A module and its layers."""
+    linear, norm = nn.Linear(2, 3), nn.BatchNorm1d(3)
+    return nn.Sequential(linear, norm), linear, norm
+
+
+def test_parameters_of_returns_detached_views_without_buffers() -> None:
+    module, linear, _ = model()
+    found = parameters_of(module)
+    assert list(found) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    found["0.bias"].fill_(7.0)
+    assert linear.bias.tolist() == [7.0] * 3
+    assert not any(tensor.requires_grad for tensor in found.values())
+
+
+def test_buffers_of_returns_views() -> None:
+    module, _, norm = model()
+    found = buffers_of(module)
+    assert list(found) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    found["1.running_mean"].fill_(7.0)
+    assert norm.running_mean is not None
+    assert norm.running_mean.tolist() == [7.0] * 3
+
+
+def test_buffers_of_omits_constants_and_shared_parameters() -> None:
+    module, linear, _ = model()
+    module.register_buffer("constant", torch.eye(2), persistent=False)
+    assert isinstance(linear.weight, nn.Parameter)
+    module.register_parameter("again", linear.weight)
+    assert list(buffers_of(module)) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+
+
+def test_an_average_is_weighted_and_in_ascending_order_of_ids() -> None:
+    models = {7: {"a": torch.tensor([2.0])}, 0: {"a": torch.tensor([8.0])}, 3: {"a": torch.tensor([1.0])}}
+    assert average(models, {0: 1.0, 3: 2.0, 7: 1.0, 9: 100.0})["a"].tolist() == [3.0]
+    values = {j: {"a": torch.tensor([v])} for j, v in ((2, 0.1), (1, 0.7), (0, 1e8))}
+    equal = dict.fromkeys(values, 1.0)
+    assert torch.equal(average(values, equal)["a"], average(dict(sorted(values.items())), equal)["a"])
+    with pytest.raises(ValueError, match="sum to 0"):
+        average(models, dict.fromkeys(models, 0.0))
+
+
+def test_assign_copies_in_place() -> None:
+    module, linear, _ = model()
+    parameters = parameters_of(module)
+    values = {name: torch.full_like(tensor, 2.0) for name, tensor in parameters.items()}
+    assign(parameters, values)
+    values["0.bias"].zero_()
+    assert linear.bias.tolist() == [2.0] * 3
+    assert linear.bias.requires_grad
+
+
+def test_a_weighted_sum_adds_name_by_name_in_the_order_given() -> None:
+    terms = [
+        (0.5, {"a": torch.tensor([2.0, 4.0]), "b": torch.tensor(8.0)}),
+        (2.0, {"a": torch.ones(2), "b": torch.tensor(1.0)}),
+    ]
+    total = weighted_sum(terms)
+    assert total["a"].tolist() == [3.0, 4.0]
+    assert total["b"].item() == 6.0
+    # (2^24 + 1) + 1 in float32: each 1 alone is rounded away
+    big, small = {"a": torch.tensor(2.0**24)}, {"a": torch.tensor(1.0)}
+    assert weighted_sum([(1.0, big), (1.0, small), (1.0, small)])["a"].item() == 2.0**24
+    assert weighted_sum([(1.0, small), (1.0, small), (1.0, big)])["a"].item() == 2.0**24 + 2
+
+
+def test_a_weighted_sum_does_not_modify_its_terms() -> None:
+    term = {"a": torch.ones(2)}
+    weighted_sum([(2.0, term), (3.0, term)])["a"].zero_()
+    weighted_sum([(1.0, term)])["a"].zero_()
+    assert term["a"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("terms", [1, 2, 8])
+def test_a_weighted_sum_may_overwrite_one_of_its_terms(terms: int) -> None:
+    stream = torch.Generator().manual_seed(0)
+    models = [
+        {"a": torch.randn(3, 37, generator=stream), "b": torch.randn(5, generator=stream)} for _ in range(terms)
+    ]
+    weights = [0.1 + n for n in range(terms)]
+    expected = weighted_sum(list(zip(weights, models, strict=True)))
+    target = models[terms // 2]
+    assert weighted_sum(list(zip(weights, models, strict=True)), out=target) is target
+    assert all(torch.equal(target[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 7, 33, 1000, 70_001])
+def test_each_addition_of_a_weighted_sum_rounds_once(dtype: torch.dtype, size: int) -> None:
+    stream = torch.Generator().manual_seed(size)
+    xs = [torch.randn(size, generator=stream).to(dtype) for _ in range(8)]
+    expected = xs[0] * 0.1
+    for x in xs[1:]:
+        expected = torch.add(expected, x, alpha=0.13)
+    total = weighted_sum([(0.1 if n == 0 else 0.13, {"x": x}) for n, x in enumerate(xs)])
+    assert torch.equal(total["x"], expected)
+
+
+class Read(dict[str, Tensor]):
+    """Lists the names whose tensors are read."""
+
+    def __init__(self, log: list[str], owner: str, tensors: Tensors) -> None:
+        super().__init__(tensors)
+        self.log, self.owner = log, owner
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.log.append(f"{self.owner}.{name}")
+        return super().__getitem__(name)
+
+    def items(self) -> Any:
+        return ((name, self[name]) for name in self)
+
+
+def test_an_average_reads_each_tensor_once_tensor_by_tensor_in_ascending_order_of_ids() -> None:
+    log: list[str] = []
+    models = {j: Read(log, str(j), {"a": torch.ones(2), "b": torch.ones(3)}) for j in (2, 0, 1)}
+    average(models, dict.fromkeys(models, 1.0))
+    assert log == ["0.a", "1.a", "2.a", "0.b", "1.b", "2.b"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("other", [torch.float32, torch.float64])
+def test_a_weighted_sum_has_the_dtype_of_the_first_term(dtype: torch.dtype, other: torch.dtype) -> None:
+    total = weighted_sum([(0.5, {"a": torch.ones(2, dtype=dtype)}), (0.5, {"a": torch.ones(2, dtype=other)})])
+    assert total["a"].dtype is dtype
+    assert total["a"].tolist() == [1.0, 1.0]
+
+
+def test_subtract_and_clone_make_new_tensors() -> None:
+    left, right = {"a": torch.tensor([3.0])}, {"a": torch.tensor([1.0]), "unused": torch.ones(1)}
+    difference, copy = subtract(left, right), clone(left)
+    left["a"].zero_()
+    assert (difference["a"].item(), copy["a"].item()) == (2.0, 3.0)
+
+
+LARGE = 1.01 * LIMIT
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_parameters_diverge_at_the_limit(dtype: torch.dtype) -> None:
+    def tensor(*values: float) -> Tensor:
+        return torch.tensor(values, dtype=dtype)
+
+    assert not has_diverged(tensor())
+    assert not has_diverged(tensor(0.0, -1.0, 6e4))
+    assert not has_diverged(tensor(6e4).expand(1000))  # their Euclidean norm is above the limit
+    for value in (LARGE, -LARGE, 3e38, torch.inf, torch.nan):
+        assert has_diverged(tensor(1.0, value, 2.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int64])
+def test_sums_may_be_large(dtype: torch.dtype) -> None:
+    assert not has_diverged(torch.tensor([LARGE, 1e15], dtype=torch.float64).to(dtype))
+    if dtype is not torch.int64:
+        assert has_diverged(torch.tensor([1.0, torch.nan]).to(dtype))
+
+
+# ---- digests -----------------------------------------------------------------------------------------------
+
+
+def state() -> dict[str, Any]:
+    return {
+        "model": OrderedDict(weight=torch.tensor([[1.0, 2.0]]), count=torch.tensor(3)),
+        "optimizer": {
+            "state": {0: {"step": torch.tensor(1.0)}},
+            "groups": [{"lr": 0.1, "betas": (0.5, 0.9), "on": True}],
+        },
+        "w": torch.zeros(2, dtype=torch.float64),
+        "empty": torch.zeros(0),
+    }
+
+
+def with_nan(payload: int) -> Tensor:
+    return torch.frombuffer(bytearray(struct.pack("<I", 0x7FC00000 + payload)), dtype=torch.float32)
+
+
+def test_equal_states_have_equal_digests() -> None:
+    assert digest(state()) == digest(state())
+    assert len(digest(state())) == 64
+
+
+def test_the_digest_ignores_the_order_of_keys_and_strides() -> None:
+    wide = torch.arange(12.0).reshape(3, 4)
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    assert digest(wide.t()) == digest(wide.t().contiguous())
+    assert digest(wide[:1, ::4]) == digest(torch.zeros(1, 1))
+    assert digest(wide[0, 1:2]) == digest(torch.ones(1))
+    assert digest(torch.ones(4)[::4]) == digest(torch.ones(1))
+
+
+def test_the_digest_changes_with_every_bit_dtype_shape_and_key() -> None:
+    digests = {digest(state())}
+    changes: list[tuple[tuple[Any, ...], Any]] = [
+        (("model", "weight"), torch.tensor([[1.0, 2.0 + 2**-22]])),
+        (("model", "weight"), torch.tensor([1.0, 2.0])),
+        (("model", "weight"), torch.tensor([[1.0], [2.0]])),
+        (("model", "weight"), torch.tensor([[1.0, 2.0]]).view(torch.int32)),
+        (("model", "count"), torch.tensor(3, dtype=torch.int32)),
+        (("w",), torch.tensor([0.0, -0.0], dtype=torch.float64)),
+        (("empty",), torch.zeros(0, 1)),
+        (("empty",), torch.zeros(0, dtype=torch.float64)),
+        (("optimizer", "groups", 0, "lr"), 0.1 + 2**-56),
+        (("optimizer", "groups", 0, "betas"), (0.5, 0.95)),
+        (("optimizer", "groups", 0, "on"), 1),
+        (("optimizer", "groups"), []),
+        (("optimizer", "state", 0), {}),
+        (("more",), None),
+    ]
+    for path, value in changes:
+        changed = state()
+        parent: Any = changed
+        for key in path[:-1]:
+            parent = parent[key]
+        parent[path[-1]] = value
+        digests.add(digest(changed))
+    assert len(digests) == 1 + len(changes)
+
+
+def test_the_digest_distinguishes_nan_payloads() -> None:
+    assert digest(with_nan(1)) == digest(with_nan(1))
+    assert digest(with_nan(1)) != digest(with_nan(2))
+
+
+def test_bfloat16_and_scalars_have_digests() -> None:
+    assert digest(torch.tensor(1.0, dtype=torch.bfloat16)) != digest(torch.tensor(1.0))
+
+
+def test_the_digest_of_a_state_survives_saving(tmp_path: Any) -> None:
+    torch.save(state(), tmp_path / "state.pt")
+    assert digest(torch.load(tmp_path / "state.pt", weights_only=True)) == digest(state())

@@ -1,0 +1,173 @@
+"""Augmentations: drawn per sample, reproducible, within range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import kornia.enhance
+import pytest
+import torch
+
+from p2pfl.data import AUGMENTATIONS, colors
+from p2pfl.run_file.options import OptionErrors
+
+Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+VARYING = [name for name in AUGMENTATIONS if name != "none"]
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def images(shape: tuple[int, int, int], batch: int = 32) -> torch.Tensor:
+    return torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def augment(name: str, batch: torch.Tensor, seed: int = 0, mirror: bool = True) -> torch.Tensor:
+    _, channels, height, width = batch.shape
+    apply = AUGMENTATIONS[name]().build(channels, (height, width), mirror)
+    torch.manual_seed(seed)
+    return apply(batch)
+
+
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_output_has_the_shape_and_range_of_images(name: str, shape: tuple[int, int, int]) -> None:
+    batch = images(shape)
+    before = batch.clone()
+    result = augment(name, batch)
+    assert (result.shape, result.dtype) == (batch.shape, batch.dtype)
+    assert result.min() >= 0
+    assert result.max() <= 1 + 1e-6
+    assert torch.equal(batch, before)
+    assert not result.requires_grad
+
+
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_global_rng_determines_the_output(name: str, shape: tuple[int, int, int]) -> None:
+    batch = images(shape)
+    first, again = augment(name, batch, seed=1), augment(name, batch, seed=1)
+    assert torch.equal(first, again)
+    if name != "none":
+        assert not torch.equal(first, augment(name, batch, seed=2))
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_augmentation_keeps_no_state(name: str) -> None:
+    """The second of two calls depends on the state of the RNG only, not on the first call."""
+    apply = AUGMENTATIONS[name]().build(3, (16, 16), True)
+    batch = images((3, 16, 16))
+    torch.manual_seed(0)
+    apply(batch)
+    position = torch.get_rng_state()
+    second = apply(batch[:5])
+    torch.set_rng_state(position)
+    assert torch.equal(second, AUGMENTATIONS[name]().build(3, (16, 16), True)(batch[:5]))
+
+
+@pytest.mark.parametrize("name", VARYING)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equal_samples_get_different_views(name: str, shape: tuple[int, int, int]) -> None:
+    twins = images(shape, batch=1).repeat(16, 1, 1, 1)
+    different = len({view.numpy().tobytes() for view in augment(name, twins)})
+    assert different >= 12  # crops are whole pixels, so two may coincide at 8x8
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_images_are_flipped_only_if_mirror_is_set(name: str) -> None:
+    """A brightness that increases to the right still does after crops and blur, but not after a flip."""
+    ramp = torch.linspace(0, 1, 16).expand(64, 1, 16, 16)
+    for mirror in (False, True):
+        views = augment(name, ramp, mirror=mirror)
+        falling = (views[..., -1] < views[..., 0]).all(dim=(1, 2))
+        assert falling.any() == mirror
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_grayscale_images_keep_their_brightness(name: str) -> None:
+    flat = torch.full((64, 1, 16, 16), 0.6)
+    torch.testing.assert_close(augment(name, flat), flat)
+
+
+@pytest.mark.parametrize("name", VARYING)
+def test_colors_change_and_some_images_become_gray(name: str) -> None:
+    flat = torch.tensor([0.8, 0.4, 0.2]).reshape(1, 3, 1, 1).expand(64, 3, 16, 16)
+    pixels = augment(name, flat)[:, :, 8, 8]
+    gray = (pixels - pixels[:, :1]).abs().amax(dim=1) < 1e-5
+    assert 0 < gray.sum() < 64
+    assert len(set(map(tuple, pixels.tolist()))) > 32
+
+
+def test_simclr_crops_smaller_than_mapl() -> None:
+    """Smaller crops of a ramp have a smaller difference between their ends."""
+    ramp = torch.linspace(0, 1, 32).expand(256, 1, 32, 32)
+
+    def narrowest(name: str) -> float:
+        views = augment(name, ramp)
+        return float((views[..., -1] - views[..., 0]).abs().mean(dim=(1, 2)).min())
+
+    assert narrowest("simclr") < narrowest("mapl") - 0.05
+
+
+def test_simclr_has_options_for_blur_and_strength() -> None:
+    recipes = {blur: AUGMENTATIONS["simclr"].parse({"blur": blur}).build(1, (9, 9), False) for blur in (False, True)}
+    assert [len(list(recipe.children())) for recipe in recipes.values()] == [1, 2]  # type: ignore[attr-defined]
+    with pytest.raises(OptionErrors, match="strength: should be less than or equal to 1"):
+        AUGMENTATIONS["simclr"].parse({"strength": 1.5})
+
+
+# ---- colors ----------------------------------------------------------------------------------------------------
+
+
+def colorful() -> torch.Tensor:
+    """Noise; the first four images have saturated colors only, the next two are black and gray."""
+    batch = images((3, 8, 8), batch=32)
+    batch[:4] = batch[:4].round()
+    batch[4] = 0.0
+    batch[5] = 0.5
+    return batch
+
+
+def factors(low: float, high: float) -> torch.Tensor:
+    return low + (high - low) * torch.rand(32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("ours", "kornia"),
+    [
+        (colors.scale_brightness, kornia.enhance.adjust_brightness_accumulative),
+        (colors.scale_contrast, kornia.enhance.adjust_contrast_with_mean_subtraction),
+        (colors.scale_saturation, kornia.enhance.adjust_saturation_with_gray_subtraction),
+    ],
+)
+def test_brightness_contrast_and_saturation_match_kornia(ours: Adjust, kornia: Adjust) -> None:
+    amount = factors(0.2, 1.8)
+    torch.testing.assert_close(ours(colorful(), amount.reshape(-1, 1, 1, 1)), kornia(colorful(), amount))
+
+
+def test_hue_matches_kornia() -> None:
+    turn = factors(-0.5, 0.5)
+    turned = colors.turn_hue(colorful(), turn.reshape(-1, 1, 1, 1))
+    torch.testing.assert_close(turned, kornia.enhance.adjust_hue(colorful(), turn * 2 * math.pi), atol=1e-5, rtol=0)
+
+
+def test_third_of_a_turn_changes_red_to_green() -> None:
+    red = torch.tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
+    green = colors.turn_hue(red, torch.full((1, 1, 1, 1), 1 / 3))
+    torch.testing.assert_close(green, red.roll(1, dims=1), atol=1e-6, rtol=0)
+
+
+def test_jitter_leaves_unselected_samples_unchanged() -> None:
+    torch.manual_seed(0)
+    batch = colorful().repeat(8, 1, 1, 1)
+    same = (colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8)(batch) == batch).all(dim=(1, 2, 3))
+    assert 20 < same[torch.arange(256) % 32 > 5].sum() < 70  # a fifth of 208
+    assert torch.equal(colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.0)(batch), batch)

@@ -1,0 +1,192 @@
+"""The summary of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from statistics import pstdev
+
+import pytest
+from rich.console import Console
+
+from launcher.views.heat_map import draw
+from launcher.views.print_summary import failure_lines, print_summary
+from launcher.views.summary import Collaboration, Spread, Summary, summarize
+from p2pfl.messaging.topology import Topology
+from p2pfl.session.run_folder import Result
+from tests.launcher_fixtures import MakeFolder
+
+FOUR = {
+    # Two interleaved groups: weight 0.4 for each peer of the same group, 0.1 for the others.
+    peer: {
+        "group": peer % 2,
+        "accuracy": 0.9 - peer / 10,
+        "correct": (9 - peer) * (peer + 1),
+        "samples": 10 * (peer + 1),
+        "weights": {str(j): 0.4 if peer == j or peer % 2 == j % 2 else 0.1 for j in range(4)},
+        "sent": {str((peer + 1) % 4): {"Head": [1, 100, 10], "Prototypes": [2, 50, 20]}},
+        "received": {str((peer - 1) % 4): {"Head": [1, 100, 10]}},
+        "extra_metrics": {"peak": 0.9 - peer / 20},
+        "seconds": {"training": 2.0, "total": 3.5},
+    }
+    for peer in range(4)
+}
+
+
+def printed(summary: Summary) -> str:
+    console = Console(file=io.StringIO(), width=80, markup=False, highlight=False)
+    print_summary(summary, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_summarizes_results_and_writes_the_summary(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=4, results=FOUR)
+    summary = summarize(folder, dict.fromkeys(range(4), 0), seconds=12.3)
+    assert summary.finished
+    assert failure_lines(summary) == []
+    assert json.loads(folder.summary.read_text()) == json.loads(json.dumps(summary.to_dict()))
+    assert summary.traffic == {
+        "Head": {"messages": 4, "payload": 400, "header": 40},
+        "Prototypes": {"messages": 8, "payload": 200, "header": 80},
+    }
+    first = summary.peers[0]
+    assert (first.bytes_out, first.bytes_in, first.messages_out, first.seconds) == (180, 110, 3, 3.5)
+    assert summary.accuracy is not None
+    assert summary.accuracy.mean == pytest.approx(0.75)
+    assert summary.accuracy.std == pytest.approx(pstdev([0.9, 0.8, 0.7, 0.6]))
+    assert summary.accuracy.worst_tenth == summary.accuracy.worst_fifth == pytest.approx(0.6)
+    assert summary.extra_metrics["peak"].mean == pytest.approx(0.825)
+    assert summary.weighted_accuracy == pytest.approx((9 + 16 + 21 + 24) / 100)
+    assert summary.best is None
+    text = printed(summary)
+    assert "accuracy: 75.0 ± 11.2 %, worst tenth 60.0 %, worst fifth 60.0 %" in text
+    assert "peak: 82.5 ± 5.6 %, worst tenth 75.0 %, worst fifth 75.0 %" in text
+    assert "accuracy weighted by test samples: 70.0 %" in text
+    assert "mean weight within groups 0.4000, across groups 0.1000, ratio 4.0" in text
+
+
+def test_names_the_peers_whose_messages_were_lost(make_folder: MakeFolder) -> None:
+    results = {
+        0: {"dropped": {"3": 5, "7": 1}},
+        1: {"dropped": {"7": 2}},
+        2: {"expired": 2},
+    }
+    summary = summarize(make_folder(peers=4, results=results))
+    assert printed(summary).splitlines()[-2:] == [
+        "messages dropped as invalid, from peers 3 7: 8",
+        "messages expired before they were used, at peer 2: 2",
+    ]
+    plain = summary.to_dict()["peers"][0]
+    assert (plain["dropped"], plain["expired"]) == ({"3": 5, "7": 1}, 0)
+    assert "messages " not in printed(summarize(make_folder("calm")))
+
+
+def test_the_worst_tenth_of_thirty_peers_are_three() -> None:
+    spread = Spread.of([peer / 100 for peer in range(30)])
+    assert spread is not None
+    assert spread.worst_tenth == pytest.approx(0.01)
+    assert spread.worst_fifth == pytest.approx(0.025)
+    assert Spread.of([None, None]) is None
+
+
+def test_without_test_samples_there_is_no_weighted_accuracy(make_folder: MakeFolder) -> None:
+    assert summarize(make_folder(peers=1, results={0: {"correct": 0, "samples": 0}})).weighted_accuracy is None
+
+
+def test_orders_the_collaboration_graph_by_group(make_folder: MakeFolder) -> None:
+    graph = summarize(make_folder(peers=4, results=FOUR)).collaboration
+    assert graph is not None
+    assert graph.peers == [0, 2, 1, 3]
+    assert graph.groups == [0, 0, 1, 1]
+    assert graph.weights[0] == [0.4, 0.4, 0.1, 0.1]
+    assert (graph.inside, graph.across, graph.ratio) == pytest.approx((0.4, 0.1, 4.0))
+
+
+def result(peer: int, group: int, weights: dict[str, float] | None, rounds_done: int = 1) -> Result:
+    return Result(peer, "finished", rounds_done, "", "", group, weights=weights)
+
+
+def test_excludes_self_weights_from_the_means() -> None:
+    graph = Collaboration.of([result(0, 0, {"0": 1.0}), result(1, 1, {"1": 1.0})])
+    assert graph is not None
+    assert (graph.inside, graph.across, graph.ratio) == (None, 0.0, None)
+
+
+def test_without_weights_there_is_no_graph() -> None:
+    assert Collaboration.of([result(0, 0, None)]) is None
+    assert Collaboration.of([result(0, 0, {"0": 1.0}, rounds_done=0)]) is None
+
+
+def test_failure_lines_have_reason_and_log(make_folder: MakeFolder) -> None:
+    failed = {"phase": "failed", "error": "ValueError: loss is nan"}
+    results = {0: {"phase": "stopped"}, 1: {"phase": "stopped"}, 3: failed, 4: None}
+    folder = make_folder(peers=7, results={**results, 6: None})
+    summary = summarize(folder, {5: -9, 6: 73}, errors={6: "no room\nat all"})
+    assert not summary.finished
+    assert failure_lines(summary) == [
+        "peers 0-1: stopped",
+        f"peer 3: failed: ValueError: loss is nan; see {folder.peer(3).log}",
+        "peer 4: never started",
+        f"peer 5: killed by SIGKILL; see {folder.peer(5).log}",
+        f"peer 6: failed: no room; see {folder.peer(6).log}",
+    ]
+    assert "nan" not in printed(summary)  # the table omits reasons
+
+
+def test_shows_a_summary_that_cannot_be_written(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=1)
+    folder.summary.mkdir()
+    summary = summarize(folder)
+    assert summary.finished
+    assert failure_lines(summary) == [summary.unwritten]
+    assert f"{folder.summary}: cannot be written: Is a directory" in summary.unwritten
+
+
+def test_twenty_peers_fit_a_narrow_terminal(make_folder: MakeFolder) -> None:
+    changes = {
+        "model": "tiny-residual",
+        "accuracy": 1.0,
+        "best": 1.0,
+        "rounds_done": 1000,
+        "sent": {"0": {"Prototypes": [1, 10**8 - 1, 0]}},
+        "received": {"0": {"Prototypes": [1, 10**8 - 1, 0]}},
+        "seconds": {"total": 3599.0},
+        "weights": {str(j): 0.05 for j in range(20)},
+    }
+    text = printed(
+        summarize(make_folder(peers=20, results={peer: {**changes, "group": peer % 2} for peer in range(20)}))
+    )
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# ---- heat map ----------------------------------------------------------------------------------------------
+
+
+def test_scales_shades_by_the_largest_off_diagonal_weight() -> None:
+    rows = [[0.9, 0.0, 0.01, 0.25], [0.1, 0.9, 0.5, 1.0]]
+    first, second = draw([0, 10], [0, 1], rows).splitlines()
+    assert first == " group 0, peer 0 ███···░░░▒▒▒"
+    assert second == "group 1, peer 10 ░░░███▓▓▓███"
+
+
+def test_draws_a_diagonal_matrix() -> None:
+    assert draw([0, 1], [0, 0], [[1.0, 0.0], [0.0, 1.0]]).splitlines()[0].endswith("███···")
+
+
+def test_sixty_peers_fit_a_narrow_terminal() -> None:
+    text = draw(range(60), [10] * 60, [[0.5] * 60] * 60)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_reports_a_disconnected_graph(make_folder: MakeFolder) -> None:
+    line = Topology.from_edges(5, [(0, 1), (1, 2), (2, 3), (3, 4)])
+    folder = make_folder("middle", peers=5, results={2: None})
+    summary = summarize(folder, {2: -9}, topology=line)
+    assert summary.parts == [[0, 1], [3, 4]]
+    assert failure_lines(summary)[-1] == "without them the graph has 2 components: 0-1; 3-4"
+    ends = make_folder("ends", peers=5, results={0: None, 4: None})
+    summary = summarize(ends, {0: -9, 4: -9}, topology=line)
+    assert summary.parts is None
+    assert "components" not in " ".join(failure_lines(summary))

@@ -1,0 +1,85 @@
+"""Optimizers made of a method's settings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2pfl.learning.optimizers import SGD, Adam, AdamW, LocalTraining
+from p2pfl.run_file.options import OptionErrors
+from p2pfl.tensors import digest
+
+
+def test_optimizer_has_the_given_settings() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    sgd = LocalTraining(optimizer="sgd", lr=0.5, momentum=0.9, weight_decay=0.1).make_optimizer([parameter])
+    adam = LocalTraining(optimizer="adam", lr=0.25, betas=(0.5, 0.75), weight_decay=0.2).make_optimizer([parameter])
+    assert isinstance(sgd, torch.optim.SGD)
+    assert isinstance(adam, torch.optim.Adam)
+    assert [sgd.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.5, 0.9, 0.1]
+    assert [adam.defaults[name] for name in ("lr", "betas", "weight_decay")] == [0.25, (0.5, 0.75), 0.2]
+
+
+KINDS = [
+    (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    (Adam, torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.75)}),
+    (AdamW, torch.optim.AdamW, {"lr": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("kind", "stock", "settings"), KINDS, ids=lambda value: getattr(value, "__name__", ""))
+def test_optimizer_takes_the_steps_of_torch(kind: Any, stock: Any, settings: dict[str, Any]) -> None:
+    def trained(make: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        parameter = nn.Parameter(torch.linspace(-1, 1, 7))
+        optimizer = make([parameter], **settings)
+        for step in range(4):
+            if step == 2:
+                saved = optimizer.state_dict()
+                optimizer = make([parameter], **settings)
+                optimizer.load_state_dict(saved)
+            optimizer.zero_grad(set_to_none=True)
+            parameter.square().sum().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        assert parameter.requires_grad
+        return parameter.detach(), optimizer.state_dict()
+
+    assert digest(trained(kind)) == digest(trained(stock))
+
+
+def test_optimizers_do_not_import_the_compiler() -> None:
+    code = """
+import sys, torch
+from p2pfl.learning.optimizers import SGD, Adam, AdamW
+from p2pfl.session.simulate import deterministic
+with deterministic():
+    for kind in (SGD, Adam, AdamW):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = kind([parameter], lr=0.1)
+        parameter.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "unused"),
+    [({"momentum": 0.5, "optimizer": "adam"}, "momentum"), ({"betas": [0.5, 0.9]}, "betas")],
+)
+def test_setting_without_effect_is_rejected(given: dict[str, Any], unused: str) -> None:
+    with pytest.raises(OptionErrors, match=rf"{unused} has no effect with optimizer (sgd|adam); remove it"):
+        LocalTraining.parse(given)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_resolved_settings_are_accepted(optimizer: str) -> None:
+    settings = LocalTraining.parse({"optimizer": optimizer, "lr": 0.5})
+    assert LocalTraining.parse(settings.to_dict()) == settings

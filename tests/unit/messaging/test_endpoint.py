@@ -1,0 +1,429 @@
+"""Endpoint, its mailbox and who receives from whom, with a scripted link. ``Net`` is tested in test_net.py."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from p2pfl.errors import NetError, Unexpected
+from p2pfl.messaging import wire
+from p2pfl.messaging.control import FOREVER, Id
+from p2pfl.messaging.deadline import Deadline, WaitPolicy
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.schema import Body
+from p2pfl.messaging.topology import Topology
+from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, texts, vector
+from tests.simulation.clock import VirtualLoop
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in virtual time."""
+
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        loop = VirtualLoop()
+        try:
+            loop.run_until_complete(test(*args, **kwargs))
+        finally:
+            loop.close()
+
+    return run
+
+
+class ScriptedLink:
+    """Records what an endpoint does; nobody reads it."""
+
+    def __init__(self) -> None:
+        self.entries: list[JournalEntry] = []
+        self.nothings: list[tuple[int, int]] = []
+        self.late: list[int] = []
+
+    def announce(self, entry: JournalEntry) -> None:
+        self.entries.append(entry)
+
+    def behind(self, peers: Iterable[int]) -> list[int]:
+        return [peer for peer in peers if peer in self.late]
+
+    async def caught_up(self, peers: Iterable[int]) -> None:
+        await asyncio.sleep(3.0)
+        self.late = [peer for peer in self.late if peer not in peers]
+
+    def nothing(self, to: int, t: int) -> None:
+        self.nothings.append((to, t))
+
+    def checkpointed(self, durable: int) -> None:
+        return
+
+
+def make(topology: Topology | None = None, *, t: int | None = 0, me: int = 0, **options: Any) -> Endpoint:
+    """An endpoint with five neighbors, or those of ``topology``, that has opened round ``t``."""
+    endpoint = Endpoint(me, topology or star(6), RUN_ID, 5, LAYOUTS, **options)
+    endpoint.link = ScriptedLink()
+    if t is not None:
+        endpoint.open(t)
+    return endpoint
+
+
+def link_of(endpoint: Endpoint) -> ScriptedLink:
+    assert isinstance(endpoint.link, ScriptedLink)
+    return endpoint.link
+
+
+def receive(endpoint: Endpoint, sender: int, t: int = 0, body: Body | None = None, count: int = 1) -> None:
+    """Let ``endpoint`` receive a body from ``sender``; default: a Word."""
+    encoded = wire.encode(body or Word(f"{sender}"), count)
+    endpoint.accept(endpoint.decode(endpoint.check(encoded.header), t, sender, stored(encoded)))
+
+
+def begin(endpoint: Endpoint, sender: int, t: int, sources: tuple[int, ...] = (0,)) -> None:
+    receive(endpoint, sender, t, Begin(sources))
+
+
+async def after(seconds: float, function: Callable[..., None], *arguments: Any) -> None:
+    await asyncio.sleep(seconds)
+    function(*arguments)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# ---- rounds
+
+
+def test_open_announces_begin_as_the_first_entry_of_the_round_to_all_neighbors() -> None:
+    """R3. It is optional unless somebody waits for it, and is not counted."""
+    endpoint = make(complete(3))
+    endpoint.finish(0)
+    endpoint.open(7)  # skipped rounds
+    endpoint.open(FOREVER)
+    entries = link_of(endpoint).entries
+    assert [entry.id for entry in entries] == [Id(0, 0), Id(1, 0), Id(7, 0), Id(FOREVER, 0)]
+    assert [entry.optional for entry in entries] == [True, True, True, False]
+    assert all(entry.to == (1, 2) for entry in entries)
+    assert endpoint.sent == {}
+
+
+def test_begin_is_required_in_methods_that_prune_and_in_the_round_of_a_late_joiner() -> None:
+    pruning = make(prunes=True)
+    pruning.finish(0)
+    assert [entry.optional for entry in link_of(pruning).entries] == [False, False]
+    joined = make(complete(3), joins={2: 1})
+    joined.finish(0)
+    joined.finish(1)
+    entries = link_of(joined).entries
+    assert [(entry.optional, entry.to) for entry in entries] == [(True, (1,)), (False, (1, 2)), (True, (1, 2))]
+
+
+@virtual
+async def test_a_late_joiner_waits_without_a_deadline_for_its_first_round() -> None:
+    endpoint = make(complete(4), me=3, t=4, joins={3: 4, 2: 4}, wait_policy=WaitPolicy(5.0))
+    endpoint.begin(4)
+    meeting = asyncio.create_task(endpoint.meet(4))
+    await asyncio.sleep(1000.0)
+    begin(endpoint, 0, 4)
+    await asyncio.sleep(0)
+    assert not meeting.done()
+    receive(endpoint, 1, 5)  # anything of that round or a later one; peer 2 begins only now
+    await asyncio.wait_for(meeting, 1.0)
+    await asyncio.wait_for(endpoint.meet(5), 1.0)
+
+
+def test_rounds_are_skipped_if_most_neighbors_no_longer_have_them() -> None:
+    endpoint = make()
+    assert endpoint.next_round(3) == 3
+    endpoint.missed(1, FOREVER)
+    endpoint.missed(2, 8)
+    assert endpoint.next_round(3) == 3  # peers 3, 4 and 5 have them
+    endpoint.missed(3, 9)
+    assert endpoint.next_round(3) == 8
+    assert endpoint.next_round(8) == 8
+    endpoint.mailbox.mark_disconnected(1)
+    assert endpoint.next_round(3) == 3
+
+
+# ---- waits
+
+
+@pytest.mark.parametrize(("disconnected", "enough"), [((), 3), ((4, 5), 2)])
+@virtual
+async def test_the_deadline_does_not_end_a_wait_below_the_quorum(disconnected: tuple[int, ...], enough: int) -> None:
+    """60 % are three of five neighbors, or two of the three that are connected."""
+    endpoint = make(wait_policy=WaitPolicy(10.0, None, 0.6, 1000.0))
+    for sender in disconnected:
+        endpoint.mailbox.mark_disconnected(sender)
+    for sender in range(1, enough):
+        receive(endpoint, sender)
+    last = asyncio.create_task(after(200.0, receive, endpoint, enough))
+    assert sorted(await endpoint.begin(0).gather(Word)) == list(range(1, enough + 1))
+    assert last.done()
+    assert endpoint.missing == {"Word": list(range(enough + 1, 6))}
+    assert endpoint.waited == pytest.approx(200.0)
+    assert endpoint.wasted_wait == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("quorum", "senders", "seconds"), [(0.4, 2, 10.0), (0.6, 2, 40.0), (1.0, 0, 40.0)])
+@virtual
+async def test_a_wait_ends_at_the_deadline_with_a_quorum_and_after_give_up_without(
+    quorum: float, senders: int, seconds: float
+) -> None:
+    endpoint = make(wait_policy=WaitPolicy(10.0, None, quorum, 30.0))
+    for sender in range(1, senders + 1):
+        receive(endpoint, sender)
+    assert len(await endpoint.begin(0).gather(Word)) == senders
+    assert endpoint.waited == endpoint.wasted_wait == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        lambda endpoint: receive(endpoint, 5, 3),
+        lambda endpoint: begin(endpoint, 5, 1),
+        lambda endpoint: endpoint.missed(5, 2),
+        lambda endpoint: endpoint.mailbox.mark_disconnected(5),
+        lambda endpoint: endpoint.mailbox.nothing(5, 0),
+    ],
+    ids=["a later message", "a later Begin", "messages lost", "disconnected", "nothing"],
+)
+@virtual
+async def test_a_wait_ends_with_the_news_that_nothing_will_come(ends: Callable[[Endpoint], None]) -> None:
+    endpoint = make(wait_policy=WaitPolicy(600.0))
+    for sender in range(1, 5):
+        receive(endpoint, sender)
+    news = asyncio.create_task(after(7.0, ends, endpoint))
+    assert sorted(await endpoint.begin(0).gather(Word)) == [1, 2, 3, 4]
+    assert endpoint.missing == {"Word": [5]}
+    assert endpoint.waited == pytest.approx(7.0)
+    assert await endpoint.take("Word", [5], 0) == {}  # known from then on
+    assert endpoint.waited == pytest.approx(7.0)
+    await news
+
+
+@virtual
+async def test_nothing_ends_no_wait_for_addressed_messages_or_for_other_rounds() -> None:
+    """R5. After a crash, its receiver computes earlier rounds again, whose messages are on their way."""
+    endpoint = make(PAIR, t=4, wait_policy=WaitPolicy(5.0))
+    endpoint.mailbox.nothing(1, 5)
+    for t, addressed in ((4, False), (5, True)):
+        endpoint.begin(t)
+        coming = asyncio.create_task(after(1.0, receive, endpoint, 1, t))
+        assert list(await endpoint.take("Word", [1], t, addressed=addressed)) == [1]
+        await coming
+    assert await endpoint.take("Word", [1], 5) == {}
+    assert now() == pytest.approx(2.0)
+
+
+@virtual
+async def test_messages_before_the_news_are_taken_and_those_of_past_rounds_are_discarded() -> None:
+    endpoint = make(PAIR)
+    receive(endpoint, 1, 0)
+    receive(endpoint, 1, 1, Word("later"))
+    endpoint.mailbox.mark_disconnected(1)
+    size = endpoint.mailbox.taken_bytes[1]
+    assert texts(await endpoint.begin(1).gather(Word)) == {1: "later"}
+    assert endpoint.mailbox.expired == 1
+    receive(endpoint, 1, 0)
+    assert endpoint.mailbox.expired == 2
+    assert endpoint.mailbox.taken_bytes[1] > size == 0  # the window is free again
+
+
+@virtual
+async def test_a_neighbor_that_returns_is_waited_for_again() -> None:
+    endpoint = make(PAIR, wait_policy=WaitPolicy(5.0))
+    endpoint.mailbox.mark_disconnected(1)
+    assert await endpoint.begin(0).gather(Word) == {}
+    assert now() == 0.0
+    endpoint.mailbox.mark_connected(1)
+    assert await endpoint.take("Word", [1], 0) == {}
+    assert now() == pytest.approx(5.0)
+
+
+@virtual
+async def test_nonfinite_bodies_are_received_but_not_returned() -> None:
+    endpoint = make(complete(3))
+    receive(endpoint, 1, body=vector(1, math.nan, 2))
+    receive(endpoint, 2, body=vector(1, 2, 3))
+    assert list(await endpoint.take("Vector", [1, 2], 0)) == [2]
+    assert (endpoint.missing, endpoint.nonfinite) == ({"Vector": [1]}, {"Vector": [1]})
+    assert endpoint.received[1]["Vector"][:2] == endpoint.received[2]["Vector"][:2] == [1, 12]
+
+
+@virtual
+async def test_the_slot_is_released_while_a_reader_is_behind() -> None:
+    """R7."""
+    idle: list[Any] = []
+
+    class Idle:
+        def __init__(self, waits_for: Callable[[], list[int]]) -> None:
+            idle.append(waits_for())
+
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *error: object) -> None:
+            idle.append(now())
+
+    endpoint = make(complete(3), idle=Idle)
+    link_of(endpoint).late = [2]
+    await endpoint.send([1, 2], Word("x"))
+    assert idle == [[2], 3.0]
+    await endpoint.send([1, 2], Word("x"))
+    assert len(idle) == 2
+
+
+def test_an_adaptive_deadline_follows_the_recent_rounds() -> None:
+    policy = WaitPolicy(deadline=100.0, adaptive=4.0)
+    assert policy.seconds == 100.0
+    for _ in range(4):
+        policy.took(2.0)
+    assert policy.seconds == 8.0
+    for _ in range(20):
+        policy.took(50.0)
+    assert policy.seconds == 100.0  # never longer than the deadline
+    for _ in range(20):
+        policy.took(0.01)
+    assert policy.seconds == 1.0  # never shorter than SHORTEST
+    assert WaitPolicy(deadline=7.0).seconds == 7.0
+    assert WaitPolicy(adaptive=2.0).seconds is None
+
+
+@virtual
+async def test_a_postponed_deadline_still_ends_the_wait() -> None:
+    """Time in which the process was suspended does not count."""
+    loop: Any = asyncio.get_running_loop()
+    deadline, event = Deadline(1.5), loop.create_future()
+    waiting = asyncio.create_task(deadline.allows(event))
+    await asyncio.sleep(0.5)
+    loop._now += 40.0
+    assert await waiting is False
+    assert loop.time() > 41.0
+    assert event.cancelled()
+
+
+# ---- whom a method that prunes sends to
+
+
+@virtual
+async def test_receivers_are_awaited_only_in_methods_that_prune() -> None:
+    for prunes in (False, True):
+        endpoint = make(wait_policy=WaitPolicy(9.0), prunes=prunes)
+        endpoint.finish(0)
+        began = now()
+        endpoint.begin(1)
+        assert await endpoint.receivers() == {1, 2, 3, 4, 5}
+        assert now() - began == pytest.approx(9.0 if prunes else 0.0)
+
+
+@virtual
+async def test_a_late_joiner_is_not_awaited_in_its_first_round() -> None:
+    endpoint = make(complete(3), wait_policy=WaitPolicy(9.0), prunes=True, joins={2: 1})
+    begin(endpoint, 1, 1)
+    endpoint.finish(0)
+    endpoint.begin(1)
+    assert await endpoint.receivers() == {1, 2}
+    assert now() == 0.0
+
+
+@virtual
+async def test_who_has_stopped_receiving_is_neither_awaited_nor_sent_to() -> None:
+    """R5."""
+    endpoint = make(wait_policy=WaitPolicy(9.0), prunes=True)
+    for sender, sources in ((1, (0,)), (2, ()), (3, (0, 2))):
+        begin(endpoint, sender, 1, sources)
+    begin(endpoint, 1, 2, ())  # it is ahead
+    endpoint.mailbox.mark_disconnected(4)
+    endpoint.finish(0)
+    net = endpoint.begin(1)
+    await net.broadcast(Word("x"))
+    assert now() == pytest.approx(9.0)  # for peer 5
+    assert link_of(endpoint).entries[-1].to == (1, 3, 4, 5)
+    assert net.receivers == (1, 3, 4, 5)
+    begin(endpoint, 3, 3)  # it has skipped round 2
+    begin(endpoint, 5, 2)
+    endpoint.finish(1)
+    endpoint.begin(2)
+    assert await endpoint.receivers() == {3, 4, 5}
+    assert now() == pytest.approx(9.0)  # peers 1 and 2 do not receive, peer 4 is not there
+
+
+@virtual
+async def test_the_statement_of_the_latest_round_stands_if_none_comes() -> None:
+    """R5."""
+    endpoint = make(complete(3), wait_policy=WaitPolicy(9.0), prunes=True)
+    begin(endpoint, 1, 1)
+    begin(endpoint, 2, 2, ())
+    for t in (1, 2, 3):
+        endpoint.finish(t - 1)
+        endpoint.begin(t)
+        assert await endpoint.receivers() == {1}, t
+    restored = make(complete(3), t=None, wait_policy=WaitPolicy(9.0), prunes=True)
+    restored.load_state_dict(endpoint.state_dict(), endpoint.journal.state_dict(4), 4)
+    restored.open(4)
+    assert await restored.receivers() == {1}
+
+
+@virtual
+async def test_a_late_begin_that_asks_for_messages_is_answered_with_nothing() -> None:
+    """R5. Peers that wait for each other because they disagree are told at once."""
+    endpoint = make(complete(4), wait_policy=WaitPolicy(9.0), prunes=True)
+    for sender in (1, 2, 3):
+        begin(endpoint, sender, 1, ())
+    endpoint.finish(0)
+    endpoint.begin(1)
+    assert await endpoint.receivers() == set()
+    endpoint.finish(1)
+    endpoint.begin(2)
+    assert await endpoint.receivers() == set()
+    begin(endpoint, 1, 2)
+    begin(endpoint, 2, 2, ())  # expects nothing
+    begin(endpoint, 3, 3)  # in time for its round
+    assert link_of(endpoint).nothings == [(1, 2)]
+
+
+@virtual
+async def test_receive_only_from_takes_effect_in_the_next_round_and_is_stated_in_its_begin() -> None:
+    endpoint = make(complete(4), prunes=True)
+    net = endpoint.begin(0)
+    net.receive_only_from([2])
+    assert net.sources == (1, 2, 3)
+    endpoint.finish(0)
+    assert endpoint.begin(1).sources == (2,)
+    stated: list[Any] = [
+        wire.check(entry.header, endpoint.schema).message(0, 0, None).body for entry in link_of(endpoint).entries
+    ]
+    assert stated == [Begin((1, 2, 3)), Begin((2,))]
+    with pytest.raises(NetError, match="must declare `prunes = True`"):
+        make(complete(4)).begin(0).receive_only_from([2])
+
+
+# ---- counts
+
+
+def test_a_count_above_the_number_of_peers_is_rejected() -> None:
+    endpoint = make(complete(3))
+    receive(endpoint, 1, body=vector(1, 2, 3), count=3)
+    with pytest.raises(Unexpected, match="count must be at most 3, got 4"):
+        receive(endpoint, 1, body=vector(1, 2, 3), count=4)
+
+
+def test_participants_are_equal_on_every_peer_and_new_each_round() -> None:
+    endpoints = [make(complete(10), me=me, t=None) for me in (0, 7)]
+    drawn = [[endpoint.begin(t).participants(0.3) for t in range(40)] for endpoint in endpoints]
+    assert drawn[0] == drawn[1]
+    assert all(len(chosen) == 3 and list(chosen) == sorted(set(chosen)) for chosen in drawn[0])
+    assert {peer for chosen in drawn[0] for peer in chosen} == set(range(10))
+    assert Endpoint(0, complete(10), "run", 6, LAYOUTS).begin(0).participants(0.3) != drawn[0][0]
+
+
+@pytest.mark.parametrize(
+    ("peers", "fraction", "count"),
+    [(10, 1.0, 10), (10, 0.01, 1), (10, 0.25, 2), (10, 0.39, 3), (10, 0.55, 5), (15, 0.5, 7), (100, 0.29, 29)],
+)
+def test_the_number_of_participants_is_rounded_down_but_at_least_one(peers: int, fraction: float, count: int) -> None:
+    assert len(make(complete(peers), t=None).begin(0).participants(fraction)) == count

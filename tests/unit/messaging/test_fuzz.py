@@ -1,0 +1,24 @@
+"""Mutated messages are rejected or survive a round trip: a small part of `make fuzz`."""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.fuzz.messages import VALID, encode_valid, is_accepted, mutate
+
+FRAMES = 1_000
+
+
+def test_rejects_mutated_messages_or_round_trips_them() -> None:
+    chance = random.Random(1)
+    frames = messages = accepted = 0
+    while frames < FRAMES:
+        message = mutate(encode_valid(chance.choice(VALID)), chance)
+        frames += len(message)
+        messages += 1
+        accepted += is_accepted(message)
+    assert 0 < accepted < messages / 2
+
+
+def test_accepts_valid_messages() -> None:
+    assert all(is_accepted(encode_valid(body)) for body in VALID)

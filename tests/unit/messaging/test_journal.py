@@ -1,0 +1,221 @@
+"""The journal: entries once for all readers, released when nobody needs them, and restored after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from p2pfl.messaging import wire
+from p2pfl.messaging.control import BEFORE, FOREVER, Id
+from p2pfl.messaging.journal import Journal, MemoryStore, Place
+from p2pfl.messaging.wire import Encoded
+from tests.bodies import Block, Word
+from tests.simulation.disk import Disk, SimulatedStore
+
+
+def block(number: float, length: int = 4) -> Encoded:
+    return wire.encode(Block(torch.full((length,), float(number))))
+
+
+def journal_of(disk: Disk, neighbors: Sequence[int] = (1, 2)) -> Journal:
+    """A journal whose bodies survive the process, two in a segment."""
+    return Journal(neighbors, SimulatedStore(disk, lambda step: None))
+
+
+def filled(disk: Disk) -> Journal:
+    """Two rounds to peers 1 and 2: Begin to both, a block to both, a block to peer 2."""
+    journal = journal_of(disk)
+    for t in (0, 1):
+        journal.begin(t)
+        journal.append(wire.encode(Word("begin")), (1, 2))
+        journal.append(block(t), (1, 2))
+        journal.append(block(t + 10.0), (2,))
+    return journal
+
+
+def read(journal: Journal, to: int, id: Id = BEFORE) -> list[tuple[Id, Id, bytes]]:
+    """All entries to a neighbor from ``id`` on: id, previous, body."""
+    found = []
+    while (next := journal.after(to, id)) is not None:
+        entry, previous = next
+        found.append((entry.id, previous, bytes(journal.read(entry, 0, entry.size))))
+        id = entry.id.next
+    return found
+
+
+def ids(journal: Journal, to: int, id: Id = BEFORE) -> list[tuple[int, int]]:
+    return [(found.t, found.number) for found, _, _ in read(journal, to, id)]
+
+
+def contents(journal: Journal, to: int) -> list[tuple[Id, bytes]]:
+    return [(id, body) for id, _, body in read(journal, to)]
+
+
+# ---- reading
+
+
+def test_an_entry_is_stored_once_and_read_by_its_addressees() -> None:
+    disk = Disk()
+    journal = filled(disk)
+    assert ids(journal, 1) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert ids(journal, 2) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert sum(map(len, disk.segments.values())) == 4 * 16
+    assert read(journal, 1)[1] == (Id(0, 1), Id(0, 0), block(0).tensors[0][1].numpy().tobytes())
+    assert [previous for _, previous, _ in read(journal, 1)] == [BEFORE, Id(0, 0), Id(0, 1), Id(1, 0)]
+    assert (journal.waiting(2, BEFORE), journal.waiting(2, Id(0, 2)), journal.waiting(2, Id(2, 0))) == (6, 4, 0)
+
+
+def test_rounds_computed_again_have_the_same_ids_and_skipped_ones_have_none() -> None:
+    journal = journal_of(Disk())
+    for t in (3, 7):
+        journal.begin(t)
+        for number in range(2):
+            assert journal.append(block(0), (1,)).id == Id(t, number)
+    assert ids(journal, 1, Id(3, 1)) == [(3, 1), (7, 0), (7, 1)]
+    assert ids(journal, 1, Id(5, 9)) == [(7, 0), (7, 1)]
+
+
+def test_an_optional_entry_is_passed_over_once_a_later_one_exists_and_is_no_predecessor() -> None:
+    journal = journal_of(Disk())
+    journal.begin(0)
+    journal.append(wire.encode(Word("begin")), (1,), optional=True)
+    assert ids(journal, 1) == [(0, 0)]
+    journal.append(block(0), (1,))
+    journal.begin(1)
+    journal.append(wire.encode(Word("begin")), (1,), optional=True)
+    journal.begin(2)
+    journal.append(wire.encode(Word("begin")), (1,), optional=True)
+    assert [(id, previous) for id, previous, _ in read(journal, 1)] == [(Id(0, 1), BEFORE), (Id(2, 0), Id(0, 1))]
+
+
+def test_keeps_for_ignores_the_last_begin() -> None:
+    journal = journal_of(Disk())
+    journal.begin(4)
+    journal.append(block(0), (1,))
+    journal.begin(FOREVER)
+    journal.append(wire.encode(Word("begin")), (1, 2))
+    assert (journal.keeps_for(1), journal.keeps_for(2)) == (True, False)
+    journal.drop(1, 5)
+    assert not journal.keeps_for(1)
+    assert ids(journal, 1) == [(FOREVER, 0)]
+
+
+# ---- releasing
+
+
+def test_a_body_is_released_when_the_last_addressee_drops_it() -> None:
+    disk = Disk()
+    journal = filled(disk)
+    assert set(disk.segments) == {1, 2}
+    journal.drop(2, 1)
+    assert ids(journal, 2) == [(1, 0), (1, 1), (1, 2)]
+    assert ids(journal, 1)[:2] == [(0, 0), (0, 1)]
+    assert set(disk.segments) == {1, 2}  # peer 1 may ask for (0, 1)
+    journal.drop(1, 1)
+    assert set(disk.segments) == {2}
+    assert (journal.floor(1), journal.floor(2)) == (1, 1)
+    journal.drop(1, 0)
+    assert journal.floor(1) == 1  # never goes back
+
+
+def test_what_nobody_is_to_read_is_not_kept() -> None:
+    disk = Disk()
+    journal = journal_of(disk)
+    for _ in range(4):
+        journal.append(block(0), ())
+    assert disk.segments == {}
+
+
+def test_a_segment_is_not_released_while_a_body_is_written_into_it() -> None:
+    """The I/O thread drops the other entries of the segment just when a body has filled it."""
+
+    class Store(SimulatedStore):
+        def write(self, encoded: Encoded) -> Place:
+            place = super().write(encoded)
+            if place.at:
+                journal.drop(1, 1)
+            return place
+
+    journal = Journal([1], Store(Disk(), lambda step: None))
+    journal.append(block(0), (1,))
+    journal.begin(1)
+    journal.append(block(1), (1,))
+    assert [body for _, _, body in read(journal, 1)] == [block(1).tensors[0][1].numpy().tobytes()]
+
+
+def test_a_body_released_meanwhile_raises_os_error() -> None:
+    journal = Journal([1], MemoryStore())
+    entry = journal.append(block(0), (1,))
+    journal.drop(1, 1)
+    with pytest.raises(FileNotFoundError, match="segment"):
+        journal.read(entry, 0, 4)
+
+
+# ---- checkpoints
+
+
+def test_a_restored_journal_has_the_entries_before_the_checkpoint_and_the_same_floors() -> None:
+    disk = Disk()
+    journal = filled(disk)
+    journal.drop(1, 1)
+    expected = {to: contents(journal, to) for to in (1, 2)}
+    state = journal.state_dict(before=2)
+    journal.begin(2)
+    journal.append(block(5), (1, 2))  # of a round after the checkpoint
+    restored = journal_of(disk)
+    assert restored.damaged(state) == ""
+    restored.load_state_dict(state)
+    assert {to: contents(restored, to) for to in (1, 2)} == expected
+    assert (restored.floor(1), restored.floor(2)) == (1, 0)
+    for to in (1, 2):
+        restored.drop(to, 2)
+    assert set(disk.segments) <= {restored.store.current}  # released, and what was written later is deleted
+    restored.begin(2)
+    assert restored.append(block(6), (1,)).id == Id(2, 0)
+
+
+def test_entries_after_the_checkpoint_are_not_in_it() -> None:
+    assert [row[:2] for row in filled(Disk()).state_dict(before=1)["entries"]] == [[0, 0], [0, 1], [0, 2]]
+
+
+def altered(body: bytes) -> bytes:
+    return bytes([body[0] ^ 1]) + body[1:]
+
+
+@pytest.mark.parametrize("damage", [altered, lambda body: body[:-1]], ids=["another bit", "truncated"])
+def test_a_damaged_body_is_found_and_named(damage: Any) -> None:
+    disk = Disk()
+    state = filled(disk).state_dict(before=2)
+    disk.segments[2] = disk.segments[2][:16] + damage(disk.segments[2][16:])
+    assert journal_of(disk).damaged(state).startswith("damaged: the body of entry 2 of round 1 in the journal")
+
+
+def test_a_body_released_after_the_checkpoint_is_no_damage_and_is_not_offered() -> None:
+    disk = Disk()
+    journal = filled(disk)
+    state = journal.state_dict(before=2)
+    for to in (1, 2):
+        journal.drop(to, 1)
+    restored = journal_of(disk)
+    assert restored.damaged(state) == ""
+    restored.load_state_dict(state)
+    assert ids(restored, 1) == [(1, 0), (1, 1)]
+    assert restored.floor(1) == 1
+
+
+def test_a_body_released_while_the_checkpoint_is_written_is_left_out() -> None:
+    class Store(SimulatedStore):
+        def sync(self, segments: Any) -> None:
+            for to in (1, 2):
+                journal.drop(to, 1)
+
+    disk = Disk()
+    journal = Journal((1, 2), Store(disk, lambda step: None))
+    for t in (0, 1):
+        journal.begin(t)
+        for _ in range(2):
+            journal.append(block(t), (1, 2))
+    assert [row[:2] for row in journal.state_dict(before=2)["entries"]] == [[1, 0], [1, 1]]

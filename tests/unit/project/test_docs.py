@@ -1,0 +1,134 @@
+"""Documentation: links, run files, examples, tables and error messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.errors import RunFileError
+from p2pfl.models import GROUPS
+from p2pfl.run_file.graphs import GRAPHS, Graph
+from p2pfl.run_file.load import load
+from p2pfl.run_file.options import notes
+
+PROJECT = Path(__file__).parents[3]
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+GRAPHS_PAGE = (PROJECT / "docs" / "graphs.md").read_text(encoding="utf-8")
+MODELS_PAGE = (PROJECT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Code blocks of a page in ``language``."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def rows(page: str) -> list[list[str]]:
+    """Cells of all table rows of a page."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:1] == "|"]
+
+
+# ---- links -------------------------------------------------------------------------------------------------
+
+PAGES = [*sorted(PROJECT.glob("*.md")), *sorted((PROJECT / "docs").rglob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_resolve(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]*)\)", page.read_text(encoding="utf-8"))
+    for link in links:
+        if "://" not in link:
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+# ---- README ------------------------------------------------------------------------------------------------
+
+
+def test_run_file_of_the_readme_loads_and_its_typo_gives_the_shown_error(tmp_path: Path) -> None:
+    (text,) = blocks(README, "yaml")
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert load(file).name == "mine"
+    with_typo = text.replace("name: mapl,", "name: mapel,")
+    assert with_typo != text
+    file.write_text(with_typo)
+    with pytest.raises(RunFileError) as caught:
+        load(file)
+    (shown,) = re.findall(r"^    (mine\.yaml:.*)$", README, flags=re.MULTILINE)
+    start, end = shown.split("…")
+    message = str(caught.value).replace(f"{tmp_path}/", "")
+    assert message.startswith(start)
+    assert message.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("row", "table"),
+    [
+        ("graph", GRAPHS),
+        ("data.dataset", DATASETS),
+        ("data.partition", PARTITIONS),
+        ("data.augment", AUGMENTATIONS),
+        ("algorithm", ALGORITHMS),
+    ],
+)
+def test_readme_lists_every_name_of_the_tables(row: str, table: dict[str, object]) -> None:
+    (cells,) = [cells for cells in rows(README) if cells[0].split("`")[1:2] == [row]]
+    listed = re.sub(r"\]\([^)]*\)|\([^)]*\)|\[", "", cells[1])
+    assert {name.strip() for name in listed.split(",")} == set(table)
+
+
+# ---- graphs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_page_lists_every_parameter_with_its_default(name: str) -> None:
+    documented = {cells[1].strip("`"): cells for cells in rows(GRAPHS_PAGE) if cells[0] == f"`{name}`"}
+    parameters = [note for note in notes(GRAPHS[name]) if note.name not in Graph.known()]
+    assert set(documented) == ({note.name for note in parameters} or {""})
+    for note in parameters:
+        _, _, kind, default, meaning = documented[note.name]
+        assert default == ("required" if note.default == "(required)" else f"`{json.dumps(note.default)}`")
+        assert kind
+        assert meaning
+
+
+def test_graphs_page_lists_the_common_parameters() -> None:
+    assert {cells[1].strip("`") for cells in rows(GRAPHS_PAGE) if cells[0] == "every one"} == set(Graph.known())
+
+
+EXAMPLES = [line for line in blocks(GRAPHS_PAGE, "yaml")[1].splitlines() if line]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_examples_of_graphs_load(line: str, tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("\n".join(f"{peer}, {peer + 1}  # a line" for peer in range(19)))
+    file = tmp_path / "mine.yaml"
+    (text,) = blocks(README, "yaml")
+    file.write_text(re.sub(r"^graph: .*$", line, text, flags=re.MULTILINE))
+    assert load(file).topology.peers == 20
+
+
+def test_every_graph_has_an_example() -> None:
+    graphs = [yaml.safe_load(line)["graph"] for line in EXAMPLES]
+    assert {graph if isinstance(graph, str) else graph["name"] for graph in graphs} == set(GRAPHS)
+
+
+# ---- models ------------------------------------------------------------------------------------------------
+
+
+def test_models_page_lists_every_group() -> None:
+    assert set(GROUPS) <= {cells[0].strip("`") for cells in rows(MODELS_PAGE)}

@@ -1,0 +1,142 @@
+"""Completeness of tables, notes and documented names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import p2pfl.algorithms
+from p2pfl import errors
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.errors import P2pflError
+from p2pfl.run_file import schema
+from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.options import Options, notes
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+# ---- algorithms --------------------------------------------------------------------------------------------
+
+
+def test_table_of_algorithms_is_complete() -> None:
+    modules = [
+        importlib.import_module(f"p2pfl.algorithms.{info.name}")
+        for info in pkgutil.iter_modules(p2pfl.algorithms.__path__)
+    ]
+    defined = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Algorithm) and value.__module__ == module.__name__
+        if not inspect.isabstract(value)
+    }
+    assert set(ALGORITHMS.values()) == defined
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_algorithm_cites_its_source(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    assert algorithm.name == name
+    for attribute in ("title", "authors", "venue", "url"):
+        text = getattr(algorithm, attribute)
+        assert isinstance(text, str)
+        assert text.strip()
+    assert algorithm.url == "—" or algorithm.url.startswith("https://")
+    assert algorithm.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_algorithm_file_starts_with_paper_and_differences(name: str) -> None:
+    algorithm = ALGORITHMS[name]
+    docstring = inspect.getmodule(algorithm).__doc__
+    assert docstring
+    if algorithm.url != "—":
+        assert algorithm.url in docstring
+        assert "Differs from the paper" in docstring
+        assert " ".join(algorithm.title.split()) in " ".join(docstring.replace('"', "").split())
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_algorithm_has_a_page(name: str) -> None:
+    assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
+
+
+# ---- notes of parameters -----------------------------------------------------------------------------------
+
+TABLES: dict[str, Mapping[str, type[Options]]] = {
+    "algorithm": {name: algorithm.Hyper for name, algorithm in ALGORITHMS.items()},
+    "graph": GRAPHS,
+    "dataset": DATASETS,
+    "partition": PARTITIONS,
+    "augmentation": AUGMENTATIONS,
+}
+OPTIONS = [(f"{table}.{name}", options) for table, entries in TABLES.items() for name, options in entries.items()]
+
+
+@pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in OPTIONS])
+def test_every_parameter_has_a_note_and_a_type(options: type[Options]) -> None:
+    parameters = notes(options)
+    assert tuple(note.name for note in parameters) == options.known()
+    assert [note.name for note in parameters if not note.text] == []
+    assert [note.name for note in parameters if not note.type] == []
+
+
+@pytest.mark.parametrize("table", sorted(set(TABLES) - {"algorithm"}))
+def test_entries_of_a_table_are_distinct_and_have_docstrings(table: str) -> None:
+    entries = TABLES[table]
+    assert len(set(entries.values())) == len(entries)
+    for options in entries.values():
+        docstring = (options.__doc__ or "").strip()
+        assert docstring
+        assert not docstring.startswith(f"{options.__name__}(")  # the default docstring of dataclasses
+
+
+@pytest.mark.parametrize("section", ["RunFile", "Data", "Models", "Transport", "Gpu"])
+def test_every_key_of_the_run_file_has_a_note(section: str) -> None:
+    model = getattr(schema, section)
+    self_explanatory = {"rounds", "peers", "data", "models", "algorithm", "transport", "device", "gpu"}
+    without_note = {name for name, field in model.model_fields.items() if not field.description}
+    assert without_note <= (self_explanatory if section == "RunFile" else set())
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+def drawn_tree() -> dict[str, str]:
+    """{class: base class} as drawn in the docstring of p2pfl.errors."""
+    bases: dict[str, str] = {}
+    path: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        stripped = line.lstrip(" │├└─")
+        name = stripped.split(" ")[0]
+        if not hasattr(errors, name) or not name[:1].isupper():
+            continue
+        depth = len(line) - len(stripped)
+        path = [(column, base) for column, base in path if column < depth]
+        if path:
+            bases[name] = path[-1][1]
+        path.append((depth, name))
+    return bases
+
+
+def test_drawn_tree_of_errors_matches_the_classes() -> None:
+    defined = {
+        name: value.__bases__[0].__name__
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, P2pflError) and value is not P2pflError
+    }
+    assert drawn_tree() == defined
+    assert all(len(getattr(errors, name).__bases__) == 1 for name in defined)
+
+
+def test_every_error_has_a_docstring() -> None:
+    for name in (*drawn_tree(), "P2pflError"):
+        assert getattr(errors, name).__doc__

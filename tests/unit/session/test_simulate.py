@@ -1,0 +1,148 @@
+"""All peers in one process: bit-identical runs, and errors of peers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2pfl.algorithms.dpsgd import DPSGD, Parameters
+from p2pfl.errors import Deadlock, RunFileError
+from p2pfl.messaging.net import Net
+from p2pfl.run_file.options import OptionErrors
+from p2pfl.session.simulate import simulate
+
+
+def digests(run: Any) -> list[str]:
+    return [result.digest for result in simulate(run)]
+
+
+def test_equal_runs_are_bit_identical(make_run: Any) -> None:
+    assert digests(make_run()) == digests(make_run())
+
+
+def test_peers_end_with_different_models(make_run: Any) -> None:
+    assert len(set(digests(make_run()))) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slots": 1},
+        {"slots": 3},
+        {"chaos": {"link": {"delay": 0.5}, "kill": {"times": 2}, "straggler": {"peer": 1, "factor": 3}}},
+        {"transport": {"deadline": 5}},
+        {"eval_every": 2},
+        {"checkpoint_every": 1},
+        {"out": "x"},
+    ],
+    ids=str,
+)
+def test_result_does_not_depend_on_local_settings(make_run: Any, change: Any) -> None:
+    assert digests(make_run(**change)) == digests(make_run())
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"rounds": 4}, {"graph": "ring"}, {"algorithm": {"name": "dpsgd", "lr": 0.01}}], ids=str
+)
+def test_result_depends_on_the_inputs(make_run: Any, change: Any) -> None:
+    assert digests(make_run(**change)) != digests(make_run())
+
+
+def test_run_folder_does_not_change_the_result(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    run = make_run()
+    folder = prepare(tmp_path / "run", run)
+    assert [result.digest for result in simulate(run, folder)] == digests(run)
+
+
+def test_leaves_the_global_state_of_torch_alone(make_run: Any) -> None:
+    torch.manual_seed(1)
+    expected = digests(make_run(data={"augment": "mapl"}))
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    assert digests(make_run(data={"augment": "mapl"})) == expected
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_calls_on_round_for_each_peer_and_round(make_run: Any) -> None:
+    seen: list[tuple[int, int]] = []
+    simulate(make_run(rounds=2), on_round=lambda peer, t: seen.append((peer, t)))
+    assert sorted(seen) == [(peer, t) for peer in range(4) for t in range(2)]
+
+
+def test_raises_the_error_of_the_failing_peer(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = DPSGD.round
+
+    async def round(self: DPSGD, t: int, net: Net) -> None:
+        if self.me == 2 and t == 1:
+            raise ZeroDivisionError("in the second round of peer 2")
+        await original(self, t, net)
+
+    monkeypatch.setattr(DPSGD, "round", round)
+    with pytest.raises(ZeroDivisionError, match="in the second round of peer 2"):
+        simulate(make_run())
+
+
+def test_deadlock_names_the_waiting_peers(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def round(self: DPSGD, t: int, net: Net) -> None:
+        await net.gather(Parameters)  # nobody has sent any
+
+    monkeypatch.setattr(DPSGD, "round", round)
+    with pytest.raises(Deadlock, match="peer 0 waits for Parameters of peer 1 in round 0; peer 0 waits for"):
+        simulate(make_run(rounds=1))
+
+
+@pytest.mark.parametrize(
+    ("given", "method", "expected"), [(None, False, False), (None, True, True), (False, True, False)]
+)
+def test_run_file_overrides_the_default_of_masked_test(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch, given: bool | None, method: bool, expected: bool
+) -> None:
+    run = make_run(masked_test=given)
+    monkeypatch.setattr(run.algorithm, "masked_evaluation", method)
+    assert run.masked_test == expected
+
+
+def test_masked_test_changes_only_the_evaluation(make_run: Any) -> None:
+    partition = {"name": "clusters", "clusters": 2, "per_class": 20, "test_per_class": 10}
+    data = {"partition": partition}
+    plain, masked = (simulate(make_run(data=data, masked_test=which)) for which in (None, True))
+    assert [result.digest for result in plain] == [result.digest for result in masked]
+    assert all((a.loss or 0.0) > (b.loss or 0.0) for a, b in zip(plain, masked, strict=True))
+    assert all(a.correct <= b.correct for a, b in zip(plain, masked, strict=True))
+
+
+def test_images_too_small_for_the_model_are_a_run_file_error(make_run: Any) -> None:
+    with pytest.raises(RunFileError, match=r"models\.name: images of 8x8 are too small for four poolings; use"):
+        simulate(make_run(models="l2c-conv4"))
+
+
+def test_invalid_options_for_the_model_are_a_run_file_error(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def setup(self: Any) -> None:
+        raise OptionErrors([(("batch",), "too large"), (("lr",), "too small")])
+
+    run = make_run(algorithm={"name": "local", "batch": 16})
+    monkeypatch.setattr(run.algorithm, "setup", setup)
+    with pytest.raises(RunFileError) as info:
+        simulate(run)
+    assert [(problem.key, problem.message) for problem in info.value.problems] == [
+        ("algorithm.batch", "too large"),
+        ("algorithm.lr", "too small"),
+    ]
+
+
+def test_algorithm_that_needs_validation_samples_requires_them(
+    make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition: dict[str, Any] = {"name": "fraction", "fraction": [0.1, 0.1, 0.1, 0.003]}
+    run = make_run(algorithm="local", data={"partition": partition})
+    monkeypatch.setattr(run.algorithm, "needs_validation", True)
+    with pytest.raises(RunFileError, match=r"partition\.validation: local .* 4 of 4 peers have none \(0, 1, 2, 3\);"):
+        simulate(run)
+    run = make_run(algorithm="local", data={"partition": {**partition, "validation": 0.1}})
+    with pytest.raises(RunFileError, match=r"1 of 4 peers have none \(3\); hold out .* one or more"):
+        simulate(run)
