@@ -39,6 +39,8 @@ class MaliciousNeighbor:
         """Identities of the connections on which peers have begun an epoch: they ignore refusals from there."""
         self.epochs: dict[int, int] = {}
         """By peer: the epoch in which it reads."""
+        self.numbers: dict[int, int] = {}
+        """By peer: the number of its last Hello; it ignores a Want that names another one."""
         self.sent = 0
         self.hello = Hello(run.config_hash(), "", "")
 
@@ -50,7 +52,7 @@ class MaliciousNeighbor:
                 continue
             with suppress(zmq.Again):
                 for _ in range(20):
-                    frames = self._message(self.epochs.get(peer, 0))
+                    frames = self._message(self.epochs.get(peer, 0), self.numbers.get(peer, 0))
                     self.dealers[peer].send_multipart(frames, zmq.NOBLOCK)
                     count[AS_NEIGHBOR] += len(frames)
         with suppress(zmq.Again):
@@ -69,7 +71,7 @@ class MaliciousNeighbor:
         dealer.connect(address)
         self.dealers[peer] = dealer
 
-    def _message(self, epoch: int) -> list[bytes]:
+    def _message(self, epoch: int, hello: int) -> list[bytes]:
         chance = self.chance
         self.sent += 1
         id = Id(self.sent // 1000, self.sent)  # mostly ascending: what is below an earlier one is ignored
@@ -80,7 +82,7 @@ class MaliciousNeighbor:
             lies: list[control.Control] = [
                 *(self.hello, Hello("another", "", ""), Hello(self.hello.config_hash, "boot", "token-/../x")),
                 *(Start(epoch, chance.choice((0, 0, number)), number), Start(number, 0, 0), Nothing(epoch, number)),
-                *(Want(number, Id(number, 0), number, number, yes, no), Want(1, Id(0, 0), 0, number, yes, no)),
+                *(Want(number, Id(number, 0), number, number, yes, no, hello), Want(1, Id(0, 0), 0, number, yes, no, hello)),
                 *(Entry(epoch, far, BEFORE, number, number), Entry(epoch, far, far, 24)),
                 Entry(epoch, far, BEFORE, number, 0, number, chance.choice((0, 64, number))),
             ]
@@ -88,11 +90,13 @@ class MaliciousNeighbor:
         return mutate(encode_valid(chance.choice(VALID), epoch, id), chance)
 
     def _note(self, identity: bytes, frames: list[bytes]) -> None:
-        """Note which epoch a peer has begun to write or to read, and begin the latter."""
+        """Note a peer's Hello, and the epochs that it has begun to write or to read; begin the latter."""
         with suppress(WireError):
-            message, _ = control.unpack(frames, None, (Start, Want))
+            message, _ = control.unpack(frames, None, (Hello, Start, Want))
             peer = int(identity.partition(b">")[0])
-            if isinstance(message, Start):
+            if isinstance(message, Hello):
+                self.numbers[peer] = message.number
+            elif isinstance(message, Start):
                 self.known.add(identity)
             elif isinstance(message, Want) and peer in self.dealers:
                 self.epochs[peer] = message.epoch

@@ -32,6 +32,8 @@ from peers.runtime import run_peer
 from peers.slots import HostSlot
 
 NEVER = 1 << 40
+LIMIT = 600
+"""Seconds that a run under attack may take."""
 RUN: dict[str, Any] = {
     "name": "fuzzed",
     "seed": 3,
@@ -93,14 +95,17 @@ def _prepare(run: Run, root: Path) -> RunFolder:
 
 
 def attack_run(run: Run, root: Path, expected: RunFolder, seed: int) -> Outcome:
-    """Run the peers under attack. No peer computes before all attackers have sent something."""
+    """Run the peers under attack. No peer computes before all attackers have sent something.
+
+    Peers that have not finished after ``LIMIT`` seconds are killed, as they are if the attack fails.
+    """
     folder, data = _prepare(run, root), load_data(run)
     count, slots_folder = slots_on(run.file, torch.device("cpu"))
     slots = [HostSlot(folder.slots, count, slots_folder) for _ in range(count)]
     for slot in slots:
         asyncio.run(slot.acquire())
     fork = multiprocessing.get_context("fork")
-    processes = [fork.Process(target=_be_peer, args=(folder, me, run, data)) for me in range(PEERS)]
+    processes = [fork.Process(target=_be_peer, args=(folder, me, run, data, slots)) for me in range(PEERS)]
     outcome = Outcome()
     chance = random.Random(seed)
     began = time.monotonic()
@@ -110,7 +115,7 @@ def attack_run(run: Run, root: Path, expected: RunFolder, seed: int) -> Outcome:
     strangers = Strangers(folder, chance)
     next_measurement = 0.0
     try:
-        while any(process.is_alive() for process in processes):
+        while any(process.is_alive() for process in processes) and time.monotonic() - began < LIMIT:
             neighbor.attack(outcome.frames)
             strangers.attack(outcome.frames)
             if slots and all(outcome.frames[name] for name in ATTACKS):
@@ -128,7 +133,8 @@ def attack_run(run: Run, root: Path, expected: RunFolder, seed: int) -> Outcome:
         neighbor.close()
         strangers.close()
         for process in processes:
-            process.kill() if time.monotonic() - began > 600 else process.join()
+            process.kill()
+            process.join()
     outcome.seconds = time.monotonic() - began
     outcome.codes = [process.exitcode for process in processes]
     for me in range(PEERS):
@@ -143,7 +149,9 @@ def attack_run(run: Run, root: Path, expected: RunFolder, seed: int) -> Outcome:
     return outcome
 
 
-def _be_peer(folder: RunFolder, me: int, run: Run, data: Any) -> None:
+def _be_peer(folder: RunFolder, me: int, run: Run, data: Any, inherited: list[HostSlot]) -> None:
+    for slot in inherited:
+        slot.release()  # closes this process's copy: the parent still holds the slot
     os._exit(run_peer(folder, me, run, data))
 
 
