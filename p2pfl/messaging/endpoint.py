@@ -254,7 +254,7 @@ class Endpoint:
         taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
         arrived = {sender: message for sender, message in taken.items() if message is not None}
         for sender, message in list(arrived.items()):
-            _count(self.received, sender, kind, message.payload, message.header)
+            _count(self.received, sender, kind, message.plan.payload, message.plan.header)
             self.taken_bytes += message.cost
             if not message.finite:
                 self.nonfinite.setdefault(kind, []).append(sender)

@@ -183,19 +183,19 @@ class Net:
         count = 1
         partial = await endpoint.take(body.kind(), children, self.t, patience, addressed=True)
         for child, message in partial.items():
-            if message.count > tree.size[child]:  # no subtree sums up more peers than it has
+            if message.plan.count > tree.size[child]:  # no subtree sums up more peers than it has
                 endpoint.missing.setdefault(body.kind(), []).append(child)
                 continue
             for path, tensor in tensors_of(message.body).items():
                 total[path] += tensor.to(total[path].device)
-            count += message.count
+            count += message.plan.count
         result = with_tensors(body, total)
         if parent is not None:
             await endpoint.send([parent], result, count)
             patience = tree.height[tree.root[self.me]] + 1.0
             answer = await endpoint.take(body.kind(), [parent], self.t, patience, addressed=True)
-            if parent in answer and count <= answer[parent].count <= tree.size[tree.root[self.me]]:
-                result, count = cast(B, answer[parent].body), answer[parent].count
+            if parent in answer and count <= answer[parent].plan.count <= tree.size[tree.root[self.me]]:
+                result, count = cast(B, answer[parent].body), answer[parent].plan.count
         await endpoint.send(children, result, count)
         if op == "sum":
             return result

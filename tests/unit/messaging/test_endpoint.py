@@ -146,6 +146,8 @@ def test_rounds_are_skipped_if_most_neighbors_no_longer_have_them() -> None:
     assert endpoint.next_round(3) == 8
     assert endpoint.next_round(8) == 8
     endpoint.mailbox.mark_disconnected(1)
+    assert endpoint.next_round(3) == 8  # half of those that are connected
+    endpoint.mailbox.mark_disconnected(2)
     assert endpoint.next_round(3) == 3
 
 
