@@ -10,7 +10,7 @@ import torch
 
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import BEFORE, FOREVER, Id
-from p2pfl.messaging.journal import Journal, MemoryStore, Place
+from p2pfl.messaging.journal import Journal, Place
 from p2pfl.messaging.wire import Encoded
 from tests.bodies import Block, Word
 from tests.simulation.disk import Disk, SimulatedStore
@@ -147,7 +147,7 @@ def test_a_segment_is_not_released_while_a_body_is_written_into_it() -> None:
 
 
 def test_a_body_released_meanwhile_raises_os_error() -> None:
-    journal = Journal([1], MemoryStore())
+    journal = Journal([1])
     entry = journal.append(block(0), (1,))
     journal.drop(1, 1)
     with pytest.raises(FileNotFoundError, match="segment"):

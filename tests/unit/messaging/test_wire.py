@@ -226,8 +226,8 @@ def rejected(header: bytes | list[Any], *bodies: Body) -> WireError:
         *map(msgpack.packb, ({}, None, "Sample", SAMPLE[:3], [*SAMPLE, 1], {"kind": "Sample"})),
         *(msgpack.packb([kind, *SAMPLE[1:]]) for kind in (3, None, ["Sample"])),
         *(msgpack.packb(["Sample", count, *SAMPLE[2:]]) for count in (0, -1, 1 << 53, 1.0, "1", True, None, [1])),
-        *(msgpack.packb(["Sample", 1, fields, [ENTRY]]) for fields in ([], None, {3: 1}, {None: 1})),
-        *(msgpack.packb([*SAMPLE[:3], tensors]) for tensors in ({}, "x", [ENTRY, ENTRY])),
+        *(msgpack.packb(["Sample", 1, fields, [ENTRY]]) for fields in (None, "", {3: 1}, {None: 1})),
+        *(msgpack.packb([*SAMPLE[:3], tensors]) for tensors in (None, "x", [ENTRY, ENTRY])),
     ],
     ids=lambda header: header[:12].hex() or "empty",
 )
@@ -288,7 +288,7 @@ def test_error_messages_quote_received_values_shortened_and_on_one_line() -> Non
 
 # ---- layouts
 
-FIELDS = {"number": 3, "real": 0.5, "flag": True, "text": "", "ids": []}
+FIELDS: dict[Any, Any] = {"number": 3, "real": 0.5, "flag": True, "text": "", "ids": []}
 NAMES = sorted(FIELDS)
 VOTES = Layout.of(Votes(0, ()), free={"ids": {0: 3}}, ranges={"choice": range(2, 5), "ids": range(10)})
 FREE = Layout.of(Sample(torch.ones(2, 2)), free={"x": {0: 7}})

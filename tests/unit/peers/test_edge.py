@@ -24,7 +24,7 @@ from p2pfl.messaging.edge import (
     Writer,
     WriterState,
 )
-from p2pfl.messaging.journal import Journal, MemoryStore
+from p2pfl.messaging.journal import Journal
 from p2pfl.messaging.wire import cost
 from tests.bodies import Block, Word
 from tests.simulation.disk import Disk, SimulatedStore
@@ -40,7 +40,7 @@ def want(epoch: int, next: tuple[int, int] = (0, 0), **changes: Any) -> Want:
 
 def journal_with(rounds: int = 3, size: int = 16, *, optional: bool = False) -> Journal:
     """Begin and a block of ``size`` bytes in each round."""
-    journal = Journal([PEER], MemoryStore())
+    journal = Journal([PEER])
     for t in range(rounds):
         journal.begin(t)
         journal.append(wire.encode(Word("begin")), [PEER], optional=optional)
@@ -200,7 +200,7 @@ def test_new_epochs_are_limited_in_rate_and_the_last_one_asked_for_wins() -> Non
 
 def test_large_bodies_travel_in_chunks_of_at_most_1_mib() -> None:
     size = 2 * CHUNK + 5
-    journal = Journal([PEER], MemoryStore())
+    journal = Journal([PEER])
     body = torch.arange(size, dtype=torch.int64).to(torch.uint8)
     journal.append(wire.encode(Block(body)), [PEER])
     writer = streaming(journal, want(1, window=1 << 30))
@@ -215,7 +215,7 @@ def test_large_bodies_travel_in_chunks_of_at_most_1_mib() -> None:
 
 
 def test_what_was_sent_in_part_is_sent_anew_in_the_next_epoch() -> None:
-    journal = Journal([PEER], MemoryStore())
+    journal = Journal([PEER])
     journal.append(wire.encode(Block(torch.ones(3 * CHUNK, dtype=torch.uint8))), [PEER])
     writer = streaming(journal, want(1, window=1 << 30))
     drain(writer, 3)
@@ -256,7 +256,7 @@ def test_an_entry_larger_than_the_window_is_sent_when_the_reader_is_idle() -> No
 
 def test_a_held_optional_entry_gives_way_to_a_later_one() -> None:
     """R5."""
-    journal = Journal([PEER], MemoryStore())
+    journal = Journal([PEER])
     journal.append(wire.encode(Word("begin")), [PEER], optional=True)
     writer = streaming(journal)
     drain(writer, 1)

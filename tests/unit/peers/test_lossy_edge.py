@@ -11,7 +11,7 @@ import torch
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import BEFORE, CHUNK, Entry, Hello, Id, Start, Want
 from p2pfl.messaging.edge import Reader, Writer, WriterState
-from p2pfl.messaging.journal import Journal, MemoryStore
+from p2pfl.messaging.journal import Journal
 from p2pfl.messaging.wire import cost
 from tests.bodies import Block
 
@@ -33,7 +33,7 @@ class Pipe:
         self.taken: list[tuple[Id, bytes]] = []
         self.pending = 0
         self.durable = 0
-        self.journal = Journal([PEER, 2], MemoryStore())
+        self.journal = Journal([PEER, 2])
         self.writer = Writer(self.journal, PEER, HELLO)
         self.reader = self.new_reader(0)
         self.forward: list[tuple[Any, tuple[Any, ...]]] = []
