@@ -204,11 +204,7 @@ def test_large_bodies_travel_in_chunks_of_at_most_1_mib() -> None:
     body = torch.arange(size, dtype=torch.int64).to(torch.uint8)
     journal.append(wire.encode(Block(body)), [PEER])
     writer = streaming(journal, want(1, window=1 << 30))
-    messages = []
-    while (message := writer.next()) is not None:
-        assert writer.sent(message) == (0 if message.entry is None else min(CHUNK, size - message.control.offset))  # type: ignore[union-attr]
-        messages.append(message)
-    chunks = messages[1:]
+    chunks = list(sent_by(writer))[1:]
     assert [chunk.control.offset for chunk in chunks] == [0, CHUNK, 2 * CHUNK]  # type: ignore[union-attr]
     assert [len(chunk.frames) for chunk in chunks] == [2, 1, 1]
     assert b"".join(bytes(chunk.frames[-1]) for chunk in chunks) == body.numpy().tobytes()
