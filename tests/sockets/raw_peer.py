@@ -164,18 +164,18 @@ class RawPeer:
 
     # ---- as a writer
 
-    async def write(self, link: ZmqLink, *, begins: int = 0, hello: Hello = HELLO) -> None:
+    async def write(self, link: ZmqLink, *, begins: int = 0, nothing: int = 0, hello: Hello = HELLO) -> None:
         """Connect, and begin to send."""
         self.connect(link)
-        await self.begin_epoch(begins=begins, hello=hello)
+        await self.begin_epoch(begins=begins, nothing=nothing, hello=hello)
 
-    async def begin_epoch(self, *, begins: int = 0, hello: Hello = HELLO) -> Want:
+    async def begin_epoch(self, *, begins: int = 0, nothing: int = 0, hello: Hello = HELLO) -> Want:
         self.send(hello)
         asked: Want = await self.expect(Want)
         while asked.epoch == self.epoch:
             asked = await self.expect(Want)
         self.epoch = asked.epoch
-        self.send(Start(self.epoch, begins, 0))
+        self.send(Start(self.epoch, begins, nothing))
         return asked
 
     def put(self, body: Body, t: int = 0, number: int = 0, previous: Id = BEFORE) -> None:

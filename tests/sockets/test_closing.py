@@ -39,17 +39,6 @@ async def test_close_delivers_everything(sockets: Any) -> None:
     assert await other.gather(Word) == {}  # the wait for more ends at once
 
 
-async def test_peers_that_close_together_do_not_deadlock(sockets: Any) -> None:
-    endpoints = await sockets.open(complete(6), LAYOUTS)
-
-    async def life(endpoint: Any) -> int:
-        received = await endpoint.begin(0).exchange(Word("the only one"))
-        await sockets.shut(endpoint.link)
-        return len(received)
-
-    assert await asyncio.gather(*(life(endpoint) for endpoint in endpoints)) == [5] * 6
-
-
 async def test_close_does_not_wait_for_a_neighbor_that_never_started(sockets: Any, alone: Any) -> None:
     await sockets.shut(alone.link)
 
@@ -125,22 +114,6 @@ async def test_finished_peer_does_not_wait_for_departed_neighbors_after_a_restar
         await eventually(lambda: again.link.io.connections and again.link.io.connections[1].address)
         await sockets.shut(one.link)
     await sockets.shut(again.link, "finished")  # otherwise it would wait for 1000 s
-
-
-async def test_finished_peer_waits_for_stopped_neighbors_after_a_restart(sockets: Any) -> None:
-    zero, one = await sockets.open(PAIR, LAYOUTS)
-    await exchange([zero, one])
-    for endpoint in (zero, one):
-        endpoint.finish(0)
-    await zero.begin(1).broadcast(Word("last words"))
-    zero.finish(1)
-    await asyncio.gather(die(zero.link), sockets.shut(one.link, "stopped"))
-    closing = asyncio.create_task(sockets.shut((await revive(sockets, zero, 2)).link, "finished"))
-    again = await revive(sockets, one, 1)
-    assert await again.begin(1).gather(Word) == {0: Word("last words")}
-    assert not closing.done()
-    await sockets.shut(again.link, "finished")
-    await closing
 
 
 async def test_closed_link_leaves_no_thread_and_no_open_file(tmp_path: Path, sockets: Any, eventually: Any) -> None:

@@ -135,7 +135,7 @@ async def test_drops_messages_of_unknown_senders(
 async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: Any, eventually: Any) -> None:
     other = raw(1)
     await other.write(alone.link)
-    entry, good = by_value(Word("good"), other.epoch, Id(0, 99))
+    entry, good = by_value(Word("good"), other.epoch, Id(0, 99), Id(0, 50))  # which is dropped, and no gap
     envelope = msgpack.unpackb(control.pack(entry, RUN_ID))
     garbage: list[list[Any]] = [
         [b""],

@@ -19,7 +19,7 @@ from p2pfl.messaging.topology import Topology
 from peers import receiver, zmq_sockets
 from peers.journal_files import FileStore, NeighborJournals
 from peers.zmq_sockets import MAX_ANSWER
-from tests.bodies import PAIR, Block, Word
+from tests.bodies import PAIR, Block, Word, star
 from tests.sockets.raw_peer import HELLO, by_value, port_of, up, want
 
 LAYOUTS = [Layout.of(Block(torch.zeros(250)))]
@@ -42,7 +42,7 @@ def block(t: int) -> Block:
 
 async def still_works(mesh: Any, zero: Any) -> None:
     """Peer 2 is not affected: five rounds, none of which is skipped."""
-    two = await up(mesh, 2, FORK, LAYOUTS, prunes=zero.prunes)
+    two = await up(mesh, 2, zero.topology, LAYOUTS, prunes=zero.prunes)
     for t in range(5):
         assert zero.next_round(t) == t
         net, other = zero.begin(t), two.begin(t)
@@ -79,7 +79,7 @@ async def test_large_bodies_arrive_with_any_fault(sockets: Any, encrypted: Any, 
 @pytest.mark.parametrize("kind", ["mapped", "tcp", "encrypted"])
 async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, kind: str, eventually: Any) -> None:
     mesh = encrypted if kind == "encrypted" else sockets
-    options = {"same_host": kind == "mapped", "queue": 4}
+    options: Any = {"same_host": kind == "mapped", "queue": 4}
     zero, one = [await limited(mesh, peer, PAIR, **options) for peer in range(2)]
     rounds = 100
 
@@ -196,6 +196,13 @@ async def test_withstands_hostile_wants(sockets: Any, raw: Any, wanted: Want) ->
     for _ in range(3):
         other.send(wanted)
         other.send(want(8))
+    await still_works(sockets, zero)
+
+
+async def test_skips_no_rounds_because_of_one_neighbor(sockets: Any, raw: Any, eventually: Any) -> None:
+    zero, other = await limited(sockets, 0, star(4)), raw(1)
+    await other.write(zero.link, begins=LARGE, nothing=8)
+    await eventually(lambda: (zero.mailbox.sender_round(1), zero.mailbox._nothing.get(1)) == (LARGE, 7))
     await still_works(sockets, zero)
 
 

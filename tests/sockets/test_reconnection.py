@@ -38,6 +38,7 @@ async def test_waits_for_a_killed_neighbor_end(sockets: Any, caplog: Any) -> Non
         caplog.text.count("neighbor declared dead peer=3: no connection for 0.5 s") == 3
     )  # once each, not in every round
     assert endpoints[0].missing == {"Word": [3]}
+    assert endpoints[0].journal.floor(3) == 11  # R8: only the last two rounds are kept for it, one of them open
 
 
 async def test_reconnects_to_a_neighbor_that_restarts_elsewhere(sockets: Any, eventually: Any) -> None:

@@ -55,13 +55,19 @@ async def test_peers_that_are_not_neighbors_are_rejected(local: Any, verb: str) 
 
 async def test_a_dropped_edge_rejects_messages_on_both_sides(local: Any) -> None:
     zero, one = await local.open(PAIR, LAYOUTS, prunes=True)
-    zero.begin(0).receive_only_from([])
+    net = zero.begin(0)
+    net.receive_only_from([])
+    assert net.sources == (1,)  # until the round ends
     for endpoint in (zero, one):
         endpoint.finish(0)
+    assert zero.begin(1).sources == ()
     with pytest.raises(NotANeighbor, match="peer 1 cannot send to peer 0 in round 1: it stopped receiving"):
         await one.begin(1).send(0, Word("hello?"))
     with pytest.raises(NotANeighbor, match="peer 0 does not receive from peer 1 in round 1"):
         await zero.begin(1).gather(Word, of=[1])
+    zero.prunes = False
+    with pytest.raises(NetError, match="must declare `prunes = True`"):
+        net.receive_only_from([])
 
 
 async def test_shared_draws_the_same_on_every_peer_and_anew_each_round(local: Any) -> None:

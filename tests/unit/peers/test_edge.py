@@ -75,7 +75,7 @@ def finished(writer: Writer) -> None:
 
 def messages(writer: Writer, most: int = 100) -> list[Any]:
     """Send what the writer has."""
-    found = []
+    found: list[Any] = []
     while len(found) < most and (message := writer.next()) is not None:
         writer.sent(message)
         found.append(message)
@@ -84,8 +84,12 @@ def messages(writer: Writer, most: int = 100) -> list[Any]:
 
 def sends(writer: Writer, most: int = 100) -> list[Any]:
     """Send what the writer has; return ids of entries, and everything else in words."""
-    names = {Hello: lambda _: "hello", Nothing: lambda m: f"nothing {m.t}", Entry: lambda m: tuple(m.id)}
-    names[Start] = lambda m: f"start {m.epoch} {m.begins} {m.nothing}"
+    names: dict[type, Callable[[Any], Any]] = {
+        Hello: lambda message: "hello",
+        Start: lambda message: f"start {message.epoch} {message.begins} {message.nothing}",
+        Nothing: lambda message: f"nothing {message.t}",
+        Entry: lambda message: tuple(message.id),
+    }
     return [names[type(message.control)](message.control) for message in messages(writer, most)]
 
 
@@ -142,6 +146,12 @@ def test_writer(name: str) -> None:
             assert sends(writer) == step
         else:
             step(writer)
+
+
+def test_the_last_begin_is_no_gap_for_who_has_finished() -> None:
+    """R3. What it has not read was dropped."""
+    writer = writer_of(journal_of([16] * 3), finished, connected, want(1))
+    assert messages(writer)[-1].control.previous == BEFORE
 
 
 def test_hello_is_repeated_for_a_want_that_answers_another() -> None:
