@@ -82,7 +82,7 @@ class Endpoint:
         self.idle = idle
         self.on_receive = on_receive
         self.journal = Journal(self.neighbors, store)
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(self.neighbors)
         self.t = 0
         self.edges = Receivers(me, self.joined)
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send

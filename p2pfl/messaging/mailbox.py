@@ -57,14 +57,14 @@ class Mailbox:
     All methods run in the event loop's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, senders: Iterable[PeerId]) -> None:
         self._queues: defaultdict[Key, deque[Message]] = defaultdict(deque)
         self._waits: list[_Wait] = []
         self._disconnected: set[PeerId] = set()
         self._round = 0
         self._sender_round: dict[PeerId, int] = {}  # the earliest round whose messages may still arrive
         self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
-        self.taken_bytes: defaultdict[PeerId, int] = defaultdict(int)
+        self.taken_bytes = dict.fromkeys(senders, 0)
         """Window that each sender's messages no longer use: they were taken or discarded. Any thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
         """Senders of the messages waited for when the last wait began. Any thread may read it."""
