@@ -116,6 +116,22 @@ async def test_finished_peer_does_not_wait_for_departed_neighbors_after_a_restar
     await sockets.shut(again.link, "finished")  # otherwise it would wait for 1000 s
 
 
+async def test_finished_peer_waits_for_stopped_neighbors_after_a_restart(sockets: Any) -> None:
+    zero, one = await sockets.open(PAIR, LAYOUTS)
+    await exchange([zero, one])
+    for endpoint in (zero, one):
+        endpoint.finish(0)
+    await zero.begin(1).broadcast(Word("last words"))
+    zero.finish(1)
+    await asyncio.gather(die(zero.link), sockets.shut(one.link, "stopped"))
+    closing = asyncio.create_task(sockets.shut((await revive(sockets, zero, 2)).link, "finished"))
+    again = await revive(sockets, one, 1)
+    assert await again.begin(1).gather(Word) == {0: Word("last words")}
+    assert not closing.done()
+    await sockets.shut(again.link, "finished")
+    await closing
+
+
 async def test_closed_link_leaves_no_thread_and_no_open_file(tmp_path: Path, sockets: Any, eventually: Any) -> None:
     process = psutil.Process()
 

@@ -35,7 +35,10 @@ async def test_refuses_a_different_run_file_on_both_sides(
         if not together:
             await eventually(lambda: links[0].io.context.next_check > 0)
     first, second = await asyncio.gather(*waits, return_exceptions=True)
+    closing = [asyncio.create_task(sockets.shut(link)) for link in links]
+    await eventually(lambda: all(link.io.context.closing_since is not None for link in links))
     monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 0.0)
+    await asyncio.gather(*closing)
     assert isinstance(first, HandshakeError)
     assert isinstance(second, HandshakeError)
     assert "refused peer 0: run file differs: peer 0 has digest 000000000000…, peer 1 has 111111111111…" in str(first)
