@@ -103,7 +103,7 @@ class DigestAlgorithm(Algorithm[Options]):
                 # Two messages of one kind in a round are distinguishable only if none is ever missing.
                 await self._exchange(net, part, Again, None)
             else:
-                await self._exchange(net, part, Said, None)
+                await self._burst(net, part)
         if t in self.host.schedule.prune_rounds:
             net.receive_only_from(j for j in net.sources if Random(f"{self.digest} {j}").random() < 0.6)
 
@@ -113,6 +113,16 @@ class DigestAlgorithm(Algorithm[Options]):
         sources = [j for j in net.sources if among is None or j in among]
         self.host.on_send(net, part, 1.0, [body] if sends else [])
         self._update(net, part, sources, await net.exchange(body, among))
+
+    async def _burst(self, net: Net, part: int) -> None:
+        """As ``_exchange`` with all, but with several messages, whose parts are 100 apart."""
+        parts = range(part, 100 * self.host.schedule.burst, 100)
+        bodies = [Said(self.me, -1, net.t, each, self.digest) for each in parts]
+        self.host.on_send(net, part, 1.0, bodies)
+        for body in bodies:
+            await net.broadcast(body)
+        for each in parts:
+            self._update(net, each, net.sources, await net.gather(Said))
 
     async def _reply(self, net: Net, part: int) -> None:
         bodies = {to: Reply(self.me, to, net.t, part, _sha(f"{self.digest} {to}")) for to in net.receivers}

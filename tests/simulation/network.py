@@ -5,7 +5,8 @@ Modeled after libzmq and TCP, as far as a protocol can observe it:
 - A connection delivers in order; a slow message delays those behind it, but not other connections. Its capacity is
   limited: further messages wait in the DEALER, whose queue is limited too.
 - A connection that breaks delivers some of the messages in transit and loses the rest, in both directions. Neither
-  side learns how many. The DEALER notices a little later and keeps sending into the dead connection until then.
+  side learns how many. The DEALER notices a little later; until then it sends into the dead connection until that is
+  full.
 - The DEALER reconnects by itself and sends its queued messages *first*, before the link knows of the new connection.
 - The ROUTER gets no connection events. A new connection with the same identity replaces the old one
   (ROUTER_HANDOVER); unread messages of the old one are lost. Answers go to the latest connection, or are lost.
@@ -194,6 +195,8 @@ class Connection:
         self.up = True
         self.unread = 0
         """Messages that wait in the ROUTER."""
+        self.lost = 0
+        """Messages that fill a dead connection: nobody will ever read them."""
         self.to_router = _Direction(self, self._deliver_to_router)
         self.to_dealer = _Direction(self, self._deliver_to_dealer)
         network.connections[self] = None
@@ -203,7 +206,7 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        return self.unread + len(self.to_router.in_transit) < self.network.conditions.capacity
+        return self.unread + len(self.to_router.in_transit) + self.lost < self.network.conditions.capacity
 
     def break_off(self) -> None:
         """Break the connection: lose some of the messages in transit. The DEALER notices soon."""
@@ -212,8 +215,10 @@ class Connection:
         self.up = False
         del self.network.connections[self]
         self.network.trace(f"{self}: connection breaks")
+        before = len(self.to_router.in_transit)
         for direction in (self.to_router, self.to_dealer):
             direction.lose_after(self.network.random.randint(0, len(direction.in_transit)))
+        self.lost = before - len(self.to_router.in_transit)
         self.network.loop.call_later(self.network.draw(0.05), self.dealer.on_disconnected, self)
 
     def replace(self) -> None:

@@ -177,6 +177,7 @@ class SimulatedDealer:
             if self.connection.up:
                 self.connection.to_router.carry(frames, label)
             else:
+                self.connection.lost += 1
                 self.network.counts["messages sent on dead connections"] += 1
                 self.network.trace(f"{self.connection}: {label} lost, the connection is dead")
         if self.has_room and not had_room:
