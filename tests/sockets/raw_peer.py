@@ -13,7 +13,6 @@ import zmq
 from p2pfl.messaging import control, wire
 from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Control, Entry, Hello, Id, Start, Want
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
-from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
 from tests.bodies import RUN_ID, Block, Word
 
@@ -29,7 +28,6 @@ async def die(link: ZmqLink) -> None:
     def fail() -> None:
         raise ConnectionAbortedError("killed by the test")
 
-    assert isinstance(link.world, Sockets)
     link.io.submit(fail)
     await asyncio.to_thread(link.world.thread.join)
 
@@ -67,7 +65,7 @@ class RawPeer:
         """Number of the last Hello received."""
 
     def connect(self, link: ZmqLink, identity: str | None = None) -> None:
-        self.dealer.set(zmq.IDENTITY, (identity or f"{self.me}>{link.me}").encode())
+        self.dealer.set(zmq.IDENTITY, (identity or f"{self.me}>{link.endpoint.me}").encode())
         self.dealer.connect(link.address)
 
     def send(self, message: Control, *frames: Any, run: str = RUN_ID) -> None:

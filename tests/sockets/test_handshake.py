@@ -39,7 +39,7 @@ async def test_refuses_a_different_run_file_on_both_sides(
 
     tasks = [asyncio.create_task(one(0))]
     if not together:
-        await eventually(lambda: sockets.links and sockets.links[0].io.context.next_check > 0)
+        await eventually(lambda: sockets.links and sockets.links[0].io.next_check > 0)
     tasks.append(asyncio.create_task(one(1)))
     await eventually(lambda: all(endpoint.failure for endpoint in endpoints))
     monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 0.0)

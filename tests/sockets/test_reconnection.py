@@ -82,7 +82,7 @@ async def test_declares_no_neighbor_dead_after_being_suspended(
     waiting = asyncio.create_task(zero.begin(1).gather(Word))
     await eventually(lambda: not zero.link.io.connections[1].up)
     monkeypatch.setattr(zero.link.world, "now", lambda: time.monotonic() + 1000)
-    await eventually(lambda: zero.link.io.context.stood_still > 999)
+    await eventually(lambda: zero.link.io.stood_still > 999)
     assert not zero.link.io.connections[1].disconnected
     again = sockets.revived(one, 1)
     await sockets.link(again).start()

@@ -15,9 +15,7 @@ from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
-from peers.connection import Connection
-from peers.io_context import IoContext
-from peers.receiver import Receiver
+from peers.io_loop import IoLoop
 from tests.bodies import PAIR, RUN_ID, Word
 
 IDENTITY = b"1>0"
@@ -28,24 +26,16 @@ class Neighbor:
 
     def __init__(self) -> None:
         self.endpoint = Endpoint(0, PAIR, RUN_ID, 0, [Layout.of(Word(""))])
-        world = Mock(same_host=("", ""))
+        world = Mock()
+        world.journals.own = "", ""
         world.now.return_value = 0.0
-        world.can_open.return_value = False
+        world.journals.can_open.return_value = False
         world.new_epoch.side_effect = itertools.count()
         world.dealer.return_value.send.side_effect = self._sent
-        self.io = IoContext(
-            self.endpoint,
-            Transport(),
-            "d",
-            logging.getLogger("test"),
-            world,
-            LinkFaults(),
-            events=Mock(message_received=self.endpoint.accept),
-        )
-        connection = Connection(self.io, 1, world.dealer(1))
-        connection.address = "tcp://127.0.0.1:1"
-        self.receiver = Receiver(self.io, {1: connection})
-        self.receiver.router = Mock()
+        log = logging.getLogger("test")
+        self.io = IoLoop(self.endpoint, Transport(), "d", log, world, LinkFaults(), link=Mock())
+        self.io.start(Mock())
+        self.io.connections[1].address = "tcp://127.0.0.1:1"
         self.wants: list[Want] = []
 
     def _sent(self, frames: list[bytes]) -> bool:
@@ -55,9 +45,9 @@ class Neighbor:
         return True
 
     def send(self, message: Control, *frames: bytes) -> None:
-        self.receiver.receive(IDENTITY, [control.pack(message, RUN_ID), *frames])
-        for function, arguments in self.io._notifications:
-            function(*arguments)
+        self.io.receiver.receive(IDENTITY, [control.pack(message, RUN_ID), *frames])
+        for notification in self.io._notifications:
+            notification()
         self.io._notifications.clear()
 
     def begin(self) -> None:
