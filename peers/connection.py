@@ -74,7 +74,7 @@ class Connection:
         if self.disconnected and not self.reader.finished:
             self._drop_old()
         if self.reader.finished:
-            io.endpoint.journal.drop(self.peer, FOREVER)
+            self._drop(FOREVER)
         if entry.optional:
             self._optional_until = io.now() + OPTIONAL_DELAY
         if faults.delay or faults.jitter or faults.bandwidth is not None:
@@ -286,16 +286,27 @@ class Connection:
     def _drop_old(self) -> None:
         """Keep only two rounds for a neighbor that is gone, in case it returns."""
         if (t := self._io.endpoint.t) < FOREVER:
-            self._io.endpoint.journal.drop(self.peer, t - 1, gone=True)
+            self._drop(t - 1, gone=True)
+
+    def _drop(self, before: int, *, gone: bool = False) -> None:
+        self._io.endpoint.journal.drop(self.peer, before, gone=gone)
+        while self._due and self._due[0][0].t < before:
+            self._due.popleft()
 
     def neighbor_finished(self) -> None:
         """Handle the neighbor's last Begin: nothing follows, and it needs nothing more from this peer."""
         self.writer.reader_finished = True
-        self._io.endpoint.journal.drop(self.peer, FOREVER)
+        self._drop(FOREVER)
         if not self.disconnected:
             if self._io.closing_since is None:
                 self._io.log.info("neighbor finished peer=%d", self.peer)
             self._disconnect(finished=True)
+
+    def neighbor_returned(self) -> None:
+        """Handle an entry after the last Begin: the neighbor had failed, and goes on. It has missed this round."""
+        self.writer.reader_finished = False
+        self._io.endpoint.journal.readmit(self.peer, self._io.endpoint.t + 1)
+        self._reached()
 
     def _disconnect(self, *, finished: bool) -> None:
         self.disconnected = True

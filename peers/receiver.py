@@ -187,7 +187,10 @@ class Receiver:
 
     def _complete(self, connection: Connection, id: Id, plan: Plan, body: Tensor | None) -> None:
         io, peer = self._io, connection.peer
+        had_finished = connection.reader.finished
         connection.reader.passed(id, plan.header, plan.size)
+        if had_finished and id.t < FOREVER:
+            connection.neighbor_returned()
         message = self.endpoint.decode(plan, id.t, peer, body)
         if id.t == FOREVER:
             connection.neighbor_finished()

@@ -21,7 +21,6 @@ import logging
 from collections.abc import Iterable
 
 from p2pfl import PeerId
-from p2pfl.errors import NetError
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import Deadline
 from p2pfl.messaging.endpoint import Endpoint
@@ -62,6 +61,7 @@ class ZmqLink:
         """Neighbors that have disconnected without having finished."""
         self._caught_up = asyncio.Event()
         self.io = IoLoop(endpoint, transport, config_hash, log, world, faults or LinkFaults(), link=self)
+        endpoint.max_message = transport.max_message
         endpoint.mailbox.on_block = self._ask_for_more
 
     async def start(self) -> None:
@@ -76,11 +76,6 @@ class ZmqLink:
         self.checkpointed(self.endpoint.durable)
 
     def announce(self, entry: JournalEntry) -> None:
-        limit = self.transport.max_message
-        if entry.size > limit:
-            raise NetError(
-                f"a body of {entry.size} bytes cannot be sent: transport.max_message is {limit}; set it higher"
-            )
         self.io.submit(lambda: self.io.announce(entry))
 
     def behind(self, peers: Iterable[PeerId]) -> list[PeerId]:

@@ -257,7 +257,9 @@ class Reader:
         self._hello = 0
         """Number of the writer's last Hello."""
         self.finished = False
-        """The neighbor's last Begin was read: it has left for good, and nothing follows."""
+        """The neighbor's last Begin was read: nothing follows, unless it had failed and is started again."""
+        self._left_at = Id(0, 0)
+        """``next`` before that Begin."""
         self._budget = budget
         self._new_epoch = new_epoch
         self._epoch = -1
@@ -272,6 +274,8 @@ class Reader:
 
     def hello(self, *, references: bool, number: int = 0) -> None:
         self.references, self._hello = references, number
+        if self.finished:
+            self.next = max(self._left_at, Id(self.durable, 0))
         self._ask_anew()
 
     def start(self, start: Start) -> int | None:
@@ -304,8 +308,9 @@ class Reader:
 
     def passed(self, id: Id, header: int, size: int) -> None:
         """Move past an entry that was taken, or that cannot be decoded."""
-        self.next = id.next
-        self.finished |= id.t == FOREVER
+        if id.t == FOREVER and not self.finished:
+            self._left_at = self.next
+        self.next, self.finished = id.next, id.t == FOREVER
         self._received += cost(header, size)
 
     def gap(self) -> None:

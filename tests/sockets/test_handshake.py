@@ -184,6 +184,7 @@ async def test_body_over_the_limit_raises_an_error_at_the_sender(sockets: Any) -
     endpoints = await sockets.open(PAIR, LAYOUTS, max_message=1000)
     with pytest.raises(NetError, match=r"a body of 4000000 bytes cannot be sent: transport\.max_message is 1000"):
         await endpoints[0].begin(0).broadcast(BLOCK)
+    assert all(path.stat().st_size < 1000 for path in sockets.journal(0).iterdir())
 
 
 async def test_answers_while_the_event_loop_is_blocked(alone: Any, raw: Any) -> None:
