@@ -49,7 +49,8 @@ OPTIONAL_DELAY = 0.1
 EPOCHS_PER_SECOND = 10.0
 """Rate at which a writer begins epochs, so that a reader cannot make it send without limit; also the burst."""
 REPEAT, REPEAT_WAITING = 30.0, 2.0
-"""Seconds after which Want is repeated, in general and while the neighbor is waited for: a ROUTER drops silently."""
+"""Seconds after which Want is repeated: a ROUTER drops silently. While the neighbor is waited for, the time doubles
+from the second one to the first, as long as nothing changes."""
 
 
 @dataclass
@@ -269,6 +270,7 @@ class Reader:
         """Window stated in this epoch, in bytes."""
         self._stated: Want | None = None
         self._stated_at = float("-inf")
+        self._repeat = REPEAT_WAITING
 
     # ---- events
 
@@ -350,12 +352,13 @@ class Reader:
             or window - stated.window >= self._budget // 4
             or want.durable > stated.durable
             or (self.finished and want.next > stated.next)
-            or now - self._stated_at > (REPEAT_WAITING if waiting else REPEAT)
+            or now - self._stated_at > (self._repeat if waiting else REPEAT)
         ):
             return want
         return None
 
     def stated(self, want: Want, now: float) -> None:
         """Note that ``want`` was sent."""
+        self._repeat = min(2 * self._repeat, REPEAT) if want == self._stated else REPEAT_WAITING
         self._stated, self._stated_at = want, now
         self._granted = max(self._granted, want.window)
