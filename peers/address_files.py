@@ -17,7 +17,7 @@ SETTLED = 2.0
 
 
 class AddressFiles:
-    """One file per running peer that contains its address. Implements ``world.Addresses``.
+    """One file per running peer that contains its address.
 
     Args:
         me: this peer.
@@ -48,14 +48,17 @@ class AddressFiles:
         self._modified_seen_at = 0.0
 
     def publish(self, address: str) -> None:
+        """Publish this peer's address."""
         write_atomically(self._file(self._me), address.encode())
 
     def withdraw(self, address: str) -> None:
+        """Withdraw this peer's published address."""
         if self._read(self._me) == address:  # otherwise another process of this peer has taken over
             with suppress(OSError):
                 self._file(self._me).unlink()
 
     def address_of(self, peer: PeerId) -> str | None:
+        """Return a peer's address, or None if it is currently unknown. Call it until there is a connection."""
         address = self._book.address_of(peer) or self._read(peer)
         try:
             return None if address is None else self._resolver.numeric(address)
@@ -63,6 +66,7 @@ class AddressFiles:
             return None  # damaged file; its peer will rewrite it
 
     def known(self) -> Collection[PeerId]:
+        """Return the peers that may have an address now; cheaper than asking for each of them."""
         try:
             names = os.listdir(self.folder)
         except OSError:
@@ -70,9 +74,14 @@ class AddressFiles:
         return self._fixed.union(int(name) for name in names if name.isdigit())
 
     def is_fixed(self, peer: PeerId) -> bool:
+        """Return whether the run file determines the address."""
         return self._book.address_of(peer) is not None
 
     def is_withdrawn(self, peer: PeerId) -> bool:
+        """Return whether a peer that publishes its address has none published now.
+
+        It has not started, has finished or has failed; a killed or stopped peer leaves its address.
+        """
         if self.is_fixed(peer):
             return False
         try:
@@ -84,6 +93,7 @@ class AddressFiles:
         return False
 
     def version(self) -> int:
+        """Return a number that changes whenever an address may have changed; 0 if a change cannot be detected."""
         if self._fixed:
             return 0
         try:

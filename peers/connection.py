@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from p2pfl import PeerId
 from p2pfl.errors import HandshakeError, WireError, WrongVersion
@@ -10,8 +11,10 @@ from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, FROM_WRITER, Control, Entry, Id, Refused, Want
 from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState
 from p2pfl.messaging.journal import JournalEntry
-from peers.io_context import IoContext
-from peers.world import WRITABLE, Dealer
+
+if TYPE_CHECKING:
+    from peers.io_loop import IoLoop
+    from peers.zmq_sockets import ZmqDealer
 
 CLOSE_TIMEOUT = 10.0
 """Maximum seconds to wait until a neighbor that has finished confirms the last Begin."""
@@ -24,17 +27,17 @@ class Connection:
     """The edge to one neighbor, over sockets.
 
     Args:
-        io: shared with the other connections.
+        io: the I/O loop.
         peer: the neighbor.
         dealer: an unconnected socket for it.
     """
 
-    def __init__(self, io: IoContext, peer: PeerId, dealer: Dealer) -> None:
+    def __init__(self, io: IoLoop, peer: PeerId, dealer: ZmqDealer) -> None:
         self._io = io
         self.peer = peer
         self.dealer = dealer
-        self.writer = Writer(io.endpoint.journal, peer, io.hello, io.new_epoch)
-        self.reader = Reader(Id(io.endpoint.t, 0), io.budget, io.new_epoch)
+        self.writer = Writer(io.endpoint.journal, peer, io.hello, io.world.new_epoch)
+        self.reader = Reader(Id(io.endpoint.t, 0), io.budget, io.world.new_epoch)
         self.address = ""
         self.connected_at = 0.0
         """When ``connect`` was called."""
@@ -50,7 +53,7 @@ class Connection:
         """The address at which the neighbor was last reached."""
         self._unproven_address = ""
         """An address whose listener failed to prove the neighbor's key; logged once."""
-        self._watched = 0
+        self._watched = False
         self._optional_until = 0.0
         """An optional entry at the end is held until then."""
         self._due: deque[tuple[Id, float]] = deque()
@@ -71,7 +74,7 @@ class Connection:
         if self.disconnected and not self.reader.finished:
             self._drop_old()
         if self.reader.finished:
-            io.endpoint.journal.drop(self.peer, FOREVER)
+            self._drop(FOREVER)
         if entry.optional:
             self._optional_until = io.now() + OPTIONAL_DELAY
         if faults.delay or faults.jitter or faults.bandwidth is not None:
@@ -107,7 +110,7 @@ class Connection:
             if not self._send(message.control, message):
                 return
             self.writer.sent(message)
-        self._watch(self._watched & ~WRITABLE)
+        self._watch(False)
         self._note_progress()
 
     @property
@@ -118,7 +121,7 @@ class Connection:
         frames = () if outgoing is None else outgoing.frames
         if self.dealer.send([control.pack(message, self._io.endpoint.run_id), *frames]):
             return True
-        self._watch(self._watched | WRITABLE)
+        self._watch(True)
         return False
 
     def _delay(self, id: Id) -> float:
@@ -129,7 +132,7 @@ class Connection:
 
     def due_in(self) -> float:
         """Return the seconds until something that waits for time only is due."""
-        if not self.up or self._watched & WRITABLE:
+        if not self.up or self._watched:
             return float("inf")
         message = self.writer.next()
         if message is None or message.entry is None:
@@ -141,18 +144,18 @@ class Connection:
         """Tell the event loop when the neighbor catches up, if it waits for that."""
         if self.behind and not self.is_behind():
             self.behind = False
-            self._io.notify(self._io.events.neighbor_caught_up, self.peer)
+            self._io.notify(self._io.link.neighbor_caught_up)
 
     def is_behind(self) -> bool:
         """Whether the neighbor is there, and has too many entries left to read. On any thread."""
         queue = self._io.transport.queue
         return not self.disconnected and self._io.endpoint.journal.waiting(self.peer, self.writer.position) > queue
 
-    def _watch(self, events: int) -> None:
-        """Watch the DEALER for ``events`` only: polling a hundred idle sockets costs more than the messages."""
-        if self._watched != events:
-            self._watched = events
-            self.dealer.watch(events)
+    def _watch(self, on: bool) -> None:
+        """Have room to send wake the loop only if needed: polling idle sockets costs more than the messages."""
+        if self._watched != on:
+            self._watched = on
+            self.dealer.watch(on)
 
     # ---- connecting
 
@@ -170,7 +173,7 @@ class Connection:
     def _replace_dealer(self, address: str) -> None:
         """Replace the socket, so that late answers to the old one cannot be misattributed."""
         self.dealer.close()
-        self.dealer, self._watched = self._io.world.dealer(self.peer), 0
+        self.dealer, self._watched = self._io.world.dealer(self.peer), False
         self.address = address
         self.writer.lost()
 
@@ -182,11 +185,22 @@ class Connection:
         self._io.seen_addresses = 0
         self._io.check_soon()
 
+    @property
+    def down_since(self) -> float:
+        return self._io.started_at if self.lost_at is None else self.lost_at
+
     def check(self, now: float) -> None:
         """Do what is due, also without an event."""
         self.handle_events()
         self.writer.tick(now)
         self.pump()
+        if self.up or self.disconnected:
+            return
+        give_up, deadline = self._io.transport.give_up, self._io.transport.deadline
+        if self.lost_at is not None and now - self.lost_at > give_up:
+            self.declare_dead(f"no connection for {give_up:g} s")
+        elif self.lost_at is None and now - self._io.started_at > deadline:
+            self.declare_dead(f"not reached within {deadline:g} s of the start")
 
     def handle_events(self) -> None:
         """Handle the connection's monitor events, and what its other side answers."""
@@ -237,7 +251,7 @@ class Connection:
         if self.disconnected and not self.reader.finished:
             self.disconnected = False
             io.log.info("neighbor reconnected peer=%d", self.peer)
-            io.notify(io.events.neighbor_reconnected, self.peer)
+            io.notify(io.link.neighbor_reconnected, self.peer)
 
     def _refused(self, reason: str, *, wrong_peer: bool = False) -> None:
         io, address = self._io, self.address
@@ -253,7 +267,7 @@ class Connection:
             io.log.error("%s", error)
             self.disconnected = True
             io.was_refused = True
-            io.notify(io.events.failed, HandshakeError(error))
+            io.notify(io.link.failed, HandshakeError(error))
 
     def drop_message(self, error: WireError) -> None:
         """Log and count an invalid message from the neighbor."""
@@ -272,21 +286,32 @@ class Connection:
     def _drop_old(self) -> None:
         """Keep only two rounds for a neighbor that is gone, in case it returns."""
         if (t := self._io.endpoint.t) < FOREVER:
-            self._io.endpoint.journal.drop(self.peer, t - 1, gone=True)
+            self._drop(t - 1, gone=True)
+
+    def _drop(self, before: int, *, gone: bool = False) -> None:
+        self._io.endpoint.journal.drop(self.peer, before, gone=gone)
+        while self._due and self._due[0][0].t < before:
+            self._due.popleft()
 
     def neighbor_finished(self) -> None:
         """Handle the neighbor's last Begin: nothing follows, and it needs nothing more from this peer."""
         self.writer.reader_finished = True
-        self._io.endpoint.journal.drop(self.peer, FOREVER)
+        self._drop(FOREVER)
         if not self.disconnected:
             if self._io.closing_since is None:
                 self._io.log.info("neighbor finished peer=%d", self.peer)
             self._disconnect(finished=True)
 
+    def neighbor_returned(self) -> None:
+        """Handle an entry after the last Begin: the neighbor had failed, and goes on. It has missed this round."""
+        self.writer.reader_finished = False
+        self._io.endpoint.journal.readmit(self.peer, self._io.endpoint.t + 1)
+        self._reached()
+
     def _disconnect(self, *, finished: bool) -> None:
         self.disconnected = True
         self._note_progress()
-        self._io.notify(self._io.events.neighbor_disconnected, self.peer, finished)
+        self._io.notify(self._io.link.neighbor_disconnected, self.peer, finished)
 
     # ---- closing
 

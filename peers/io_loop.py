@@ -1,26 +1,43 @@
-"""The I/O loop of a link: owns the sockets, and connects, reconnects and disconnects neighbors."""
+"""The I/O side of a link: owns the sockets, and connects, reconnects and disconnects neighbors.
+
+A generator that yields a timeout in seconds and is sent the ready sockets. ``world`` drives it: peers/sockets.py on a
+thread, or tests/simulation in virtual time, on one thread at a time.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import os
+import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
-from typing import Literal
+from collections.abc import Callable, Collection, Generator, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from p2pfl import PeerId
+from p2pfl.messaging.control import Hello
 from p2pfl.messaging.deadline import STALL
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.wire import OVERHEAD
+from p2pfl.run_file.faults import LinkFaults
+from p2pfl.run_file.schema import Transport
 from peers.connection import Connection
-from peers.io_context import TICK, IoContext
+from peers.limited_log import LimitedLog
 from peers.receiver import Receiver
-from peers.world import Router, Turns
 
+if TYPE_CHECKING:
+    from peers.sockets import Sockets
+    from peers.zmq_link import ZmqLink
+    from peers.zmq_sockets import ZmqRouter
+
+TICK = 0.1
+"""Seconds between two checks of the connections while some are down."""
 SLOW_TICK = 1.0
-"""Minimum seconds between two checks of the neighbors that are connected, and of those that are down for long."""
-CHECKS_PER_SECOND = 32
-"""Checks of connected neighbors in a second: with many neighbors, each is checked less often."""
-SLOWEST_TICK = 5.0
-"""Seconds after which a connected neighbor is checked however many there are."""
+"""Seconds between two checks of the neighbors that are down for long."""
+IDLE_TICK = 3.0
+"""Seconds between two checks of the neighbors that are connected: what happens on a connection wakes the loop."""
 LONG = 10.0
 """Seconds after which a neighbor that is down is looked for less often. Its HELLO has it looked for at once."""
 STALE = 2.0
@@ -29,17 +46,64 @@ OVERDUE = 20.0
 """Seconds after which the log names the neighbors not reached yet, and the addresses tried."""
 REFUSAL_PERIOD = 1.0
 """Seconds for which a peer whose handshake has failed keeps refusing its neighbors' handshakes before it closes."""
+MIN_ENTRIES = 16
+"""Entries of the largest size that fit into the budget: an algorithm may take those of a round in any order."""
 
+Turns = Generator[float, Collection[object], None]
+"""Yields a timeout in seconds, and is sent the sockets with a message, an event, or room if that is watched."""
 Leaving = Literal["finished", "failed", "stopped"]
 
 
 class IoLoop:
-    """The I/O loop, which runs on a separate thread (``run``). The event loop's thread submits commands."""
+    """The I/O loop, and the state that it shares with the connections and the receiver.
 
-    def __init__(self, context: IoContext) -> None:
-        self.context = context
+    I/O thread only, once it runs, but for ``submit`` and where noted.
+
+    Args:
+        endpoint, transport, config_hash, log, world, faults: those of the link.
+        link: notified, on the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        transport: Transport,
+        config_hash: str,
+        log: logging.Logger,
+        world: Sockets,
+        faults: LinkFaults,
+        link: ZmqLink,
+    ) -> None:
+        self.endpoint = endpoint
+        self.me = endpoint.me
+        self.transport = transport
+        self.log = log
+        self.world = world
+        self.faults = faults
+        self.link = link
+        self.hello = Hello(config_hash, *world.journals.own)
+        self.largest = endpoint.schema.largest(transport.max_message)
+        """Bytes of the largest entry that a neighbor may send."""
+        self.budget = MIN_ENTRIES * (self.largest + OVERHEAD)
+        """Bytes of one neighbor's entries that may be on their way, or not yet taken by the algorithm."""
+        self.delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        """Bytes of each neighbor's messages that were passed to the event loop."""
+        self.told: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        """Bytes of each neighbor's messages that the algorithm had taken when Want was last sent."""
+        self.stood_still = 0.0
+        """Seconds for which this process was suspended (SIGSTOP, no CPU time)."""
+        self.limited_log = LimitedLog(log, self.now)
+        self.random = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
+        self.next_check = 0.0
+        """When to check the connections next."""
+        self.seen_addresses = 0
+        """``addresses.version()`` when addresses were last read; 0: read them at the next check."""
+        self.closing_since: float | None = None
+        self.was_refused = False
+        """A neighbor has refused this peer."""
         self.connections: dict[PeerId, Connection] = {}
-        self.receiver = Receiver(context, self.connections)
+        self.receiver = Receiver(self)
+        self._notifications: list[Callable[[], None]] = []
         self._commands: deque[Callable[[], None]] = deque()
         """Submitted by the event loop; appending and popping are atomic."""
         self._active: set[PeerId] = set()
@@ -51,48 +115,74 @@ class IoLoop:
         self._cut_off: frozenset[PeerId] = frozenset()
         self._leaving: Leaving = "finished"
 
-    def start(self, router: Router) -> None:
+    def now(self) -> float:
+        """Return seconds on a clock that stops while this process is suspended.
+
+        Otherwise neighbors would be declared dead before the messages that they sent in that time are read.
+        """
+        return self.world.now() - self.stood_still
+
+    def pending(self, peer: PeerId) -> int:
+        """Return the bytes of a neighbor's messages that the algorithm has not taken yet."""
+        return self.delivered[peer] - self.endpoint.mailbox.taken_bytes[peer]
+
+    def untold(self, peer: PeerId) -> int:
+        """Return the bytes that the algorithm has taken since the neighbor was last told. On any thread."""
+        return self.endpoint.mailbox.taken_bytes[peer] - self.told[peer]
+
+    def check_soon(self) -> None:
+        self.next_check = min(self.next_check, self.now() + TICK)
+
+    def notify(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Schedule a call on the event loop, in order, at the end of this turn of the I/O loop."""
+        self._notifications.append(partial(function, *arguments))
+
+    def _deliver_notifications(self) -> None:
+        """Wake the event loop once for all notifications of this turn."""
+        if self._notifications:
+            notifications, self._notifications = self._notifications, []
+            self.world.call_soon(partial(_call_all, notifications))
+
+    def start(self, router: ZmqRouter) -> None:
         self.receiver.router = router
-        self.started_at = self.context.now()
-        for peer in self.context.endpoint.neighbors:
-            self.connections[peer] = Connection(self.context, peer, self.context.world.dealer(peer))
-        self.context.world.start(self.run())
+        self.started_at = self.now()
+        for peer in self.endpoint.neighbors:
+            self.connections[peer] = Connection(self, peer, self.world.dealer(peer))
+        self.world.start(self.run())
 
     def submit(self, command: Callable[[], None]) -> None:
         """Have the I/O loop call ``command``. Callable from any thread."""
         self._commands.append(command)
         if len(self._commands) == 1:  # otherwise the loop is already awake and will run all of them
-            self.context.world.wake()
+            self.world.wake()
 
     def run(self) -> Turns:
-        """Run the I/O loop as a generator, one turn at a time."""
-        io, receiver = self.context, self.receiver
         try:
-            turned_at = io.world.now()
+            turned_at = self.world.now()
             while not self._done():
                 timeout = self._timeout()
                 ready = yield timeout
-                turned_at, before = io.world.now(), turned_at
+                turned_at, before = self.world.now(), turned_at
                 if turned_at - before > timeout + STALL:
-                    io.stood_still += turned_at - before
+                    self.stood_still += turned_at - before
                 while self._commands:
                     self._commands.popleft()()
-                receiver.end_pause()
-                if receiver.router in ready:
-                    receiver.read()
+                self.receiver.end_pause()
+                if self.receiver.router in ready:
+                    self.receiver.read()
                 self._pump_ready(ready)
-                if io.now() >= io.next_check:
+                if self.now() >= self.next_check:
                     self._check_connections()
-                io.deliver_notifications()
+                self._deliver_notifications()
         except Exception as error:
-            io.log.exception("the I/O thread failed")
-            io.notify(io.events.failed, error)
+            self.log.exception("the I/O thread failed")
+            self.notify(self.link.failed, error)
         finally:
-            io.limited_log.summarize(last=True)
-            io.deliver_notifications()
+            self.limited_log.summarize(last=True)
+            self._deliver_notifications()
             for connection in self.connections.values():
                 connection.dealer.close()
-            receiver.router.close()
+            self.receiver.router.close()
 
     def _pump_ready(self, ready: Collection[object]) -> None:
         """Serve the connections with an event, room to send, or something that was due."""
@@ -101,12 +191,11 @@ class IoLoop:
             if connection.dealer in dealers:
                 connection.handle_events()
                 connection.pump()
-        for peer in sorted(self._active):
-            self.connections[peer].pump()
+        self.pump(sorted(self._active))
 
     def _timeout(self) -> float:
         """Return the seconds until something is due even without a socket event."""
-        left = self.context.next_check - self.context.now()
+        left = self.next_check - self.now()
         for peer in list(self._active):
             if (due_in := self.connections[peer].due_in()) == math.inf:
                 self._active.discard(peer)
@@ -116,17 +205,16 @@ class IoLoop:
         return max(0.001, left)
 
     def connected(self) -> int:
-        """Return the number of connected neighbors."""
+        """Return the number of connected neighbors. On any thread."""
         return sum(connection.up for connection in self.connections.values())
 
     # ---- commands of the event loop
 
     def announce(self, entry: JournalEntry) -> None:
         for peer in entry.to:
-            connection = self.connections[peer]
-            connection.announce(entry)
-            connection.pump()
+            self.connections[peer].announce(entry)
             self._active.add(peer)
+        self.pump(entry.to)
 
     def set_durable(self, durable: int) -> None:
         for connection in self.connections.values():
@@ -147,76 +235,55 @@ class IoLoop:
             if peer in self.connections:
                 self.connections[peer].break_connection()
         self._cut_off = neighbors
-        self.context.seen_addresses = 0
-        self.context.next_check = 0.0
+        self.seen_addresses = 0
+        self.next_check = 0.0
 
     # ---- finding neighbors
 
     def _check_connections(self) -> None:
         """Handle lost connections, connect to neighbors that have started, and declare unreachable ones dead."""
-        io = self.context
-        now = io.now()
-        give_up, deadline = io.transport.give_up, io.transport.deadline
-        io.limited_log.summarize()
+        now = self.now()
+        self.limited_log.summarize()
         all_due = now >= self._check_all_at
         if all_due:
-            self._check_all_at = now + min(max(SLOW_TICK, len(self.connections) / CHECKS_PER_SECOND), SLOWEST_TICK)
-        down = []
+            self._check_all_at = now + IDLE_TICK
         for connection in self.connections.values():
-            if connection.up and not all_due:
-                continue
-            connection.check(now)
-            if connection.up:
-                continue
-            down.append(connection)
-            if connection.disconnected:
-                continue
-            if connection.lost_at is not None and now - connection.lost_at > give_up:
-                connection.declare_dead(f"no connection for {give_up:g} s")
-            if connection.lost_at is None and now - self.started_at > deadline:
-                connection.declare_dead(f"not reached within {deadline:g} s of the start")
+            if all_due or not connection.up:
+                connection.check(now)
+        down = [connection for connection in self.connections.values() if not connection.up]
         if down:
             self._look_for_addresses(down, now)
         if now - self.started_at > OVERDUE and not self._overdue_named:
             self._overdue_named = True
-            self._name_overdue(
-                [connection for connection in down if connection.lost_at is None and not connection.disconnected]
-            )
-        busy = io.closing_since is not None or any(
-            now - (self.started_at if connection.lost_at is None else connection.lost_at) < LONG
-            for connection in down
-        )
-        io.next_check = now + (TICK if busy else SLOW_TICK)
+            self._name_overdue([each for each in down if each.lost_at is None and not each.disconnected])
+        busy = self.closing_since is not None or any(now - each.down_since < LONG for each in down)
+        self.next_check = now + (TICK if busy else SLOW_TICK if down else IDLE_TICK)
 
     def _name_overdue(self, connections: list[Connection], most: int = 8) -> None:
         """Log once which neighbors were not reached: not started yet, behind a firewall, or at another address."""
-        if connections:
-            names = [
-                f"peer {connection.peer} at {connection.address or 'no known address'}"
-                for connection in connections[:most]
-            ]
-            others = f" and {len(connections) - most} others" if len(connections) > most else ""
-            addresses = self.context.world.addresses
-            unwritten = any(
-                not connection.address and not addresses.is_fixed(connection.peer) for connection in connections
-            )
-            where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" * unwritten
-            self.context.log.info("neighbors not reached yet: %s%s%s", ", ".join(names), others, where)
+        if not connections:
+            return
+        names = [f"peer {each.peer} at {each.address or 'no known address'}" for each in connections[:most]]
+        others = f" and {len(connections) - most} others" if len(connections) > most else ""
+        addresses = self.world.addresses
+        unwritten = any(not each.address and not addresses.is_fixed(each.peer) for each in connections)
+        where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" * unwritten
+        self.log.info("neighbors not reached yet: %s%s%s", ", ".join(names), others, where)
 
     def _look_for_addresses(self, down: list[Connection], now: float) -> None:
         """Connect to neighbors whose address has appeared or changed."""
-        io, addresses = self.context, self.context.world.addresses
+        addresses = self.world.addresses
         version = addresses.version()
-        if version and version == io.seen_addresses:
+        if version and version == self.seen_addresses:
             return
-        io.seen_addresses = version
+        self.seen_addresses = version
         known = addresses.known()
         for connection in down:
             if connection.peer not in known or connection.peer in self._cut_off:
                 continue
             unanswered = connection.wrong_peer_answered or (connection.address and connection.lost_at is None)
             if unanswered and now - connection.connected_at < STALE:
-                io.seen_addresses = 0  # too early for an answer; check again later
+                self.seen_addresses = 0  # too early for an answer; check again later
                 continue
             address = addresses.address_of(connection.peer)
             if address is not None and address != connection.address:
@@ -225,27 +292,29 @@ class IoLoop:
     # ---- closing
 
     def begin_closing(self, leaving: Leaving) -> None:
-        self.context.closing_since = self.context.now()
+        self.closing_since = self.now()
         self._leaving = leaving
-        self.context.next_check = 0.0
+        self.next_check = 0.0
 
     def _done(self) -> bool:
-        since = self.context.closing_since
-        if since is None:
+        if self.closing_since is None:
             return False
         if self._leaving == "stopped":
             return True
-        closing_for = self.context.now() - since
-        if self.context.was_refused and closing_for < REFUSAL_PERIOD:
+        closing_for = self.now() - self.closing_since
+        if self.was_refused and closing_for < REFUSAL_PERIOD:
             return False  # let the neighbors fail too instead of waiting for this peer
         finished = self._leaving == "finished"
         waiting = [
-            connection
-            for connection in self.connections.values()
-            if connection.must_wait(finished=finished, closing_for=closing_for)
+            each for each in self.connections.values() if each.must_wait(finished=finished, closing_for=closing_for)
         ]
-        if waiting and closing_for > self.context.transport.deadline:
-            for connection in waiting:
-                self.context.log.warning("final messages unacknowledged at the deadline peer=%d", connection.peer)
-            return True
-        return not waiting
+        if closing_for <= self.transport.deadline:
+            return not waiting
+        for connection in waiting:
+            self.log.warning("final messages unacknowledged at the deadline peer=%d", connection.peer)
+        return True
+
+
+def _call_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()

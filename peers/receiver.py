@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
 from p2pfl.messaging.wire import Buffer, Plan
 from peers.connection import SENT, Connection
-from peers.io_context import IoContext
-from peers.world import Router
+
+if TYPE_CHECKING:
+    from peers.io_loop import IoLoop
+    from peers.zmq_sockets import ZmqRouter
 
 MESSAGES_PER_TURN = 256
 """Maximum messages read in one turn of the I/O loop, so that other sockets are served too."""
@@ -38,16 +41,10 @@ class _Assembly:
 
 
 class Receiver:
-    """Reads the ROUTER, and hands complete messages to the event loop.
+    """Reads the ROUTER, and hands complete messages to the event loop."""
 
-    Args:
-        io: shared with the connections.
-        connections: by neighbor.
-    """
-
-    def __init__(self, io: IoContext, connections: Mapping[PeerId, Connection]) -> None:
+    def __init__(self, io: IoLoop) -> None:
         self._io = io
-        self._connections = connections
         self.endpoint = io.endpoint
         self.senders = {f"{peer}>{io.me}".encode(): peer for peer in self.endpoint.neighbors}
         """By socket identity."""
@@ -57,7 +54,7 @@ class Receiver:
         self._useless_left = USELESS_RATE
         """Useless messages that may be read before a pause."""
         self._counted_at = io.now()
-        self.router: Router
+        self.router: ZmqRouter
 
     # ---- reading
 
@@ -76,7 +73,7 @@ class Receiver:
                 io.limited_log.warning("messages from unknown senders", text)
             self._count_useless(frames)
             return
-        connection = self._connections[peer]
+        connection = io.connections[peer]
         try:
             message, _ = control.unpack(frames, self.endpoint.run_id, SENT)
             useful = isinstance(message, Entry) and self._handle_entry(connection, message, frames[1:])
@@ -109,7 +106,7 @@ class Receiver:
             self._refuse(identity, reason)
             return
         self._assemblies.pop(peer, None)
-        same_host = io.transport.same_host and io.world.can_open(peer, hello.boot, hello.token)
+        same_host = io.transport.same_host and io.world.journals.can_open(peer, hello.boot, hello.token)
         connection.reader.hello(references=same_host, number=hello.number)
         if not connection.up:
             io.seen_addresses = 0  # it may listen at a new address
@@ -154,7 +151,7 @@ class Receiver:
             raise
         if entry.segment:
             try:
-                body = self._io.world.open_body(peer, entry.segment, entry.at, entry.size)
+                body = self._io.world.journals.open_body(peer, entry.segment, entry.at, entry.size)
             except OSError as error:
                 self._io.log.info("body cannot be opened peer=%d segment=%d: %s", peer, entry.segment, error.strerror)
                 reader.cannot_open()
@@ -190,13 +187,16 @@ class Receiver:
 
     def _complete(self, connection: Connection, id: Id, plan: Plan, body: Tensor | None) -> None:
         io, peer = self._io, connection.peer
+        had_finished = connection.reader.finished
         connection.reader.passed(id, plan.header, plan.size)
+        if had_finished and id.t < FOREVER:
+            connection.neighbor_returned()
         message = self.endpoint.decode(plan, id.t, peer, body)
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:
             io.delivered[peer] += message.cost
-            io.notify(io.events.message_received, message)
+            io.notify(self.endpoint.accept, message)
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         self.router.send(identity, [control.pack(Refused(reason), self.endpoint.run_id)])

@@ -35,6 +35,7 @@ from peers.io_loop import Leaving
 from peers.journal_files import FileStore, NeighborJournals
 from peers.keys import read_keys
 from peers.slots import HostSlot
+from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
 
 Data = tuple[Dataset, Sequence[Subset]]
@@ -132,17 +133,10 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     def status() -> dict[str, Any]:
         return {**asdict(session.status), "links_up": link.connected(), "links": len(session.endpoint.neighbors)}
 
-    link = ZmqLink(
-        session.endpoint,
-        folder.addresses,
-        transport,
-        run.config_hash(),
-        log,
-        NeighborJournals(store.token, lambda peer: folder.peer(peer).journal),
-        keys=keys,
-        faults=run.file.chaos.link,
-        health=Health(folder.peer(me).root, status, log),
-    )
+    journals = NeighborJournals(store.token, lambda peer: folder.peer(peer).journal)
+    health = Health(folder.peer(me).root, status, log)
+    world = Sockets(session.endpoint, folder.addresses, transport, log, journals, keys, health)
+    link = ZmqLink(session.endpoint, world, transport, run.config_hash(), log, run.file.chaos.link)
     session.endpoint.link = link
     session.faults = Injector(run, me, folder.peer(me), link.cut, log)
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session) as stopped:

@@ -1,93 +1,86 @@
-"""The World of a link in production: ZeroMQ sockets on an I/O thread."""
+"""What a link uses of its environment: sockets, a thread, a clock, addresses, journals on this host.
+
+``tests/simulation/world.py`` has the same methods, in virtual time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import zmq
-from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.run_file.addresses import AddressBook, join
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.run_file.addresses import join
 from p2pfl.run_file.schema import Transport
 from p2pfl.session.key_files import Keys
 from peers.address_files import AddressFiles
-from peers.admission import KeyAuthenticator, readable
+from peers.admission import KeyAuthenticator
 from peers.health import Health
 from peers.journal_files import NeighborJournals
 from peers.limited_log import LimitedLog
 from peers.resolver import Resolver
-from peers.world import Dealer, Router, Turns
 from peers.zmq_sockets import Monitors, ZmqDealer, ZmqRouter, sockets_for
+
+if TYPE_CHECKING:
+    from peers.io_loop import Turns
 
 
 class Sockets:
-    """ZeroMQ sockets and a thread that drives the I/O loop.
-
-    The thread owns all sockets except one end of the pipe that wakes it.
+    """ZeroMQ sockets and a thread that drives the I/O loop. The thread owns all sockets.
 
     Args:
-        me: this peer.
-        addresses: folder in which each peer publishes its address.
-        book: addresses from the run file.
+        endpoint: of this peer.
+        addresses: folder in which each peer publishes its address while it runs.
         transport: the run file's section.
-        neighbors: peers that may connect.
         log: receives a line for each refused connection or message.
-        journals: where bodies of neighbors on this host can be read; None: nowhere.
+        journals: where this peer's journal is, and those of neighbors on this host.
         keys: None disables encryption and authentication.
         health: answers health checks on this host; None disables them.
     """
 
     def __init__(
         self,
-        me: PeerId,
+        endpoint: Endpoint,
         addresses: Path,
-        book: AddressBook,
         transport: Transport,
-        neighbors: tuple[PeerId, ...],
         log: logging.Logger,
-        journals: NeighborJournals | None = None,
+        journals: NeighborJournals,
         keys: Keys | None = None,
         health: Health | None = None,
     ) -> None:
-        self.me = me
-        self.book = book
+        self.me, self.neighbors = endpoint.me, endpoint.neighbors
         self.transport = transport
-        self.neighbors = neighbors
         self.journals = journals
         self.keys = keys
         self.health = health
+        self.book = transport.book(endpoint.topology.peers)
         self.limited_log = LimitedLog(log, monotonic)
-        self.addresses = AddressFiles(me, addresses, book, neighbors, Resolver(monotonic, log), monotonic)
+        resolver = Resolver(monotonic, log)
+        self.addresses = AddressFiles(self.me, addresses, self.book, self.neighbors, resolver, monotonic)
+        self._wake = -1
+        """An eventfd."""
 
     def now(self) -> float:
+        """Return the seconds of a monotonic clock."""
         return monotonic()
 
     def new_epoch(self) -> int:
+        """Return a random number from 0 to 2^53 - 1."""
         return secrets.randbits(53)
 
-    # ---- bodies on the same host
-
-    @property
-    def same_host(self) -> tuple[str, str]:
-        return ("", "") if self.journals is None else self.journals.own
-
-    def can_open(self, peer: PeerId, boot: str, token: str) -> bool:
-        return self.journals is not None and self.journals.can_open(peer, boot, token)
-
-    def open_body(self, peer: PeerId, segment: int, at: int, size: int) -> Tensor:
-        assert self.journals is not None
-        return self.journals.open_body(peer, segment, at, size)
-
-    def listen(self) -> Router:
+    def listen(self) -> ZmqRouter:
+        """Return the only Router, bound and watched. Call this first. Raises RunFolderError if it cannot be bound."""
         self.loop = asyncio.get_running_loop()
         self.poller = zmq.Poller()
         self.owners: dict[zmq.Socket[bytes], object] = {}
@@ -95,37 +88,32 @@ class Sockets:
         self.context = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, sockets_for(len(self.neighbors)))
         self.monitors = Monitors()
-        self._wake = self.context.socket(zmq.PAIR)
-        self._wake.bind("inproc://wake")
         self._authenticator = KeyAuthenticator(self.context, self.keys, self.neighbors) if self.keys else None
+        address = join(self.transport.host, self.book.bound_port(self.me) or "*")
         try:
-            self._router = ZmqRouter(self)
+            self._router = ZmqRouter(self, address)
         except zmq.ZMQError as error:
             self.monitors.close()
             self.context.destroy(linger=0)
-            raise RunFolderError(f"{self.address_to_bind()} cannot be bound: {error}") from None
+            raise RunFolderError(f"{address} cannot be bound: {error}") from None
         return self._router
 
-    def address_to_bind(self) -> str:
-        port = self.book.bound_port(self.me)
-        return join(self.transport.host, "*" if port is None else port)
-
-    def dealer(self, to: PeerId) -> Dealer:
+    def dealer(self, to: PeerId) -> ZmqDealer:
+        """Return a new, unconnected Dealer for a neighbor."""
         return ZmqDealer(self, to)
 
     # ---- the thread
 
     def start(self, io: Turns) -> None:
+        """Start driving the I/O loop."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.thread = threading.Thread(target=self._drive, args=[io], name="p2pfl-io", daemon=True)
         self.thread.start()
 
     def _drive(self, io: Turns) -> None:
-        woken = self.context.socket(zmq.PAIR)
-        woken.connect("inproc://wake")
-        self.poller.register(woken, zmq.POLLIN)
         guard = self._router.guard
-        self.poller.register(guard.monitor, zmq.POLLIN)
-        self.poller.register(self.monitors.fileno(), zmq.POLLIN)
+        for each in (self._wake, guard.monitor, self.monitors.fileno()):
+            self.poller.register(each, zmq.POLLIN)
         if self._authenticator:
             self.poller.register(self._authenticator.socket, zmq.POLLIN)
         if self.health:
@@ -134,9 +122,8 @@ class Sockets:
             timeout = next(io)
             while True:
                 ready = dict(self.poller.poll(int(timeout * 1000)))
-                if woken in ready:
-                    while readable(woken):
-                        woken.recv()
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
                 if self._authenticator and self._authenticator.socket in ready:
                     self._authenticator.answer(self.limited_log)
                 owners = {self.owners[socket] for socket in ready if socket in self.owners}
@@ -152,17 +139,22 @@ class Sockets:
             self.health.close(self.poller)
         if self._authenticator:
             self._authenticator.socket.close()
-        woken.close(0)
 
     def wake(self) -> None:
-        with suppress(zmq.Again):  # the I/O thread has ended, or is already awake
-            self._wake.send(b"", zmq.NOBLOCK)
+        """Have the I/O loop take a turn; called by the event loop."""
+        if self._wake >= 0:  # otherwise the I/O thread has not started, or has ended
+            os.eventfd_write(self._wake, 1)
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the event loop has ended
+        """Schedule a call on the event loop, in order, unless that has ended; called by the I/O loop."""
+        with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(function)
 
     async def ended(self) -> None:
+        """Wait until the I/O loop has ended, and free its resources."""
         await asyncio.to_thread(self.thread.join)
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
         self.monitors.close()
         self.context.destroy(linger=0)

@@ -6,7 +6,7 @@ import secrets
 import select
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -17,7 +17,6 @@ from p2pfl.messaging.schema import MAX_HEADER
 from p2pfl.messaging.wire import Buffer
 from p2pfl.run_file.addresses import is_ipv6, split
 from peers.admission import DOMAIN, HANDSHAKE_TIMEOUT, ConnectionGuard, readable
-from peers.world import WRITABLE, Event
 
 if TYPE_CHECKING:
     from peers.sockets import Sockets
@@ -45,6 +44,12 @@ QUEUE = 16
 MAX_FRAME = CHUNK + MAX_HEADER
 
 Options = dict[zmq.SocketOption, int | bytes]
+Event = Literal["connected", "lost", "rejected", "unproven"]
+"""Events of a Dealer's connection.
+
+``rejected``: the listener does not accept this peer's key; the Dealer stops reconnecting. ``unproven``: the listener
+uses another protocol, or did not prove possession of the neighbor's key; the Dealer reconnects.
+"""
 
 
 def sockets_for(neighbors: int) -> int:
@@ -53,9 +58,9 @@ def sockets_for(neighbors: int) -> int:
 
 
 class ZmqRouter:
-    """Implements ``world.Router``. Raises zmq.ZMQError if it cannot be bound."""
+    """Receives from all neighbors, in order for each of them. Raises zmq.ZMQError if it cannot be bound."""
 
-    def __init__(self, world: Sockets) -> None:
+    def __init__(self, world: Sockets, address: str) -> None:
         self.world = world
         options: Options = {
             zmq.ROUTER_HANDOVER: 1,
@@ -73,20 +78,26 @@ class ZmqRouter:
                 zmq.ZAP_ENFORCE_DOMAIN: 1,
                 zmq.MAXMSGSIZE: MAX_FRAME + CURVE_OVERHEAD,
             }
-        self.socket = _open(world, zmq.ROUTER, options)
-        world.owners[self.socket] = self
+        self.socket = _open(self, zmq.ROUTER, options)
         max_connections = EXTRA_CONNECTIONS + 4 * len(world.neighbors)
         max_unread = (QUEUE + 1) * 2 * MAX_FRAME + UNREAD_ALLOWANCE
         self.guard = ConnectionGuard(self.socket, max_connections, max_unread, bool(world.keys), world.now)
         self._routes: dict[bytes, bytes] = {}
         """{``sender>receiver``: socket identity of the sender's last connection}"""
         self.socket.set(zmq.IPV6, is_ipv6(world.transport.host))
-        self.socket.bind(world.address_to_bind())
+        self.socket.bind(address)
         self.bound = self.socket.get_string(zmq.LAST_ENDPOINT)
+        """The address that it is bound to."""
         self.address = world.book.advertised(world.me, self.bound)
+        """The address that neighbors connect to."""
         self.watch(True)
 
     def receive(self) -> tuple[bytes, list[Buffer]] | None:
+        """Return the next message, if there is one: the sender's identity and the frames.
+
+        With keys, the identity is verified against the connection's key. It is empty if they do not match: the
+        message was refused.
+        """
         try:
             identity = part = self.socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -114,22 +125,24 @@ class ZmqRouter:
         return claimed
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> None:
+        """Refuse a connection; lost if the other side is disconnected or does not read."""
         self.socket.send_multipart([self._routes.get(identity, identity), *frames])
 
     def watch(self, on: bool) -> None:
+        """Set whether messages wake the I/O loop."""
         self.world.poller.register(self.socket, zmq.POLLIN if on else 0)
 
     def close(self) -> None:
         self.world.poller.register(self.guard.monitor, 0)  # unregister
-        self.socket.disable_monitor()
+        _close(self.world, self.socket)
         self.guard.close()
-        self.world.poller.register(self.socket, 0)
-        del self.world.owners[self.socket]
-        self.socket.close(0)
 
 
 class ZmqDealer:
-    """Implements ``world.Dealer``. It has no socket before it connects: the neighbor may never start."""
+    """Sends to one neighbor and receives its answers. Reconnects by itself.
+
+    It has no socket before it connects: the neighbor may never start.
+    """
 
     def __init__(self, world: Sockets, to: PeerId) -> None:
         self.world = world
@@ -143,6 +156,7 @@ class ZmqDealer:
         self._rejected = False
 
     def connect(self, address: str) -> None:
+        """Connect; call it once. Until then, nothing else but ``close`` may be called."""
         world, to = self.world, self.to
         options: Options = {
             zmq.IPV6: is_ipv6(split(address)[0]),
@@ -168,8 +182,7 @@ class ZmqDealer:
                 zmq.IDENTITY: f"{world.me}>{to}.{secrets.token_hex(8)}".encode(),
             }
         self._address = address
-        self.socket = _open(world, zmq.DEALER, options)
-        world.owners[self.socket] = self
+        self.socket = _open(self, zmq.DEALER, options)
         # Do not subscribe to EVENT_HANDSHAKE_FAILED_PROTOCOL; see ConnectionGuard.
         self.monitor = self.socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
@@ -179,6 +192,11 @@ class ZmqDealer:
         self.socket.connect(address)
 
     def send(self, frames: Sequence[Buffer]) -> bool:
+        """Send a message. Return False if there is no room.
+
+        The message is lost if the connection breaks before it has arrived. Large frames are not copied and must not
+        be modified afterwards.
+        """
         assert self.socket is not None
         try:
             self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -187,10 +205,12 @@ class ZmqDealer:
         return True
 
     def receive(self) -> list[bytes] | None:
+        """Return the next answer, if there is one."""
         assert self.socket is not None
         return self.socket.recv_multipart() if readable(self.socket) else None
 
     def event(self) -> Event | None:
+        """Return the connection's next event, if there is one. An event wakes the I/O loop."""
         while readable(self.monitor):
             event = recv_monitor_message(self.monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -220,28 +240,34 @@ class ZmqDealer:
         succeeded, self._handshake_succeeded = self._handshake_succeeded, False
         return None if succeeded else "unproven"
 
-    def watch(self, events: int) -> None:
+    def watch(self, on: bool) -> None:
+        """Set whether room to send wakes the I/O loop; initially not."""
         assert self.socket is not None
-        self.world.poller.register(self.socket, events)
+        self.world.poller.register(self.socket, zmq.POLLOUT if on else 0)
 
     def close(self) -> None:
         if self.socket is None:
             return
         self.world.monitors.remove(self.monitor)
-        self.socket.disable_monitor()
+        _close(self.world, self.socket)
         self.monitor.close(0)
-        self.world.poller.register(self.socket, 0)  # unregister
-        del self.world.owners[self.socket]
-        self.socket.close(0)
         self.socket = None
 
 
-def _open(world: Sockets, kind: int, options: Options) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = world.context.socket(kind)
+def _open(owner: ZmqRouter | ZmqDealer, kind: int, options: Options) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = owner.world.context.socket(kind)
     common: Options = {zmq.HANDSHAKE_IVL: int(HANDSHAKE_TIMEOUT * 1000), zmq.LINGER: 0}
     for option, value in {**options, **common}.items():
         socket.set(option, value)
+    owner.world.owners[socket] = owner
     return socket
+
+
+def _close(world: Sockets, socket: zmq.Socket[bytes]) -> None:
+    socket.disable_monitor()  # before its monitor is closed: libzmq would block with an event for nobody
+    world.poller.register(socket, 0)  # unregister
+    del world.owners[socket]
+    socket.close(0)
 
 
 class Monitors:
@@ -273,6 +299,3 @@ class Monitors:
 
     def close(self) -> None:
         self._epoll.close()
-
-
-assert WRITABLE == zmq.POLLOUT

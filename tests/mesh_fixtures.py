@@ -25,6 +25,7 @@ from peers.health import Health
 from peers.io_loop import Leaving
 from peers.journal_files import FileStore, NeighborJournals
 from peers.keys import new_pair
+from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
 from tests.bodies import GENEROUS_DEADLINE, RUN_ID
 
@@ -130,11 +131,10 @@ class Mesh:
         transport = {"same_host": self.kind == "mapped", **transport}
         store = endpoint.journal.store
         assert isinstance(store, FileStore)
-        endpoint.link = link = ZmqLink(
-            endpoint, self.addresses, Transport(**transport), config_hash, logging.getLogger("mesh"),
-            journals=NeighborJournals(store.token, self.journal), keys=keys or self.keys(endpoint.me),
-            faults=LinkFaults(**(faults or {})), health=health,
-        )  # fmt: skip
+        settings, log = Transport(**transport), logging.getLogger("mesh")
+        journals = NeighborJournals(store.token, self.journal)
+        world = Sockets(endpoint, self.addresses, settings, log, journals, keys or self.keys(endpoint.me), health)
+        endpoint.link = link = ZmqLink(endpoint, world, settings, config_hash, log, LinkFaults(**(faults or {})))
         self.links.append(link)
         return link
 
@@ -166,7 +166,7 @@ class Mesh:
 
     async def close(self) -> None:
         for link in self.links:  # no reconnections from here on
-            link.io.context.transport = link.transport.model_copy(update={"give_up": 0.5})
+            link.io.transport = link.transport.model_copy(update={"give_up": 0.5})
         await asyncio.gather(*(self.shut(link) for link in list(self.links)))
 
 

@@ -49,7 +49,8 @@ OPTIONAL_DELAY = 0.1
 EPOCHS_PER_SECOND = 10.0
 """Rate at which a writer begins epochs, so that a reader cannot make it send without limit; also the burst."""
 REPEAT, REPEAT_WAITING = 30.0, 2.0
-"""Seconds after which Want is repeated, in general and while the neighbor is waited for: a ROUTER drops silently."""
+"""Seconds after which Want is repeated: a ROUTER drops silently. While the neighbor is waited for, the time doubles
+from the second one to the first, as long as nothing changes."""
 
 
 @dataclass
@@ -246,7 +247,9 @@ class Reader:
         self._hello = 0
         """Number of the writer's last Hello."""
         self.finished = False
-        """The neighbor's last Begin was read: it has left for good, and nothing follows."""
+        """The neighbor's last Begin was read: nothing follows, unless it had failed and is started again."""
+        self._left_at = Id(0, 0)
+        """``next`` before that Begin."""
         self._budget = budget
         self._new_epoch = new_epoch
         self._epoch = -1
@@ -256,11 +259,14 @@ class Reader:
         """Window stated in this epoch, in bytes."""
         self._stated: Want | None = None
         self._stated_at = float("-inf")
+        self._repeat = REPEAT_WAITING
 
     # ---- events
 
     def hello(self, *, references: bool, number: int = 0) -> None:
         self.references, self._hello = references, number
+        if self.finished:
+            self.next = max(self._left_at, Id(self.durable, 0))
         self._ask_anew()
 
     def start(self, start: Start) -> int | None:
@@ -293,8 +299,9 @@ class Reader:
 
     def passed(self, id: Id, header: int, size: int) -> None:
         """Move past an entry that was taken, or that cannot be decoded."""
-        self.next = id.next
-        self.finished |= id.t == FOREVER
+        if id.t == FOREVER and not self.finished:
+            self._left_at = self.next
+        self.next, self.finished = id.next, id.t == FOREVER
         self._received += cost(header, size)
 
     def gap(self) -> None:
@@ -334,12 +341,13 @@ class Reader:
             or window - stated.window >= self._budget // 4
             or want.durable > stated.durable
             or (self.finished and want.next > stated.next)
-            or now - self._stated_at > (REPEAT_WAITING if waiting else REPEAT)
+            or now - self._stated_at > (self._repeat if waiting else REPEAT)
         ):
             return want
         return None
 
     def stated(self, want: Want, now: float) -> None:
         """Note that ``want`` was sent."""
+        self._repeat = min(2 * self._repeat, REPEAT) if want == self._stated else REPEAT_WAITING
         self._stated, self._stated_at = want, now
         self._granted = max(self._granted, want.window)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import Unexpected
+from p2pfl.errors import NetError, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
@@ -89,6 +89,8 @@ class Endpoint:
         self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
         self.durable = 0
         """Rounds before this one will not be computed again: the checkpoint before the last one contains them."""
+        self.max_message: float = math.inf
+        """Maximum bytes of a body; set by a link that has a limit."""
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._reset_counters()
@@ -189,6 +191,11 @@ class Endpoint:
         if not (receivers := tuple(to)):
             return
         encoded = wire.encode(body, count)
+        if encoded.size > self.max_message:
+            raise NetError(
+                f"a body of {encoded.size} bytes cannot be sent: transport.max_message is {self.max_message}; "
+                "set it higher"
+            )
         entry = self.journal.append(encoded, receivers)
         for receiver in receivers:
             _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))

@@ -211,6 +211,11 @@ class Journal:
                     else:
                         self._use(entry.place.segment, -1)
 
+    def readmit(self, to: PeerId, floor: int) -> None:
+        """Keep the entries of rounds from ``floor`` on again, for a neighbor that seemed to have finished."""
+        with self._lock:
+            self._addressed[to].floor = floor
+
     def saved(self, before: int) -> None:
         """Note that the last ``state_dict``, of the rounds before this one, is in a checkpoint on disk."""
         with self._lock:

@@ -20,7 +20,7 @@ from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.wire import Message
 from p2pfl.session.saving import Saver
 from peers.connection import Connection
-from peers.io_context import IoContext
+from peers.io_loop import IoLoop
 from peers.zmq_link import ZmqLink
 
 Method = Callable[..., Any]
@@ -168,7 +168,7 @@ PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "journal-not-saved": PlantedBug("checkpoints lack the journal", Journal, "state_dict", _save_no_journal),
     "drop-early": PlantedBug("one round too many is dropped", Journal, "drop", _drop_too_much),
     "renumbered": PlantedBug("a repeated round gets other numbers", Journal, "begin", _number_anew),
-    "window-leak": PlantedBug("the window never opens again", IoContext, "pending", _leak_window),
+    "window-leak": PlantedBug("the window never opens again", IoLoop, "pending", _leak_window),
     "statements-missed": PlantedBug(
         "some statements of sources are ignored", Receivers, "state", _miss_some_statements
     ),

@@ -85,7 +85,7 @@ class SimulatedProcess:
         )
         self.session.resume()
         transport, world = self.schedule.transport, cast(Any, self.world)
-        self.link = ZmqLink(self.session.endpoint, cast(Any, None), transport, CONFIG_HASH, log, world=world)
+        self.link = ZmqLink(self.session.endpoint, world, transport, CONFIG_HASH, log)
         self.session.endpoint.link = self.link
         await self.link.start()
         leaving: Leaving = "failed"

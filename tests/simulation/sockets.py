@@ -1,4 +1,4 @@
-"""Simulated ROUTER and DEALER sockets: implementations of Router and Dealer in peers/sockets.py."""
+"""Simulated ROUTER and DEALER sockets: what ZmqRouter and ZmqDealer are in production."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import msgpack
 
 from p2pfl import PeerId
 from p2pfl.messaging.wire import Buffer
-from peers.world import WRITABLE
 from tests.simulation.network import Connection
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class SimulatedDealer:
         if self.network.conditions.keys:
             self.identity += f".{self.network.random.getrandbits(64):016x}".encode()
         self.open = True
-        self.watched = 0
+        self.watched = False
         self.address = ""
         self.connection: Connection | None = None
         self.established = False
@@ -107,7 +106,7 @@ class SimulatedDealer:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.events) or bool(self.watched & WRITABLE and self.has_room)
+        return bool(self.events) or (self.watched and self.has_room)
 
     @property
     def has_room(self) -> bool:
@@ -198,8 +197,8 @@ class SimulatedDealer:
     def event(self) -> Literal["connected", "lost"] | None:
         return self.events.popleft() if self.events else None
 
-    def watch(self, events: int) -> None:
-        self.watched = events
+    def watch(self, on: bool) -> None:
+        self.watched = on
         self.world.wake_if_ready()
 
     def close(self) -> None:

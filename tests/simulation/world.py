@@ -1,4 +1,4 @@
-"""The simulated outside world of one process: an implementation of World in peers/world.py."""
+"""The simulated outside world of one process: what peers/sockets.py is in production."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from peers.world import Addresses, Dealer, Router, Turns
+from peers.io_loop import Turns
 from tests.simulation.disk import Disk
 from tests.simulation.network import Killed, Network, Process
 from tests.simulation.sockets import SimulatedDealer, SimulatedRouter
@@ -28,7 +28,7 @@ class SimulatedWorld:
         self.disks = disks
         self.process = process
         self.queue = queue
-        self.addresses: Addresses = self
+        self.addresses = self.journals = self
         self.folder = Path("addresses")
         self.sockets: list[SimulatedRouter | SimulatedDealer] = []
         self._io: Turns | None = None
@@ -46,7 +46,7 @@ class SimulatedWorld:
     # -- bodies on the same host
 
     @property
-    def same_host(self) -> tuple[str, str]:
+    def own(self) -> tuple[str, str]:
         return ("host", f"token-{self.process.peer}") if self.network.conditions.same_host else ("", "")
 
     def can_open(self, peer: PeerId, boot: str, token: str) -> bool:
@@ -59,13 +59,13 @@ class SimulatedWorld:
             raise FileNotFoundError(ENOENT, strerror(ENOENT))
         return torch.frombuffer(bytearray(bodies[segment][at : at + size]), dtype=torch.uint8)
 
-    def listen(self) -> Router:
+    def listen(self) -> SimulatedRouter:
         self.process.step("listen")
         router = SimulatedRouter(self)
         self.sockets.append(router)
         return router
 
-    def dealer(self, to: PeerId) -> Dealer:
+    def dealer(self, to: PeerId) -> SimulatedDealer:
         dealer = SimulatedDealer(self, to)
         self.sockets = [socket for socket in self.sockets if socket.open]
         self.sockets.append(dealer)

@@ -16,7 +16,6 @@ from p2pfl.messaging import control, wire
 from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Control, Entry, Hello, Id, Start, Want
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.messaging.topology import Topology
-from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
 from tests.bodies import PAIR, RUN_ID, Block, Word, texts
 
@@ -47,7 +46,6 @@ async def die(link: ZmqLink) -> None:
     def fail() -> None:
         raise ConnectionAbortedError("killed by the test")
 
-    assert isinstance(link.world, Sockets)
     link.io.submit(fail)
     await asyncio.to_thread(link.world.thread.join)
 
@@ -78,7 +76,7 @@ async def relay(addresses: Path, link: ZmqLink, change: Callable[[bytes, bool], 
         await asyncio.gather(pump(reader, sink, True), pump(source, writer, False), return_exceptions=True)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    (addresses / f"{link.me:02d}").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    (addresses / f"{link.endpoint.me:02d}").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     yield
     server.close()
 
@@ -116,7 +114,7 @@ class RawPeer:
         """Number of the last Hello received."""
 
     def connect(self, link: ZmqLink, identity: str | None = None) -> None:
-        self.dealer.set(zmq.IDENTITY, (identity or f"{self.me}>{link.me}").encode())
+        self.dealer.set(zmq.IDENTITY, (identity or f"{self.me}>{link.endpoint.me}").encode())
         self.dealer.connect(link.address)
 
     def send(self, message: Control, *frames: Any, run: str = RUN_ID) -> None:

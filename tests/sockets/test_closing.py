@@ -48,7 +48,7 @@ async def test_close_times_out_without_a_confirmation(sockets: Any, alone: Any, 
     await alone.begin(0).broadcast(Word("last words"))
     await other.read(alone.link)
     assert await other.body() == Word("last words")
-    alone.link.io.context.transport = alone.link.transport.model_copy(update={"deadline": 0.3})
+    alone.link.io.transport = alone.link.transport.model_copy(update={"deadline": 0.3})
     await sockets.shut(alone.link)
     assert "final messages unacknowledged at the deadline peer=1" in caplog.text
 

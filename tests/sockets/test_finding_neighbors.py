@@ -15,7 +15,7 @@ import pytest
 from p2pfl.errors import RunFolderError
 from p2pfl.messaging.topology import Topology
 from peers import io_loop, resolver
-from peers.io_context import TICK
+from peers.io_loop import TICK
 from peers.runtime import allow_many_sockets
 from tests.bodies import PAIR, Word, complete
 from tests.sockets.raw_peer import LAYOUTS, exchange, up
@@ -38,7 +38,7 @@ async def test_peers_may_start_in_any_order(sockets: Any) -> None:
 async def test_finds_an_address_published_within_one_tick_of_the_file_systems_clock(
     sockets: Any, alone: Any, eventually: Any, tmp_path: Path
 ) -> None:
-    await eventually(lambda: alone.link.io.context.next_check > 0)
+    await eventually(lambda: alone.link.io.next_check > 0)
     before = tmp_path.stat()
     assert (tmp_path / "00").read_text() == alone.link.address
     second = await up(sockets, 1)
@@ -108,8 +108,8 @@ async def test_logs_once_which_neighbors_were_not_reached(
     assert "neighbors not reached yet" not in caplog.text
     monkeypatch.setattr(io_loop, "OVERDUE", 0.0)
     await eventually(lambda: "not reached yet" in caplog.text)
-    look = links[0].io.context.next_check
-    await eventually(lambda: links[0].io.context.next_check > look + TICK)
+    look = links[0].io.next_check
+    await eventually(lambda: links[0].io.next_check > look + TICK)
     lines = [record.getMessage() for record in caplog.records if "not reached yet" in record.getMessage()]
     where = f"each peer writes its address to {sockets.addresses} unless transport.hosts has it"
     assert lines == [f"neighbors not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9; {where}"]

@@ -33,10 +33,10 @@ async def test_refuses_a_different_run_file_on_both_sides(
         await link.start()
         waits.append(asyncio.create_task(endpoint.begin(0).gather(Word)))
         if not together:
-            await eventually(lambda: links[0].io.context.next_check > 0)
+            await eventually(lambda: links[0].io.next_check > 0)
     first, second = await asyncio.gather(*waits, return_exceptions=True)
     closing = [asyncio.create_task(sockets.shut(link)) for link in links]
-    await eventually(lambda: all(link.io.context.closing_since is not None for link in links))
+    await eventually(lambda: all(link.io.closing_since is not None for link in links))
     monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 0.0)
     await asyncio.gather(*closing)
     assert isinstance(first, HandshakeError)
@@ -166,6 +166,7 @@ async def test_body_over_the_limit_raises_an_error_at_the_sender(sockets: Any) -
     endpoints = await sockets.open(PAIR, LAYOUTS, max_message=1000)
     with pytest.raises(NetError, match=r"a body of 4000000 bytes cannot be sent: transport\.max_message is 1000"):
         await endpoints[0].begin(0).broadcast(BLOCK)
+    assert all(path.stat().st_size < 1000 for path in sockets.journal(0).iterdir())
 
 
 async def test_answers_while_the_event_loop_is_blocked(alone: Any, raw: Any) -> None:

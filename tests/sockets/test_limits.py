@@ -31,7 +31,7 @@ LARGE = 1 << 50
 async def limited(mesh: Any, peer: int, topology: Topology = FORK, *, prunes: bool = False, **options: Any) -> Any:
     """Start a peer whose neighbors may have BUDGET bytes on their way to it."""
     endpoint = mesh.endpoint(peer, topology, LAYOUTS, prunes=prunes)
-    mesh.link(endpoint, **options).io.context.budget = BUDGET
+    mesh.link(endpoint, **options).io.budget = BUDGET
     await endpoint.link.start()
     return endpoint
 
@@ -93,7 +93,7 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
     most = 0
     for t in range(rounds):
         net = zero.begin(t)
-        most = max(most, zero.link.io.context.pending(1))
+        most = max(most, zero.link.io.pending(1))
         assert torch.equal((await net.gather(Block))[1].x, block(t).x)
     await ahead
     assert BUDGET // 10 < most <= BUDGET  # how far it gets ahead depends on the machine
@@ -103,7 +103,7 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
 
 async def test_send_waits_for_a_neighbor_far_behind_until_the_deadline(alone: Any, caplog: Any) -> None:
     alone.link.transport = alone.link.transport.model_copy(update={"deadline": 0.5})
-    alone.link.io.context.transport = alone.link.transport.model_copy(update={"queue": 4, "deadline": 1000.0})
+    alone.link.io.transport = alone.link.transport.model_copy(update={"queue": 4, "deadline": 1000.0})
     net = alone.begin(0)
     began = time.monotonic()
     for _ in range(3):
@@ -122,7 +122,7 @@ async def test_memory_is_bounded_if_a_neighbor_ignores_the_window(sockets: Any, 
         other.put(block(t), t + 10)
     other.send(Nothing(other.epoch, 7))
     await eventually(lambda: zero.mailbox._nothing.get(1) == 7, "all was read")
-    assert BUDGET // 3 < zero.link.io.context.pending(1) <= BUDGET
+    assert BUDGET // 3 < zero.link.io.pending(1) <= BUDGET
     assert zero.dropped[1] > 1_900
     await still_works(sockets, zero)
 
@@ -137,7 +137,7 @@ async def test_memory_is_bounded_if_a_neighbor_begins_rounds_without_end(
     other.send(Nothing(other.epoch, 7))
     await eventually(lambda: zero.mailbox._nothing.get(1) == 7, "all was read")
     assert 1 < len(zero.edges._stated[1]) <= MAX_STATEMENTS
-    assert zero.link.io.context.pending(1) == 0  # they take no window once they are noted
+    assert zero.link.io.pending(1) == 0  # they take no window once they are noted
     await still_works(sockets, zero)
 
 

@@ -313,6 +313,17 @@ def test_want_is_repeated_now_and_then_and_more_often_while_the_neighbor_is_wait
     assert asks(reader, late)
 
 
+def test_want_is_repeated_ever_more_slowly_until_something_changes() -> None:
+    reader = reader_of()
+    now, pauses = 0.0, []
+    for _ in range(6):
+        began = now
+        while asks(reader, now, waiting=True) is None:
+            now += 0.5
+        pauses.append(now - began)
+    assert pauses == [2.5, 4.5, 8.5, 16.5, 30.5, 30.5]
+
+
 def test_want_is_due_when_the_window_has_moved_or_a_checkpoint_was_written_or_all_was_read() -> None:
     """R7, R9, R3."""
     reader = reader_of()
