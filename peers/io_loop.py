@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 TICK = 0.1
 """Seconds between two checks of the connections while some are down."""
 SLOW_TICK = 1.0
-"""Seconds between two checks of the neighbors that are down for long."""
-IDLE_TICK = 3.0
-"""Seconds between two checks of the neighbors that are connected: what happens on a connection wakes the loop."""
+"""Minimum seconds between two checks of the neighbors that are connected, and of those that are down for long."""
+CHECKS_PER_SECOND = 32
+"""Checks of connected neighbors in a second, at most: with many neighbors, each is checked less often than that tick."""
 LONG = 10.0
 """Seconds after which a neighbor that is down is looked for less often. Its HELLO has it looked for at once."""
 STALE = 2.0
@@ -246,7 +246,7 @@ class IoLoop:
         self.limited_log.summarize()
         all_due = now >= self._check_all_at
         if all_due:
-            self._check_all_at = now + IDLE_TICK
+            self._check_all_at = now + max(SLOW_TICK, len(self.connections) / CHECKS_PER_SECOND)
         for connection in self.connections.values():
             if all_due or not connection.up:
                 connection.check(now)
@@ -257,7 +257,7 @@ class IoLoop:
             self._overdue_named = True
             self._name_overdue([each for each in down if each.lost_at is None and not each.disconnected])
         busy = self.closing_since is not None or any(now - each.down_since < LONG for each in down)
-        self.next_check = now + (TICK if busy else SLOW_TICK if down else IDLE_TICK)
+        self.next_check = now + (TICK if busy else SLOW_TICK)
 
     def _name_overdue(self, connections: list[Connection], most: int = 8) -> None:
         """Log once which neighbors were not reached: not started yet, behind a firewall, or at another address."""
