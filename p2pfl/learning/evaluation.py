@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from p2pfl.learning.peer_data import PeerData, Samples
 
+EVALUATION_BATCH = 64
+"""Samples; a batch of training is as large. Larger ones only take more memory."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -69,7 +72,7 @@ def evaluate(
     if total == 0:
         return None
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels]) if masked else None
-    for x, labels in data.sweep(samples):
+    for x, labels in data.sweep(samples, EVALUATION_BATCH):
         scores = predict(x)
         if excluded is not None:
             scores = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
