@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from p2pfl.learning.peer_data import PeerData, Samples
 
-EVALUATION_BATCH = 64
+PREDICTION_BATCH = 64
 """Samples; a batch of training is as large. Larger ones only take more memory."""
 
 
@@ -72,8 +72,8 @@ def evaluate(
     if total == 0:
         return None
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels]) if masked else None
-    for x, labels in data.sweep(samples, EVALUATION_BATCH):
-        scores = predict(x)
+    for x, labels in data.sweep(samples):
+        scores = torch.cat([predict(part) for part in x.split(PREDICTION_BATCH)])
         if excluded is not None:
             scores = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
         correct += int((scores.argmax(1) == labels).sum())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from p2pfl.data import Augment, Dataset, Pool, Split, Subset
 
-SWEEP_BATCH = 512
+EVALUATION_BATCH = 512
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,14 @@ class PeerData:
             images, labels = self.train.take(batch)
             yield images.to(self.device), labels.to(self.device)
 
-    def sweep(self, samples: Samples, batch: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def sweep(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over ``samples`` once, in order and without augmentation.
-
-        Args:
-            batch: B, except for the last batch; default: SWEEP_BATCH.
 
         Yields:
             Network input, float32 [B, C, H, W], and labels, int64 [B], on the device.
         """
-        size = batch or SWEEP_BATCH
-        for start in range(0, len(samples), size):
-            images, labels = samples.take(np.arange(start, min(start + size, len(samples))))
+        for start in range(0, len(samples), EVALUATION_BATCH):
+            images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, len(samples))))
             yield self.input(images.to(self.device), augmented=False), labels.to(self.device)
 
     def input(self, images: Tensor, *, augmented: bool) -> Tensor:

@@ -185,18 +185,24 @@ class Endpoint:
         """The neighbors that receive from this peer in this round, as far as known now."""
         return self.edges.of_round(self.t) if self._receivers is None else self._receivers
 
-    async def send(self, to: Iterable[PeerId], body: Body, count: int = 1) -> None:
-        """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind."""
+    async def send(self, to: Iterable[PeerId], body: Body, count: int = 1, *, stored: bool = False) -> Body | None:
+        """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
+
+        Args:
+            stored: return the body as it is in the journal. None if there are no receivers.
+        """
         if not (receivers := tuple(to)):
-            return
+            return None
         encoded = wire.encode(body, count)
         entry = self.journal.append(encoded, receivers)
+        copy = self.check(entry.header).message(self.t, self.me, self.journal.map(entry)).body if stored else None
         for receiver in receivers:
             _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
         self.link.announce(entry)
         if behind := self.link.behind(receivers):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)
+        return copy
 
     # ---- receiving
 

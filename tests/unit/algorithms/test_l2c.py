@@ -156,7 +156,7 @@ def test_validation_gradient_is_independent_of_batch_size(monkeypatch: pytest.Mo
     model, data = softmax_regression(INPUTS, CLASSES, seed=1), data_of(0)
     inputs, labels = samples(data, "validation")
     for batch in (512, 2):
-        monkeypatch.setattr("p2pfl.learning.peer_data.SWEEP_BATCH", batch)
+        monkeypatch.setattr("p2pfl.learning.peer_data.EVALUATION_BATCH", batch)
         loss, g = validation_gradient(model, data)
         found = torch.cat([g["head.weight"], g["head.bias"][:, None]], dim=1)
         np.testing.assert_allclose(found, gradient(theta(model), inputs, labels), atol=1e-6)

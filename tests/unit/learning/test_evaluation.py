@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2pfl.learning.evaluation import EVALUATION_BATCH, Evaluation, evaluate, mean_of
+from p2pfl.learning.evaluation import Evaluation, evaluate, mean_of
+from p2pfl.learning.peer_data import EVALUATION_BATCH
 from tests.support import numbered_dataset, peer_data, sample_numbers
 
 
