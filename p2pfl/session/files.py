@@ -23,12 +23,11 @@ def write_errors(path: Path) -> Iterator[Path]:
         raise WriteError(path, error) from error
 
 
-def write_atomically(path: Path, data: Buffer, *, durable: bool = False, keep: Path | None = None) -> None:
+def write_atomically(path: Path, data: Buffer, *, durable: bool = False) -> None:
     """Replace a whole file: a reader sees either the old bytes or the new ones.
 
     Args:
         durable: wait until the data is on disk, so that it survives a power failure.
-        keep: where to move the old file. Between the two renames, and after a crash there, only ``keep`` exists.
 
     Raises:
         WriteError: the old file is left in place.
@@ -38,19 +37,29 @@ def write_atomically(path: Path, data: Buffer, *, durable: bool = False, keep: P
         try:
             with temporary.open("wb") as file:
                 file.write(data)
+                file.flush()
                 if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            if keep is not None:
-                with suppress(FileNotFoundError):
-                    path.replace(keep)
-            temporary.replace(path)
-            if durable:
-                _fsync(path.parent)
+                    replace_durably(path, temporary, file.fileno())
+                else:
+                    temporary.replace(path)
         except OSError:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def replace_durably(path: Path, temporary: Path, file: int, keep: Path | None = None) -> None:
+    """Replace ``path`` by the file ``temporary``, open as ``file``, once its content is on disk. Raises OSError.
+
+    Args:
+        keep: where to move the old file. Between the two renames, and after a crash there, only ``keep`` exists.
+    """
+    os.fsync(file)
+    if keep is not None:
+        with suppress(FileNotFoundError):
+            path.replace(keep)
+    temporary.replace(path)
+    _fsync(path.parent)
 
 
 def overwrite(path: Path, data: Buffer) -> None:
