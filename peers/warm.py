@@ -41,7 +41,7 @@ from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.run_folder import RunFolder
-from peers.free_memory import forget_files, free_heap
+from peers.free_memory import forget_files, free_heap, move_gpu_tables
 from peers.runtime import Data, run_peer
 
 MAX_ERROR = 4096
@@ -100,6 +100,7 @@ class Forks:
         gc.collect()
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children
         free_heap()
+        move_gpu_tables()
         forget_files()
         for peer in request["peers"]:
             message = mmap.mmap(-1, MAX_ERROR)

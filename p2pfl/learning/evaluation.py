@@ -73,7 +73,7 @@ def evaluate(
         return None
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels]) if masked else None
     for x, labels in data.sweep(samples):
-        scores = torch.cat([predict(part) for part in x.split(PREDICTION_BATCH)])
+        scores = torch.cat([predict(part) for part in torch.split(x, PREDICTION_BATCH)])
         if excluded is not None:
             scores = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
         correct += int((scores.argmax(1) == labels).sum())

@@ -101,9 +101,9 @@ class Net:
         await self._endpoint.send(sorted(await self._endpoint.receivers()), body)
 
     async def publish(self, body: B) -> B:
-        """Send ``body`` to every receiver, and return a copy of it that takes no memory: its tensors are in the journal.
+        """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
 
-        They may be modified, which modifies neither ``body`` nor the journal.
+        They may be modified; that modifies neither ``body`` nor the journal.
         """
         stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True)
         if stored is None:

@@ -1,9 +1,9 @@
 """Checkpoints: the complete state of a peer after a round.
 
 A checkpoint is one file, replaced atomically and durably: a SHA-256 checksum of the rest (torch does not verify its
-own), ``_MAGIC``, the offset of the second part, and two outputs of ``torch.save``, which are loaded as one mapping. They
-are loaded with ``weights_only``: tensors and plain containers, and nothing is executed. They contain the run and the peer
-that the checkpoint belongs to, and its format.
+own), ``_MAGIC``, the offset of the second part, and two outputs of ``torch.save``, which are loaded as one mapping.
+They are loaded with ``weights_only``: tensors and plain containers, and nothing is executed. They contain the run and
+the peer that the checkpoint belongs to, and its format.
 
 The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only once
 the *previous* checkpoint contains it.
@@ -97,14 +97,14 @@ class Draft:
     def _save(self, state: State) -> None:
         sink = _Sink(self._file.fileno(), self._size)
         with _without_crc32():
-            torch.save(_dense(state), sink)
+            torch.save(_dense(state), sink)  # type: ignore[arg-type]  # it only writes and flushes
         self._size = sink.end
         if sink.error is not None:
             raise WriteError(self.path, sink.error) from sink.error
 
 
 class _Sink:
-    """Writes to a file from an offset on. Keeps an error to itself: C++ code that calls ``write`` may abort on one."""
+    """Writes to a file from an offset on. Keeps an error to itself: torch's C++ code may abort on one."""
 
     def __init__(self, file: int, at: int) -> None:
         self._file = file
