@@ -133,10 +133,11 @@ def digest(state: Any) -> str:
 
 def _feed(sha: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
-        tensor = value.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
         sha.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} ".encode())
         if tensor.numel():
-            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            # Not ``reshape``: a single element counts as contiguous with any stride.
+            sha.update(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data)
     elif isinstance(value, Mapping):
         sha.update(f"map {len(value)} ".encode())
         for key in sorted(value, key=str):
