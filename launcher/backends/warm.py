@@ -58,6 +58,10 @@ class _Fork:
         self.kill = process.kill
         self._process = process
 
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
     def poll(self) -> int | None:
         return self._process.exitcode
 
