@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import json
 import mmap
 import os
@@ -156,7 +157,8 @@ def _import_what_peers_import(run: Run, data: Data) -> None:
     """Build and drop one peer of each architecture, so that forked peers share its imports."""
     first_of = {architecture(run.file.models.name, peer): peer for peer in reversed(range(run.peers))}
     for peer in first_of.values():
-        make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
+        algorithm = make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
+        torch.save(algorithm.state_dict(), io.BytesIO())
 
 
 def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, message: mmap.mmap) -> None:
