@@ -12,6 +12,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+from torch import Tensor
+
 _MAP_FIXED = 0x10
 """From <asm-generic/mman-common.h>."""
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+p \S+ \S+ \S+ +/")
@@ -28,6 +30,10 @@ def _function(name: str, *types: type) -> Callable[..., int]:
     return function  # type: ignore[no-any-return]
 
 
+def _madvise() -> Callable[..., int]:
+    return _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
 def free_heap() -> None:
     """Return the unused pages of malloc's heaps.
 
@@ -42,10 +48,21 @@ def forget_files() -> None:
 
     Importing torch touches 150 MiB of its libraries that no peer uses afterwards.
     """
-    madvise = _function("madvise", ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise = _madvise()
     with suppress(OSError):
         for start, end in _unmodified(Path("/proc/self/smaps").read_text()):
             madvise(start, end - start, mmap.MADV_DONTNEED)
+
+
+def forget(body: Tensor) -> None:
+    """Drop the pages of an unmodified private mapping of a file from this process; a later access maps them again.
+
+    Args:
+        body: uint8 [N] in the mapping. Nothing else may be in its pages.
+    """
+    page = mmap.PAGESIZE
+    start, end = body.data_ptr() // page * page, -(-(body.data_ptr() + body.numel()) // page) * page
+    _madvise()(start, end - start, mmap.MADV_DONTNEED)
 
 
 def move_gpu_tables() -> None:

@@ -137,10 +137,10 @@ class NeighborJournals:
 
     def open_body(self, peer: PeerId, segment: int, at: int, size: int) -> Tensor:
         """Map a body copy-on-write; it is unmapped with its last tensor. Raises OSError."""
-        return _map(self._folder_of(peer) / str(segment), at, size)
+        return _map(self._folder_of(peer) / str(segment), at, size, populate=True)
 
 
-def _map(path: Path, at: int, size: int) -> Tensor:
+def _map(path: Path, at: int, size: int, *, populate: bool = False) -> Tensor:
     start = at - at % mmap.ALLOCATIONGRANULARITY
     # Not blocking, in case that it is a named pipe.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -154,8 +154,9 @@ def _map(path: Path, at: int, size: int) -> Tensor:
         raise OSError(0, str(error)) from None
     finally:
         os.close(file)
-    with suppress(OSError):  # one system call instead of a fault per page
-        pages.madvise(_MADV_POPULATE_READ)
+    if populate:
+        with suppress(OSError):  # one system call instead of a fault per page
+            pages.madvise(_MADV_POPULATE_READ)
     return torch.frombuffer(pages, dtype=torch.uint8, count=size, offset=at - start)
 
 

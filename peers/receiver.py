@@ -14,6 +14,7 @@ from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
 from p2pfl.messaging.wire import Buffer, Plan
 from peers.connection import SENT, Connection
+from peers.free_memory import forget
 from peers.io_context import IoContext
 from peers.world import Router
 
@@ -160,7 +161,7 @@ class Receiver:
                 reader.cannot_open()
                 connection.pump()
                 return False
-            self._complete(connection, entry.id, plan, body)
+            self._complete(connection, entry.id, plan, body, in_place=True)
         elif plan.size == 0:
             self._complete(connection, entry.id, plan, None)
         else:
@@ -188,10 +189,14 @@ class Receiver:
             self._complete(connection, entry.id, assembly.plan, assembly.body)
         return True
 
-    def _complete(self, connection: Connection, id: Id, plan: Plan, body: Tensor | None) -> None:
+    def _complete(
+        self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False
+    ) -> None:
         io, peer = self._io, connection.peer
         connection.reader.passed(id, plan.header, plan.size)
         message = self.endpoint.decode(plan, id.t, peer, body)
+        if body is not None and in_place:
+            forget(body)  # until the round uses it; decoding has read all of it
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:

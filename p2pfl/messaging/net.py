@@ -108,7 +108,7 @@ class Net:
         stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True)
         if stored is None:
             return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
-        return cast(B, stored)
+        return stored
 
     async def scatter(self, bodies: Mapping[PeerId, Body]) -> None:
         """Send a different body to each of some receivers, in ascending order.
