@@ -82,7 +82,8 @@ class MaliciousNeighbor:
             lies: list[control.Control] = [
                 *(self.hello, Hello("another", "", ""), Hello(self.hello.config_hash, "boot", "token-/../x")),
                 *(Start(epoch, chance.choice((0, 0, number)), number), Start(number, 0, 0), Nothing(epoch, number)),
-                *(Want(number, Id(number, 0), number, number, yes, no, hello), Want(1, Id(0, 0), 0, number, yes, no, hello)),
+                Want(number, Id(number, 0), number, number, yes, no, hello),
+                Want(1, Id(0, 0), 0, number, yes, no, hello),
                 *(Entry(epoch, far, BEFORE, number, number), Entry(epoch, far, far, 24)),
                 Entry(epoch, far, BEFORE, number, 0, number, chance.choice((0, 64, number))),
             ]

@@ -1,0 +1,193 @@
+"""Launch 64 peers for 2,000 rounds and kill one of them every 30 seconds: does anything grow?
+
+    python -m benchmarks.soak                                  # about half an hour on two cores
+    python -m benchmarks.soak --rounds 300 --every 10
+
+Samples memory, open descriptors, disk and progress, fits a line to each, and compares the digests with those of
+`p2pfl simulate`. Fails if a digest differs. A slope is per 1,000 rounds, with its 95 % confidence interval, over the
+means of equal parts of the run, because single samples depend on each other.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import click
+import psutil
+from scipy import stats
+
+from benchmarks.bench import procfs
+from benchmarks.bench.play import kill_tree, scratch_folder
+from benchmarks.bench.runs import light
+from launcher.backends.processes import find_process
+from launcher.views.digests import compare
+from p2pfl.session.run_folder import PeerFolder, RunFolder
+
+PARTS = 20
+"""Parts of the run whose means are fitted."""
+WARM_UP = 0.1
+"""Fraction of the rounds before the first sample that counts."""
+RECORDS = ("metrics.jsonl", "peer.log", "output.log")
+"""Files that grow by a line or so a round, as they should."""
+
+
+class Sample(NamedTuple):
+    """One look at the run.
+
+    Attributes:
+        seconds: since the launch.
+        round: mean over peers.
+        memory: PSS of all processes, MB.
+        descriptors: open in all peers.
+        disk: MB of the run folder, without RECORDS.
+    """
+
+    seconds: float
+    round: float
+    memory: float
+    descriptors: float
+    disk: float
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A line fitted to a figure over the rounds: its mean, the slope per 1,000 rounds, and half its interval."""
+
+    mean: float
+    slope: float
+    margin: float
+
+    @classmethod
+    def fit(cls, rounds: Sequence[float], values: Sequence[float]) -> Slope:
+        line = stats.linregress([t / 1000 for t in rounds], values)
+        quantile = float(stats.t.ppf(0.975, len(rounds) - 2))
+        return cls(fmean(values), float(line.slope), quantile * float(line.stderr))
+
+
+def means_of_parts(samples: Sequence[Sample], parts: int) -> list[Sample]:
+    """Means over ``parts`` equal ranges of rounds; ranges without a sample are left out."""
+    first, last = samples[0].round, samples[-1].round
+    width = (last - first) / parts
+    found = []
+    for part in range(parts):
+        low, high = first + part * width, first + (part + 1) * width
+        if inside := [each for each in samples if low <= each.round < high]:
+            found.append(Sample(*map(fmean, zip(*inside, strict=True))))
+    return found
+
+
+def slopes(samples: Sequence[Sample], rounds: int) -> dict[str, Slope]:
+    """The slope of each figure after the warm-up, over the rounds."""
+    parts = means_of_parts([each for each in samples if each.round >= WARM_UP * rounds], PARTS)
+    reached = [each.round for each in parts]
+    found = {
+        "memory of all processes, MB": Slope.fit(reached, [each.memory for each in parts]),
+        "open descriptors of all peers": Slope.fit(reached, [each.descriptors for each in parts]),
+        "disk without records, MB": Slope.fit(reached, [each.disk for each in parts]),
+    }
+    pairs = list(pairwise(parts))
+    times = [1000 * (after.seconds - before.seconds) / (after.round - before.round) for before, after in pairs]
+    middles = [(before.round + after.round) / 2 for before, after in pairs]
+    return {**found, "ms a round": Slope.fit(middles, times)}
+
+
+def look(launcher: int, folder: RunFolder, began: float) -> Sample:
+    descriptors, rounds = 0, []
+    for files in folder.peers():
+        status = files.status()
+        rounds.append(status.t or 0 if status else 0)
+        process = find_process(folder, files.peer)
+        with suppress(psutil.Error, AttributeError):
+            descriptors += process.num_fds() if process else 0
+    memory = sum(map(procfs.pss, procfs.tree(launcher)))
+    return Sample(time.monotonic() - began, fmean(rounds), memory / 1e6, descriptors, size(folder.root) / 1e6)
+
+
+def size(root: Path) -> int:
+    """Allocated bytes of the files in a folder, without RECORDS."""
+    total = 0
+    for path in root.rglob("*"):
+        with suppress(OSError):
+            total += 0 if path.name in RECORDS else path.lstat().st_blocks * 512
+    return total
+
+
+def kill_one(folder: RunFolder, chance: random.Random) -> bool:
+    """Kill (SIGKILL) a peer that is in the middle of its rounds; the launcher restarts it."""
+    running = [files for files in folder.peers() if _is_running(files)]
+    process = find_process(folder, chance.choice(running).peer) if running else None
+    if process is None:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+    return True
+
+
+def _is_running(files: PeerFolder) -> bool:
+    status = files.status()
+    return status is not None and status.phase not in ("starting", "finished") and files.result() is None
+
+
+@click.command(help=__doc__)
+@click.option("--peers", default=64, show_default=True)
+@click.option("--rounds", default=2000, show_default=True)
+@click.option("--every", default=30.0, show_default=True, help="Seconds between two kills.")
+@click.option("--sample", default=5.0, show_default=True, help="Seconds between two samples.")
+@click.option("--seed", default=1, show_default=True, help="Seed of which peers are killed.")
+@click.option("--samples", "record", type=click.Path(path_type=Path), help="Also write the samples, as JSON lines.")
+def main(peers: int, rounds: int, every: float, sample: float, seed: int, record: Path | None) -> None:
+    tree = light(peers, {"name": "regular", "degree": 4}, rounds)
+    tree["transport"] = {"give_up": 120, "deadline": 600}  # a restarted peer must not be declared dead
+    chance, samples, kills = random.Random(seed), list[Sample](), 0
+    with scratch_folder() as root:
+        (root / "run.yaml").write_text(json.dumps(tree))
+        p2pfl = [sys.executable, "-m", "launcher.cli"]
+        command = [*p2pfl, "launch", str(root / "run.yaml"), "--run-dir", str(root / "run")]
+        began = time.monotonic()
+        next_kill, next_sample = began + every, began
+        with (root / "output").open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.1, min(next_kill, next_sample) - time.monotonic()))
+                if time.monotonic() >= next_sample and (root / "run" / "run.json").exists():
+                    next_sample = time.monotonic() + sample
+                    samples.append(look(process.pid, RunFolder.open(root / "run"), began))
+                    if record:
+                        with record.open("a") as lines:
+                            lines.write(json.dumps(samples[-1]._asdict()) + "\n")
+                if time.monotonic() >= next_kill:
+                    next_kill += every
+                    kills += kill_one(RunFolder.open(root / "run"), chance)
+        finally:
+            kill_tree(process)
+        seconds = time.monotonic() - began
+        if process.returncode:
+            raise click.ClickException((root / "output").read_text(errors="replace")[-2000:])
+        simulated = [*p2pfl, "simulate", str(root / "run.yaml"), "--run-dir", str(root / "simulated")]
+        subprocess.run(simulated, check=True, stdout=subprocess.DEVNULL)
+        same = compare(RunFolder.open(root / "run"), RunFolder.open(root / "simulated")).same
+    click.echo(f"{peers} peers, {rounds} rounds, {kills} kills, {seconds:.0f} s, {len(samples)} samples\n")
+    click.echo("| figure | mean | slope per 1,000 rounds | 95 % interval |\n|---|---:|---:|---|")
+    for name, line in slopes(samples[:-1], rounds).items():
+        low, high = line.slope - line.margin, line.slope + line.margin
+        click.echo(f"| {name} | {line.mean:,.1f} | {line.slope:+.2f} | {low:+.2f} to {high:+.2f} |")
+    click.echo(f"\nbit-identical to the simulation: {'yes' if same else 'NO'}")
+    if not same:
+        raise click.ClickException("the digests differ")
+
+
+if __name__ == "__main__":
+    main()
