@@ -58,7 +58,7 @@ def forget(body: Tensor) -> None:
     """Drop the pages of an unmodified private mapping of a file from this process; a later access maps them again.
 
     Args:
-        body: uint8 [N] in the mapping. Nothing else may be in its pages.
+        body: uint8 [N] in the mapping. Anything else in its pages would be lost.
     """
     page = mmap.PAGESIZE
     start, end = body.data_ptr() // page * page, -(-(body.data_ptr() + body.numel()) // page) * page

@@ -14,7 +14,6 @@ from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
 from p2pfl.messaging.wire import Buffer, Plan
 from peers.connection import SENT, Connection
-from peers.free_memory import forget
 from peers.io_context import IoContext
 from peers.world import Router
 
@@ -196,7 +195,7 @@ class Receiver:
         connection.reader.passed(id, plan.header, plan.size)
         message = self.endpoint.decode(plan, id.t, peer, body)
         if body is not None and in_place:
-            forget(body)  # until the round uses it; decoding has read all of it
+            io.world.forget_body(body)  # until the round uses it; decoding has read all of it
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:

@@ -21,6 +21,7 @@ from p2pfl.run_file.schema import Transport
 from p2pfl.session.key_files import Keys
 from peers.address_files import AddressFiles
 from peers.admission import KeyAuthenticator, readable
+from peers.free_memory import forget
 from peers.health import Health
 from peers.journal_files import NeighborJournals
 from peers.limited_log import LimitedLog
@@ -86,6 +87,9 @@ class Sockets:
     def open_body(self, peer: PeerId, segment: int, at: int, size: int) -> Tensor:
         assert self.journals is not None
         return self.journals.open_body(peer, segment, at, size)
+
+    def forget_body(self, body: Tensor) -> None:
+        forget(body)
 
     def listen(self) -> Router:
         self.loop = asyncio.get_running_loop()

@@ -131,6 +131,9 @@ class World(Protocol):
     def open_body(self, peer: PeerId, segment: int, at: int, size: int) -> Tensor:
         """Return a body in a neighbor's journal, uint8 [size], which may be modified. Raises OSError."""
 
+    def forget_body(self, body: Tensor) -> None:
+        """Free the memory of a body from ``open_body``, which was not modified, until it is read again."""
+
     def new_epoch(self) -> int:
         """Return a random number from 0 to 2^53 - 1."""
 

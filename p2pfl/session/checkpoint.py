@@ -14,10 +14,8 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.errors import CheckpointError, WriteError
-from p2pfl.session.files import replace_durably, write_errors
+from p2pfl.session.files import NewFile, write_errors
 
 State = dict[str, Any]
 
@@ -36,7 +34,6 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _MAGIC = b"p2pfl\x00\x00\x05"
 _START = _CHECKSUM_BYTES + len(_MAGIC) + 8
 """Offset of the first part."""
-_numbers = count()
 
 
 def previous(path: Path) -> Path:
@@ -64,10 +61,9 @@ class Draft:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.tmp")
-        self._size = 0
+        self._size = self._divide = 0
         with write_errors(path):
-            self._file = self._temporary.open("w+b", buffering=0)
+            self._file = NewFile(path)
 
     def write(self, state: State) -> None:
         """Replace the content by ``state``; later training does not modify it."""
@@ -81,21 +77,21 @@ class Draft:
         After a crash at any point, at least one of the two is intact and not older than the old file.
         """
         self._save(more)
-        file = self._file.fileno()
         with write_errors(self.path):
-            os.truncate(file, self._size)
-            os.pwrite(file, _MAGIC + self._divide.to_bytes(8, "little"), _CHECKSUM_BYTES)
-            os.pwrite(file, _checksum(file), 0)
-            replace_durably(self.path, self._temporary, file, keep=previous(self.path))
+            self._file.truncate(self._size)
+            self._file.write(_MAGIC + self._divide.to_bytes(8, "little"), _CHECKSUM_BYTES)
+            sha = hashlib.sha256()
+            for part in self._file.parts(_CHECKSUM_BYTES):
+                sha.update(part)
+            self._file.write(sha.digest(), 0)
+            self._file.replace(keep=previous(self.path))
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Close the file, and delete it if it is not the checkpoint."""
         self._file.close()
-        with suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
 
     def _save(self, state: State) -> None:
-        sink = _Sink(self._file.fileno(), self._size)
+        sink = _Sink(self._file, self._size)
         with _without_crc32():
             torch.save(_dense(state), sink)  # type: ignore[arg-type]  # it only writes and flushes
         self._size = sink.end
@@ -106,21 +102,19 @@ class Draft:
 class _Sink:
     """Writes to a file from an offset on. Keeps an error to itself: torch's C++ code may abort on one."""
 
-    def __init__(self, file: int, at: int) -> None:
+    def __init__(self, file: NewFile, at: int) -> None:
         self._file = file
         self.end = at
         self.error: OSError | None = None
 
     def write(self, data: memoryview | bytes) -> int:
-        rest = memoryview(data).cast("B")
-        size = len(rest)
+        size = memoryview(data).nbytes
         try:
-            while rest and self.error is None:
-                written = os.pwrite(self._file, rest, self.end)
-                self.end += written
-                rest = rest[written:]
+            if self.error is None:
+                self._file.write(data, self.end)
         except OSError as error:
             self.error = error
+        self.end += size
         return size
 
     def flush(self) -> None:
@@ -154,22 +148,11 @@ def _dense(state: Any) -> Any:
     return state
 
 
-def _checksum(file: int) -> bytes:
-    sha, at = hashlib.sha256(), _CHECKSUM_BYTES
-    while part := os.pread(file, 1 << 20, at):
-        sha.update(part)
-        at += len(part)
-    return sha.digest()
-
-
 def save(path: Path, state: State) -> None:
     """Write ``state`` to ``path``, as ``Draft`` does."""
-    draft = Draft(path)
-    try:
+    with closing(Draft(path)) as draft:
         draft.write(state)
         draft.publish({})
-    finally:
-        draft.discard()
 
 
 def load(
@@ -212,7 +195,7 @@ def read(path: Path) -> State:
     if hashlib.sha256(content[_CHECKSUM_BYTES:]).digest() != content[:_CHECKSUM_BYTES]:
         raise CheckpointError(f"{path}: damaged: checksum mismatch")
     try:
-        parts = [_load(part) for part in _parts(content[_CHECKSUM_BYTES:])]
+        parts = [_load(part) for part in _parts(content)]
     except MemoryError:
         raise
     except Exception as error:  # torch.load interprets the bytes and may raise anything
@@ -224,10 +207,11 @@ def read(path: Path) -> State:
 
 
 def _parts(content: memoryview) -> list[memoryview]:
-    if content[: len(_MAGIC)] != _MAGIC:
-        return [content]  # an older format, which says so
-    divide = int.from_bytes(content[len(_MAGIC) :][:8], "little") - _CHECKSUM_BYTES
-    return [content[_START - _CHECKSUM_BYTES : divide], content[divide:]]
+    head, rest = content[_CHECKSUM_BYTES:_START], content[_CHECKSUM_BYTES:]
+    if head[: len(_MAGIC)] != _MAGIC:
+        return [rest]  # an older format, which says so
+    divide = int.from_bytes(head[len(_MAGIC) :], "little")
+    return [content[_START:divide], content[divide:]]
 
 
 def _load(part: memoryview) -> Any:

@@ -107,7 +107,7 @@ class Saver:
     def close(self) -> None:
         """Delete the state that was not saved."""
         if self._draft is not None:
-            self._draft.discard()
+            self._draft.close()
 
     async def _write(self) -> None:
         began = perf_counter()
@@ -120,7 +120,7 @@ class Saver:
                 sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write them again
                 draft.publish({"journal": self._endpoint.journal.state_dict(before=done)})
             finally:
-                draft.discard()
+                draft.close()
             self._endpoint.journal.saved(before=done)
 
         await on_thread(write)

@@ -59,6 +59,9 @@ class SimulatedWorld:
             raise FileNotFoundError(ENOENT, strerror(ENOENT))
         return torch.frombuffer(bytearray(bodies[segment][at : at + size]), dtype=torch.uint8)
 
+    def forget_body(self, body: Tensor) -> None:
+        pass
+
     def listen(self) -> Router:
         self.process.step("listen")
         router = SimulatedRouter(self)

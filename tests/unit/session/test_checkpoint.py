@@ -75,7 +75,7 @@ def test_a_draft_is_independent_of_what_was_written(path: Path) -> None:
     original["nested"]["list"][1]["number"] = 2
     original["plain"].append(3)
     draft.publish({})
-    draft.discard()
+    draft.close()
     found = loaded(path)
     assert digest(found) == before
     assert type(found["nested"]["tuple"]) is tuple
@@ -87,15 +87,15 @@ def test_a_draft_becomes_a_checkpoint_of_its_last_state_and_what_is_added(path: 
         draft.write(state(rounds_done=rounds, x=torch.ones(size)))
     assert checkpoint.load(path, RUN, 3) is None
     draft.publish({"journal": [torch.zeros(3)]})
-    draft.discard()
+    draft.close()
     assert digest(loaded(path)) == digest(state(rounds_done=3, x=torch.ones(10), journal=[torch.zeros(3)]))
     assert os.listdir(path.parent) == ["checkpoint.pt"]
 
 
-def test_a_discarded_draft_leaves_no_file(path: Path) -> None:
+def test_a_closed_draft_leaves_no_file(path: Path) -> None:
     draft = checkpoint.Draft(path)
     draft.write(state())
-    draft.discard()
+    draft.close()
     assert not os.listdir(path.parent)
 
 
@@ -107,7 +107,7 @@ def test_training_does_not_change_a_draft(path: Path) -> None:
     before = digest(algorithm.state_dict())
     algorithm.train(epochs=1, batch=4)
     draft.publish({})
-    draft.discard()
+    draft.close()
     assert digest(loaded(path)["algorithm"]) == before != digest(algorithm.state_dict())
 
 
