@@ -71,6 +71,12 @@ class Draft:
         self._save(state)
         self._divide = self._size
 
+    def read(self) -> State:
+        """Return the state that was written."""
+        content = memoryview(b"".join(self._file.parts(_START)))
+        state: State = _load(content[: self._divide - _START])
+        return state
+
     def publish(self, more: State) -> None:
         """Make a checkpoint of the state together with ``more``, and keep the old one as the previous checkpoint.
 

@@ -50,8 +50,8 @@ class Saver:
         self._log = log
         self._draft: checkpoint.Draft | None = None
         """The state after the last round; None if it became a checkpoint."""
-        self._kept = -1
-        """Rounds in it."""
+        self.kept = -1
+        """Rounds in the last state that was kept; -1 before the first."""
         self._writing: asyncio.Task[None] | None = None
         self._due_at = perf_counter() + MAX_INTERVAL * (me * 0.618034 % 1.0)
         self._taken = 0
@@ -69,7 +69,7 @@ class Saver:
         if self._draft is None:
             self._draft = checkpoint.Draft(self._folder.checkpoint)
         self._draft.write(state)
-        self._kept = state["rounds_done"]
+        self.kept = state["rounds_done"]
 
     async def begin(self) -> None:
         """Make a checkpoint of the last state in the background, once the last one is written.
@@ -77,7 +77,7 @@ class Saver:
         Raises what writing that one raised.
         """
         await self.wait()
-        if self._kept > self.saved:
+        if self.kept > self.saved:
             self._taken = self._endpoint.taken_bytes
             self._writing = asyncio.create_task(self._write())
 
@@ -95,14 +95,14 @@ class Saver:
                 disconnect: then both files are written.
         """
         await self.wait()
-        while self.saved < self._kept or (keep is not None and self._endpoint.durable < self._kept):
+        while self.saved < self.kept or (keep is not None and self._endpoint.durable < self.kept):
             if self._draft is None and keep is not None:
                 keep()
             await self._write()
 
     def read(self) -> checkpoint.State:
-        """Return the state in the last checkpoint."""
-        return checkpoint.read(self._folder.checkpoint)
+        """Return the last state that was kept."""
+        return checkpoint.read(self._folder.checkpoint) if self._draft is None else self._draft.read()
 
     def close(self) -> None:
         """Delete the state that was not saved."""
@@ -111,7 +111,7 @@ class Saver:
 
     async def _write(self) -> None:
         began = perf_counter()
-        done = self._kept
+        done = self.kept
         draft, self._draft = self._draft, None
         assert draft is not None
 

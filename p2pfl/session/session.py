@@ -252,7 +252,7 @@ class Session:
 
     def _end(self, phase: Phase, error: str = "") -> Result:
         state = self.algorithm.state_dict()
-        if phase == "stopped" and self.saver is not None and self.saver.saved >= 0:
+        if phase == "stopped" and self.saver is not None and self.saver.kept >= 0:
             state = self.saver.read()["algorithm"]  # the unfinished round is discarded
         result = make_result(
             *(self.me, phase, self.rounds_done, digest(state), self.algorithm, self.evaluations, self.totals, error),

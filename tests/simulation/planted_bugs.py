@@ -105,7 +105,7 @@ def _number_anew(begin: Method) -> Method:
 
 def _send_durable_before_saving(save: Method) -> Method:
     async def planted(self: Saver) -> None:
-        self._endpoint.link.checkpointed(self._kept)
+        self._endpoint.link.checkpointed(self.kept)
         await save(self)
 
     return planted

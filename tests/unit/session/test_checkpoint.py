@@ -86,6 +86,7 @@ def test_a_draft_becomes_a_checkpoint_of_its_last_state_and_what_is_added(path: 
     for rounds, size in ((1, 1000), (2, 5000), (3, 10)):
         draft.write(state(rounds_done=rounds, x=torch.ones(size)))
     assert checkpoint.load(path, RUN, 3) is None
+    assert digest(draft.read()) == digest(state(rounds_done=3, x=torch.ones(10)))
     draft.publish({"journal": [torch.zeros(3)]})
     draft.close()
     assert digest(loaded(path)) == digest(state(rounds_done=3, x=torch.ones(10), journal=[torch.zeros(3)]))
