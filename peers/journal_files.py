@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.messaging.journal import Place
+from p2pfl.messaging.journal import BodyStore, Place
 from p2pfl.messaging.wire import ALIGNMENT, Buffer, Encoded
 from p2pfl.session.files import sync, write_errors
 
@@ -30,8 +30,8 @@ _MADV_POPULATE_READ = 22
 """From <asm-generic/mman-common.h>, since Linux 5.14."""
 
 
-class FileStore:
-    """A BodyStore in a folder."""
+class FileStore(BodyStore):
+    """In a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

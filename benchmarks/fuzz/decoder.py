@@ -14,12 +14,12 @@ from pathlib import Path
 import click
 
 from benchmarks.fuzz.messages import VALID, encode_valid, is_accepted, mutate, pack, unpack
-from p2pfl.messaging import control, schema, wire
-from p2pfl.messaging.schema import MessageSchema
+from p2pfl.messaging import control, wire
+from p2pfl.messaging.schema import Layout, MessageSchema
 
 INSTRUMENTED = {
     control: ("unpack", "_value"),
-    wire: ("check", "_header", "_entry", "_text", "_plain", "assemble", "take_apart"),
+    wire: ("check", "_tensor", "unpack_list", "assemble", "take_apart"),
 }
 """Functions of modules whose coverage guides the mutations."""
 
@@ -59,7 +59,7 @@ def guided(arguments: Sequence[str]) -> None:
         for name in names:
             setattr(module, name, atheris.instrument_func(getattr(module, name)))
     wire.Plan.message = atheris.instrument_func(wire.Plan.message)  # type: ignore[method-assign]
-    schema._mismatch = atheris.instrument_func(schema._mismatch)
+    Layout.mismatch = atheris.instrument_func(Layout.mismatch)  # type: ignore[method-assign]
     MessageSchema.match = atheris.instrument_func(MessageSchema.match)  # type: ignore[method-assign]
     count: Counter[str] = Counter()
 

@@ -23,8 +23,7 @@ Differs from the paper (``preset: official`` follows the authors' released code 
 - The degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
   plain projected gradient steps of ``graph_lr``: the paper gives neither optimizer nor learning rate.
 - A pruned neighbor never returns: without its head, no similarity can raise its weight.
-- Prototypes of classes without samples at any averaged peer stay unchanged. For this, prototypes are sent with the
-  sender's classes, as heads are with its number of samples.
+- Prototypes of classes without samples at any averaged peer stay unchanged; peers send their classes with them.
 - All peers average the prototypes from before averaging; the paper's Algorithm 4 replaces them one by one.
 - A neighbor that misses the deadline or has diverged keeps its weight and is excluded from that round's graph step
   and average. A peer whose own head has diverged learns no graph.

@@ -23,7 +23,7 @@ import msgpack
 
 from p2pfl.errors import Malformed, WrongRun, WrongVersion
 from p2pfl.messaging.schema import shown
-from p2pfl.messaging.wire import Buffer
+from p2pfl.messaging.wire import Buffer, unpack_list
 
 VERSION = 4
 MAX_ENVELOPE = 1 << 12
@@ -164,15 +164,8 @@ def unpack(frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Contro
     """
     if not frames:
         raise Malformed("message has no frames")
-    if len(memoryview(frames[0])) > MAX_ENVELOPE:
-        raise Malformed(f"the envelope is longer than {MAX_ENVELOPE} bytes")
-    try:
-        envelope = msgpack.unpackb(frames[0], raw=False, use_list=True)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise Malformed(f"the envelope is not msgpack: {type(error).__name__}") from None
-    if type(envelope) is not list or not envelope:
-        raise Malformed("the envelope is not a list")
-    version, found_run, name, *values = [*envelope, None, None][: max(3, len(envelope))]
+    envelope = unpack_list(frames[0], MAX_ENVELOPE, "envelope")
+    version, found_run, name, *values = [*envelope, None, None, None][: max(3, len(envelope))]
     if type(version) is not int or version != VERSION:
         raise WrongVersion(f"protocol version {shown(version)}; this peer uses {VERSION}")
     if type(found_run) is not str:

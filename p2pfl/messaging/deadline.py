@@ -19,13 +19,13 @@ SHORTEST = 1.0
 
 
 class Deadline:
-    """When a wait ends: ``at`` on the event loop's clock, or never (None).
+    """When a wait ends: ``at`` on the event loop's clock, which may be infinite.
 
     Time in which this process was suspended does not count: the neighbors' messages have arrived, but have not
     been read yet.
     """
 
-    def __init__(self, at: float | None) -> None:
+    def __init__(self, at: float) -> None:
         self.at = at
         self._clock = asyncio.get_running_loop().time
 
@@ -34,14 +34,14 @@ class Deadline:
         awaited = asyncio.ensure_future(awaitable)
         try:
             while True:
-                wake_at = math.inf if self.at is None else min(self.at, self._clock() + STALL)
-                await asyncio.wait([awaited], timeout=None if self.at is None else max(0.0, wake_at - self._clock()))
+                wake_at = min(self.at, self._clock() + STALL)
+                timeout = None if self.at == math.inf else max(0.0, wake_at - self._clock())
+                await asyncio.wait([awaited], timeout=timeout)
                 if awaited.done():
                     awaited.result()
                     return True
                 lateness = self._clock() - wake_at
                 if lateness > STALL:
-                    assert self.at is not None
                     self.at = max(self.at + lateness, self._clock() + STALL)  # leave time to read what has arrived
                 elif wake_at == self.at:
                     return False
@@ -54,14 +54,14 @@ class WaitPolicy:
     """How long to wait for the neighbors.
 
     Args:
-        deadline: seconds; None waits forever (one process, where no message gets lost).
+        deadline: seconds; infinite in one process, where no message gets lost.
         adaptive: a wait also ends after this many times the median duration of the recent rounds.
         quorum: the deadline ends a wait only if this fraction of the awaited neighbors has sent (disconnected ones do
             not count); otherwise the wait continues for up to ``give_up`` more seconds.
         give_up: seconds.
     """
 
-    deadline: float | None = None
+    deadline: float = math.inf
     adaptive: float | None = None
     quorum: float = 0.0
     give_up: float = 0.0
@@ -74,8 +74,8 @@ class WaitPolicy:
         self._recent.append(seconds)
 
     @property
-    def seconds(self) -> float | None:
-        """The deadline of a wait that begins now."""
-        if self.deadline is None or self.adaptive is None or 3 * len(self._recent) < RECENT:
+    def seconds(self) -> float:
+        """The duration of a wait that begins now."""
+        if self.adaptive is None or 3 * len(self._recent) < RECENT:
             return self.deadline
         return min(self.deadline, max(SHORTEST, self.adaptive * median(self._recent)))

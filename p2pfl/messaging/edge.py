@@ -89,19 +89,14 @@ class Writer:
         self._to = to
         self._hello = hello
         self._new_number = new_number
-        self._number = 0
-        """Of the last Hello."""
         self._want: Want | None = None
         """The last statement in this epoch."""
         self._postponed: Want | None = None
         """A new epoch that the rate limit does not allow yet."""
-        self._greeting: Hello | None = None
-        """Due before everything else on this connection."""
-        self._start: Start | None = None
-        """Due before everything else in this epoch."""
+        self._due: list[Hello | Start | Nothing] = []
+        """To be sent in this order, before any entry."""
         self._nothing = 0
         """The round of the last Nothing, plus 1."""
-        self._nothing_sent = 0
         self._sent = 0
         """Window used in this epoch, in bytes."""
         self._offset = 0
@@ -113,11 +108,11 @@ class Writer:
 
     def connected(self) -> None:
         self.lost()
-        self.state, self._greeting = WriterState.GREETING, replace(self._hello, number=self._new_number())
-        self._number = self._greeting.number
+        self._hello = replace(self._hello, number=self._new_number())
+        self.state, self._due = WriterState.GREETING, [self._hello]
 
     def lost(self) -> None:
-        self.state, self._greeting, self._start = WriterState.DOWN, None, None
+        self.state, self._due = WriterState.DOWN, []
         self._want = self._postponed = None
 
     def want(self, want: Want, now: float) -> None:
@@ -125,11 +120,11 @@ class Writer:
         self.confirmed = max(self.confirmed, want.next)
         if self.state is WriterState.DOWN:
             return
-        if want.hello != self._number:
+        if want.hello != self._hello.number:
             # It answers an earlier Hello, which says nothing about where this connection leads. That of a process
             # that died may have been read last: repeat ours.
-            if self._greeting is None and self._allows_epoch(now):
-                self._greeting = replace(self._hello, number=self._number)
+            if self._hello not in self._due and self._allows_epoch(now):
+                self._due.insert(0, self._hello)
             return
         if self._want is not None and want.epoch == self._want.epoch:
             self._want = want
@@ -147,8 +142,8 @@ class Writer:
         self.state, self.position = WriterState.STREAMING, self._want.next
         self._sent = self._offset = 0
         begins = 0 if self.reader_finished else self._journal.floor(self._to)
-        self._start = Start(self._want.epoch, begins, self._nothing)
-        self._nothing_sent = self._nothing
+        greeting = [self._hello] if self._hello in self._due else []
+        self._due = [*greeting, Start(self._want.epoch, begins, self._nothing)]
 
     def _allows_epoch(self, now: float) -> bool:
         """Charge the rate limit for a new epoch."""
@@ -161,7 +156,10 @@ class Writer:
 
     def nothing(self, t: int) -> None:
         """Tell the reader that no message of a method will come in round ``t``."""
-        self._nothing = max(self._nothing, t + 1)
+        if t >= self._nothing:
+            self._nothing = t + 1
+            if self._want is not None:
+                self._due.append(Nothing(self._want.epoch, t))
 
     # ---- sending
 
@@ -171,12 +169,10 @@ class Writer:
         Args:
             hold_optional: the last entry, if it is optional, has not waited for ``OPTIONAL_DELAY`` yet.
         """
-        if due := self._greeting or self._start:
-            return Outgoing(due)
+        if self._due:
+            return Outgoing(self._due[0])
         if self.state is not WriterState.STREAMING or self._want is None:
             return None
-        if self._nothing_sent < self._nothing:
-            return Outgoing(Nothing(self._want.epoch, self._nothing - 1))
         found = self._journal.after(self._to, self.position)
         if found is None:
             return None
@@ -210,23 +206,16 @@ class Writer:
         header = () if self._offset else (entry.header,)
         return Outgoing(control, (*header, chunk) if entry.size else header, entry)
 
-    def sent(self, message: Outgoing) -> int:
-        """Note that a message was passed to the transport. Return the bytes of the body in it or referred to."""
+    def sent(self, message: Outgoing) -> None:
+        """Note that a message was passed to the transport."""
         control, entry = message.control, message.entry
-        if isinstance(control, Nothing):
-            self._nothing_sent = control.t + 1
         if entry is None or not isinstance(control, Entry):
-            self._greeting = None if control is self._greeting else self._greeting
-            self._start = None if control is self._start else self._start
-            return 0
+            del self._due[0]
+            return
         if control.offset == 0:
             self._sent += cost(len(entry.header), entry.size)
-        length = entry.size if control.segment else min(CHUNK, entry.size - control.offset)
-        if control.offset + length < entry.size:
-            self.position, self._offset = entry.id, control.offset + length
-        else:
-            self.position, self._offset = entry.id.next, 0
-        return length
+        end = entry.size if control.segment else min(control.offset + CHUNK, entry.size)
+        self.position, self._offset = (entry.id, end) if end < entry.size else (entry.id.next, 0)
 
 
 class ReaderState(Enum):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,8 @@ Counts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
 
 
-@asynccontextmanager
-async def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
-    yield
+def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 class Endpoint:
@@ -84,28 +83,24 @@ class Endpoint:
         self.idle = idle
         self.on_receive = on_receive
         self.journal = Journal(self.neighbors, store)
-        self.mailbox = Mailbox()
-        self.failure: BaseException | None = None
-
-        self.edges = Receivers(me, (neighbor for neighbor in self.neighbors if neighbor not in self.joins))
+        self.mailbox = Mailbox(self.neighbors)
+        self.t = 0
+        self.edges = Receivers(me, self.joined)
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
         self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
-        self.t = 0
         self.durable = 0
         """Rounds before this one will not be computed again: the checkpoint before the last one contains them."""
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
-        self.taken_bytes = 0
-        """Bytes of all messages taken so far."""
         self._reset_counters()
 
     # ---- rounds
 
     def open(self, t: int) -> None:
         """Announce round ``t`` to all neighbors by its Begin; called before any other message of the round."""
-        self.t = t
+        before, self.t = set(self.joined), t
         self._receivers = None
-        self.edges.join(neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= t)
+        self.edges.begin(t, set(self.joined) - before)
         self.journal.begin(t)
         sources = tuple(sorted(self.edges.sources)) if self.prunes else ()
         to = self.neighbors if t == FOREVER else self.topology_at(t).neighbors[self.me]
@@ -134,8 +129,13 @@ class Endpoint:
     async def meet(self, t: int) -> None:
         """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
         if 0 < self.joins.get(self.me, 0) == t:
-            earlier = [neighbor for neighbor in self.edges.joined if self.joins.get(neighbor, 0) < t]
+            earlier = [neighbor for neighbor in self.joined if self.joins.get(neighbor, 0) < t]
             await self._wait(Begin.kind(), earlier, t, patience=math.inf)
+
+    @property
+    def joined(self) -> list[PeerId]:
+        """The neighbors that take part in this round."""
+        return [neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= self.t]
 
     def topology_at(self, t: int) -> Topology:
         """Return the graph of the peers that take part in round ``t``."""
@@ -150,18 +150,17 @@ class Endpoint:
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
         ``t``, so that one of several cannot make this peer skip the run.
         """
-        present = [neighbor for neighbor in self.edges.joined if not self.mailbox.is_disconnected(neighbor)]
+        present = [neighbor for neighbor in self.joined if not self.mailbox.is_disconnected(neighbor)]
         later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]
         return min(later) if later and 2 * len(later) >= len(present) else t
 
     def finish(self, t: int) -> None:
         """End round ``t`` and open the next one."""
-        self.edges.end_round()
         self.open(t + 1)
 
     def missed(self, sender: PeerId, t: int) -> None:
         """Note that no message of ``sender`` from before round ``t`` will arrive: it has dropped them."""
-        if sender in self.edges.joined:
+        if sender in self.joined:
             self._first_kept[sender] = t
         self.mailbox.advance_sender(sender, t)
 
@@ -174,17 +173,17 @@ class Endpoint:
         """
         if self._receivers is None:
             if self.prunes and self.t > 0:
-                known = [
-                    j for j in self.edges.joined if self.edges.receives(j, self.t) and self.joins.get(j, 0) < self.t
-                ]
+                known = [j for j in self.expected_receivers if self.joins.get(j, 0) < self.t]
                 await self._wait(Begin.kind(), known, self.t)
-            self._receivers = self.edges.of_round(self.t)
+            self._receivers = self.expected_receivers
         return self._receivers
 
     @property
     def expected_receivers(self) -> set[PeerId]:
         """The neighbors that receive from this peer in this round, as far as known now."""
-        return self.edges.of_round(self.t) if self._receivers is None else self._receivers
+        if self._receivers is not None:
+            return self._receivers
+        return {neighbor for neighbor in self.joined if self.edges.receives(neighbor, self.t)}
 
     async def send(self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
@@ -250,8 +249,16 @@ class Endpoint:
 
     def fail(self, error: BaseException) -> None:
         """End this and all later waits with ``error``: the mesh cannot be used."""
-        self.failure = error
         self.mailbox.fail(error)
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self.mailbox.failure
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of all messages taken or discarded so far."""
+        return sum(self.mailbox.taken_bytes.values())
 
     async def take(
         self, kind: str, senders: Sequence[PeerId], t: int, patience: float = 1.0, *, addressed: bool = False
@@ -273,8 +280,7 @@ class Endpoint:
         taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
         arrived = {sender: message for sender, message in taken.items() if message is not None}
         for sender, message in list(arrived.items()):
-            _count(self.received, sender, kind, message.payload, message.header)
-            self.taken_bytes += message.cost
+            _count(self.received, sender, kind, message.plan.payload, message.plan.header)
             if not message.finite:
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
@@ -295,15 +301,10 @@ class Endpoint:
             return [sender for sender, key in keys.items() if key not in self.mailbox]
 
         async with self.idle(still_missing):
-            if self.failure is not None:
-                raise self.failure
             clock = asyncio.get_running_loop().time
             began = clock()
-            policy = self.wait_policy
-            until = None if policy.seconds is None or patience == math.inf else began + policy.seconds * patience
-            self.wasted_wait += await self.mailbox.wait(
-                keys.values(), until, policy.quorum, policy.give_up, addressed=addressed
-            )
+            waiting = self.mailbox.wait(keys.values(), self.wait_policy, patience, addressed=addressed)
+            self.wasted_wait += await waiting
             self.waited += clock() - began
 
     # ---- state

@@ -14,7 +14,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,60 +32,44 @@ class Place:
     at: int
 
 
-class BodyStore(Protocol):
-    """Holds the bodies of a journal in numbered segments. A number is never used again, not even after a restart."""
+class BodyStore:
+    """Holds the bodies of a journal in numbered segments. A number is never used again, not even after a restart.
 
-    def write(self, encoded: Encoded) -> Place:
-        """Append a body. Raises WriteError."""
+    This one holds them in memory, one in a segment, and nothing survives the process. ``peers`` has one in files.
+    """
 
-    def read(self, place: Place, offset: int, length: int) -> Buffer:
-        """Return a part of a body. Raises OSError; FileNotFoundError if it was released."""
-
-    def map(self, place: Place, size: int) -> Tensor:
-        """Return a body, uint8 [size], which may be modified: that does not modify the store. Raises OSError."""
-
-    def release(self, segment: int) -> None:
-        """Delete a segment; called when no entry refers to it and no body will be appended to it."""
-
-    def restore(self, segments: Iterable[int]) -> set[int]:
-        """Return those of the segments that exist; delete all others. Called before the first ``write``."""
-
-    @property
-    def current(self) -> int:
-        """The segment to which the next small body may be appended."""
-
-    def sync(self, segments: Iterable[int]) -> None:
-        """Wait until these segments, if they still exist, are on disk. Raises WriteError."""
-
-
-class MemoryStore:
-    """A BodyStore in memory: one segment per body. Nothing survives the process."""
+    current = 1
+    """The segment to which the next small body may be appended."""
 
     def __init__(self) -> None:
         self._bodies: dict[int, bytearray] = {}
-        self.current = 1
 
     def write(self, encoded: Encoded) -> Place:
+        """Append a body. Raises WriteError."""
         self.current += 1
         self._bodies[self.current - 1] = bytearray().join(encoded.parts())
         return Place(self.current - 1, 0)
 
     def read(self, place: Place, offset: int, length: int) -> Buffer:
+        """Return a part of a body. Raises OSError; FileNotFoundError if it was released."""
         if (body := self._bodies.get(place.segment)) is None:
             raise FileNotFoundError(f"segment {place.segment}")
         return memoryview(body)[offset : offset + length]
 
     def map(self, place: Place, size: int) -> Tensor:
+        """Return a body, uint8 [size], which may be modified: that does not modify the store. Raises OSError."""
         return torch.frombuffer(self.read(place, 0, size), dtype=torch.uint8).clone()  # aligned
 
     def release(self, segment: int) -> None:
+        """Delete a segment; called when no entry refers to it and no body will be appended to it."""
         self._bodies.pop(segment, None)
 
     def restore(self, segments: Iterable[int]) -> set[int]:
+        """Return those of the segments that exist; delete all others. Called before the first ``write``."""
         return set()
 
     def sync(self, segments: Iterable[int]) -> None:
-        return
+        """Wait until these segments, if they still exist, are on disk. Raises WriteError."""
 
 
 @dataclass(eq=False)
@@ -96,7 +80,6 @@ class JournalEntry:
         header: as in ``wire``.
         size: bytes of the stored body.
         place: None if the body is empty.
-        readers: how many addressees may still ask for it.
         checksum: CRC-32 of the stored body, once computed.
     """
 
@@ -107,13 +90,12 @@ class JournalEntry:
     to: tuple[PeerId, ...]
     optional: bool = False
     """A Begin that no method awaits: a later entry makes it superfluous."""
-    readers: int = 0
     checksum: int | None = None
 
 
 @dataclass
 class _Addressed:
-    """The entries addressed to one neighbor, ascending, from position ``dropped`` on."""
+    """The entries addressed to one neighbor, ascending."""
 
     entries: list[JournalEntry] = field(default_factory=list)
     previous: list[Id] = field(default_factory=list)
@@ -127,16 +109,16 @@ class Journal:
     """The entries of one peer. The event loop's thread appends; any thread may read and drop."""
 
     def __init__(self, neighbors: Iterable[PeerId], store: BodyStore | None = None) -> None:
-        self.store = store or MemoryStore()
+        self.store = store or BodyStore()
         self._addressed = {neighbor: _Addressed() for neighbor in neighbors}
         self._live: dict[int, int] = {}
-        """{segment: entries that refer to it}"""
+        """{segment: addressees that may still ask for a body in it}"""
         self._saved_before = 0
         """The last checkpoint names the entries of rounds before this one."""
-        self._held: list[JournalEntry] = []
-        """Entries in that checkpoint whose last reader is gone."""
-        self._releasable: list[JournalEntry] = []
-        """Those that the checkpoint in progress does not name."""
+        self._held: list[int] = []
+        """Segments with entries of that checkpoint, once for each that was dropped since its reader is gone."""
+        self._releasable: list[int] = []
+        """Those that the checkpoint in progress does not need."""
         self._next = Id(0, 0)
         self._lock = threading.RLock()
 
@@ -149,32 +131,34 @@ class Journal:
     def append(self, encoded: Encoded, to: Sequence[PeerId], *, optional: bool = False) -> JournalEntry:
         """Store a body once for all its addressees. Raises WriteError."""
         segment = self.store.current
-        with self._lock:  # another thread may drop the last other entry in this segment while the body is written
-            self._live[segment] = self._live.get(segment, 0) + 1
+        self._use(segment)  # another thread may drop the last other entry in it while the body is written
         try:
             place = self.store.write(encoded) if encoded.size else None
             entry = JournalEntry(self._next, encoded.header, encoded.size, place, tuple(to), optional)
-            with self._lock:
-                self._next = self._next.next
-                self._add(entry)
+            self._add(entry)
         finally:
-            with self._lock:
-                self._live[segment] -= 1
-                self._release_if_unused(segment)
+            self._use(segment, -1)
+        self._next = self._next.next
         return entry
 
     def _add(self, entry: JournalEntry) -> None:
-        entry.readers = len(entry.to)
-        if entry.place is not None:
-            self._live[entry.place.segment] = self._live.get(entry.place.segment, 0) + 1
-        for neighbor in entry.to:
-            addressed = self._addressed[neighbor]
-            addressed.entries.append(entry)
-            addressed.previous.append(addressed.last)
-            if not entry.optional:
-                addressed.last = entry.id
-        if not entry.to:
-            self._dropped(entry)
+        with self._lock:
+            if entry.place is not None:
+                self._use(entry.place.segment, len(entry.to))
+            for neighbor in entry.to:
+                addressed = self._addressed[neighbor]
+                addressed.entries.append(entry)
+                addressed.previous.append(addressed.last)
+                if not entry.optional:
+                    addressed.last = entry.id
+
+    def _use(self, segment: int, count: int = 1) -> None:
+        """Note that so many more may ask for bodies in a segment; release it if nobody may."""
+        with self._lock:
+            self._live[segment] = self._live.get(segment, 0) + count
+            if self._live[segment] == 0 and segment != self.store.current:
+                del self._live[segment]
+                self.store.release(segment)
 
     # ---- reading
 
@@ -232,29 +216,18 @@ class Journal:
             dropped = addressed.entries[:count]
             del addressed.entries[:count], addressed.previous[:count]
             for entry in dropped:
-                if gone and entry.id.t < self._saved_before:
-                    self._held.append(entry)
-                else:
-                    entry.readers -= 1
-                    self._dropped(entry)
+                if entry.place is not None:
+                    if gone and entry.id.t < self._saved_before:
+                        self._held.append(entry.place.segment)
+                    else:
+                        self._use(entry.place.segment, -1)
 
     def saved(self, before: int) -> None:
         """Note that the last ``state_dict``, of the rounds before this one, is in a checkpoint on disk."""
         with self._lock:
             self._saved_before, released, self._releasable = before, self._releasable, []
-            for entry in released:
-                entry.readers -= 1
-                self._dropped(entry)
-
-    def _dropped(self, entry: JournalEntry) -> None:
-        if entry.readers == 0 and entry.place is not None:
-            self._live[entry.place.segment] -= 1
-            self._release_if_unused(entry.place.segment)
-
-    def _release_if_unused(self, segment: int) -> None:
-        if self._live.get(segment) == 0 and segment != self.store.current:
-            del self._live[segment]
-            self.store.release(segment)
+            for segment in released:
+                self._use(segment, -1)
 
     # ---- checkpoints
 

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from p2pfl import PeerId
-from p2pfl.messaging.deadline import Deadline
+from p2pfl.messaging.deadline import Deadline, WaitPolicy
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Message
 
@@ -24,11 +24,11 @@ class _Wait:
         self.addressed = addressed
         self.quorum = quorum
         self.deadline_passed = False
+        self.ended = asyncio.Event()
         self._keys = len(self.missing)
         self._arrived = 0
         self._clock = asyncio.get_running_loop().time
         self._last_arrival = self._clock()
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
     def complete(self) -> bool:
@@ -43,23 +43,12 @@ class _Wait:
             self._arrived += 1
             self._last_arrival = self._clock()
         if self.complete:
-            self.end()
+            self.ended.set()
 
     @property
     def wasted(self) -> float:
         """Seconds since the last arrival; 0 if every message arrived."""
         return self._clock() - self._last_arrival if self._arrived < self._keys else 0.0
-
-    def end(self, error: BaseException | None = None) -> None:
-        if not self._ended.done():
-            if error is None:
-                self._ended.set_result(None)
-            else:
-                self._ended.set_exception(error)
-
-    async def until(self, deadline: Deadline) -> bool:
-        """Return False if the deadline passes before the wait is complete."""
-        return await deadline.allows(asyncio.shield(self._ended))
 
 
 class Mailbox:
@@ -68,17 +57,19 @@ class Mailbox:
     All methods run in the event loop's thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, senders: Iterable[PeerId]) -> None:
         self._queues: defaultdict[Key, deque[Message]] = defaultdict(deque)
         self._waits: list[_Wait] = []
         self._disconnected: set[PeerId] = set()
         self._round = 0
         self._sender_round: dict[PeerId, int] = {}  # the earliest round whose messages may still arrive
         self._nothing: dict[PeerId, int] = {}  # the latest round in which the sender has nothing for this peer
-        self.taken_bytes: defaultdict[PeerId, int] = defaultdict(int)
+        self.taken_bytes = dict.fromkeys(senders, 0)
         """Window that each sender's messages no longer use: they were taken or discarded. Any thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
         """Senders of the messages waited for when the last wait began. Any thread may read it."""
+        self.failure: BaseException | None = None
+        """Ends every wait."""
         self.expired = 0
         """Messages that were discarded because their round was over."""
         self.on_block: Callable[[], None] = lambda: None
@@ -86,17 +77,12 @@ class Mailbox:
 
     def put(self, message: Message) -> None:
         """Add a message, or discard it if its round is over."""
-        sender = message.sender
-        self.advance_sender(sender, message.t)  # rounds are in order on an edge
         if message.t < self._round:
             self.expired += 1
             self._freed(message)
-            return
-        key = (message.t, message.kind, sender)
-        self._queues[key].append(message)
-        for wait in self._waits:
-            if wait.missing.get(sender) == key:
-                wait.remove(sender, arrived=True)
+        else:
+            self._queues[message.t, message.kind, message.sender].append(message)
+        self.advance_sender(message.sender, message.t)  # rounds are in order on an edge
 
     def __contains__(self, key: Key) -> bool:
         """Whether a message has arrived. Begin has, if anything of its round or a later one has."""
@@ -117,45 +103,39 @@ class Mailbox:
         self.taken_bytes[message.sender] += message.cost
 
     async def wait(
-        self,
-        keys: Iterable[Key],
-        until: float | None = None,
-        quorum: float = 0.0,
-        give_up: float = 0.0,
-        *,
-        addressed: bool = False,
+        self, keys: Iterable[Key], policy: WaitPolicy, patience: float = 1.0, *, addressed: bool = False
     ) -> float:
-        """Return when a message has arrived under each of ``keys``, or can no longer arrive.
+        """Return when a message has arrived under each of ``keys``, or can no longer arrive, or the policy says so.
 
         Args:
             keys: what to wait for, each of another sender.
-            until: deadline on the event loop's clock; None: forever.
-            quorum: fraction of the messages still possible without which the deadline does not end the wait.
-            give_up: seconds after the deadline at which the wait ends without a quorum.
+            policy: how long to wait.
+            patience: factor of the deadline.
             addressed: the messages are sent to this peer whether or not it is one of their senders' receivers.
 
         Returns:
             Seconds of the wait after the last arrival, 0 if nothing is missing.
         """
-        wait = _Wait(keys, quorum, addressed)
-        for sender, key in list(wait.missing.items()):
-            if (arrived := key in self) or self._impossible(key, addressed):
-                wait.remove(sender, arrived=arrived)
-        if wait.complete:
+        wait = _Wait(keys, policy.quorum, addressed)
+        for sender in list(wait.missing):
+            self._settle(wait, sender)
+        if wait.complete and self.failure is None:
             return 0.0
+        deadline = Deadline(asyncio.get_running_loop().time() + policy.seconds * patience)
         self._waits.append(wait)
         self.awaited = frozenset(wait.missing)
         self.on_block()
         try:
-            deadline = Deadline(until)
-            if not await wait.until(deadline) and deadline.at is not None:
+            if self.failure is None and not await deadline.allows(wait.ended.wait()):
                 wait.deadline_passed = True
                 if not wait.complete:
-                    deadline.at += give_up
-                    await wait.until(deadline)
+                    deadline.at += policy.give_up
+                    await deadline.allows(wait.ended.wait())
         finally:
             self._waits.remove(wait)
             self.awaited = frozenset()
+        if self.failure is not None:
+            raise self.failure
         return wait.wasted
 
     def _impossible(self, key: Key, addressed: bool) -> bool:
@@ -166,12 +146,15 @@ class Mailbox:
             return True
         return not addressed and kind != Begin.kind() and t == self._nothing.get(sender)  # earlier ones end by Begin
 
+    def _settle(self, wait: _Wait, sender: PeerId) -> None:
+        """End a wait for ``sender`` if its message has arrived or never will."""
+        key = wait.missing.get(sender)
+        if key is not None and ((arrived := key in self) or self._impossible(key, wait.addressed)):
+            wait.remove(sender, arrived=arrived)
+
     def _recheck(self, sender: PeerId) -> None:
-        """End the waits for messages of ``sender`` that will not arrive, and those for its Begin."""
         for wait in self._waits:
-            key = wait.missing.get(sender)
-            if key is not None and ((arrived := key in self) or self._impossible(key, wait.addressed)):
-                wait.remove(sender, arrived=arrived)
+            self._settle(wait, sender)
 
     @property
     def waits_for(self) -> list[Key]:
@@ -179,9 +162,10 @@ class Mailbox:
         return [key for wait in self._waits for key in wait.missing.values()]
 
     def fail(self, error: BaseException) -> None:
-        """End all waits with an error."""
+        """End all waits with an error, now and later."""
+        self.failure = error
         for wait in self._waits:
-            wait.end(error)
+            wait.ended.set()
 
     def mark_disconnected(self, sender: PeerId) -> None:
         """End the waits for ``sender``, now and later."""
@@ -200,9 +184,8 @@ class Mailbox:
 
     def advance_sender(self, sender: PeerId, t: int) -> None:
         """End the waits for messages that ``sender`` sent before round ``t``: none will arrive from now on."""
-        if t > self.sender_round(sender):
-            self._sender_round[sender] = t
-            self._recheck(sender)
+        self._sender_round[sender] = max(t, self.sender_round(sender))
+        self._recheck(sender)
 
     def nothing(self, sender: PeerId, t: int) -> None:
         """End the waits for what ``sender`` sends to its receivers in round ``t``: this peer is not one of them."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
-from p2pfl.messaging.schema import Body, tensors_of, with_tensors
+from p2pfl.messaging.schema import Body, take_apart, tensors_of, with_tensors
 
 if TYPE_CHECKING:
     from p2pfl.messaging.endpoint import Endpoint
@@ -93,8 +93,7 @@ class Net:
 
     async def send(self, to: PeerId, body: Body) -> None:
         """Send ``body`` to one receiver. Raises NotANeighbor if ``to`` is not a receiver."""
-        await self._check_receivers([to])
-        await self._endpoint.send([to], body)
+        await self.scatter({to: body})
 
     async def broadcast(self, body: Body) -> None:
         """Send ``body`` to every receiver."""
@@ -115,7 +114,11 @@ class Net:
 
         Raises NotANeighbor, and sends nothing, if one of them is not a receiver.
         """
-        await self._check_receivers(bodies)
+        receivers = await self._endpoint.receivers()
+        for to in sorted(bodies):
+            if to not in receivers:
+                reason = "it stopped receiving" if to in self._endpoint.neighbors else "not a neighbor"
+                raise NotANeighbor(f"peer {self.me} cannot send to peer {to} in round {self.t}: {reason}")
         for to in sorted(bodies):
             await self._endpoint.send([to], bodies[to])
 
@@ -184,41 +187,30 @@ class Net:
         endpoint = self._endpoint
         tree = endpoint.topology_at(self.t).spanning_tree
         parent, children = tree.parent[self.me], tree.children[self.me]
-        if len(tensors_of(body)) != len(_fields(body)):
+        own, plain = take_apart(body)
+        if plain:
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")
         # Children wait for their own children: one deadline per level, so that a missing leaf
         # costs its own contribution only, and not those of all who waited for it.
         patience = float(tree.height[self.me])
-        total = {path: tensor.detach().clone() for path, tensor in tensors_of(body).items()}
+        total = {path: tensor.detach().clone() for path, tensor in own.items()}
         count = 1
         partial = await endpoint.take(body.kind(), children, self.t, patience, addressed=True)
         for child, message in partial.items():
-            if message.count > tree.size[child]:  # no subtree sums up more peers than it has
+            if message.plan.count > tree.size[child]:  # no subtree sums up more peers than it has
                 endpoint.missing.setdefault(body.kind(), []).append(child)
                 continue
             for path, tensor in tensors_of(message.body).items():
                 total[path] += tensor.to(total[path].device)
-            count += message.count
+            count += message.plan.count
         result = with_tensors(body, total)
         if parent is not None:
             await endpoint.send([parent], result, count)
             patience = tree.height[tree.root[self.me]] + 1.0
             answer = await endpoint.take(body.kind(), [parent], self.t, patience, addressed=True)
-            if parent in answer and count <= answer[parent].count <= tree.size[tree.root[self.me]]:
-                result, count = cast(B, answer[parent].body), answer[parent].count
+            if parent in answer and count <= answer[parent].plan.count <= tree.size[tree.root[self.me]]:
+                result, count = cast(B, answer[parent].body), answer[parent].plan.count
         await endpoint.send(children, result, count)
         if op == "sum":
             return result
         return with_tensors(result, {path: x / count for path, x in tensors_of(result).items()})
-
-    async def _check_receivers(self, to: Iterable[PeerId]) -> None:
-        receivers = await self._endpoint.receivers()
-        for peer in sorted(to):
-            if peer not in receivers:
-                reason = "it stopped receiving" if peer in self._endpoint.neighbors else "not a neighbor"
-                raise NotANeighbor(f"peer {self.me} cannot send to peer {peer} in round {self.t}: {reason}")
-
-
-def _fields(body: Body) -> list[object]:
-    values = vars(body).values()
-    return [item for value in values for item in (value.values() if isinstance(value, Mapping) else [value])]

@@ -9,9 +9,6 @@ from typing import Any
 from p2pfl import PeerId
 from p2pfl.messaging.schema import Body
 
-MAX_STATEMENTS = 1024
-"""Rounds for which a neighbor's statements are kept: no neighbor gets that far ahead."""
-
 
 @dataclass(frozen=True)
 class Begin(Body):
@@ -36,31 +33,26 @@ class Receivers:
 
     Args:
         me: this peer.
-        neighbors: those that take part from round 0. Messages flow in both directions at first.
+        sources: the neighbors that take part from round 0. Messages flow in both directions at first.
     """
 
-    def __init__(self, me: PeerId, neighbors: Iterable[PeerId]) -> None:
+    def __init__(self, me: PeerId, sources: Iterable[PeerId]) -> None:
         self.me = me
-        self.sources = set(neighbors)
+        self.sources = set(sources)
         """Neighbors that this peer receives from in this round."""
-        self.joined = set(self.sources)
-        """Neighbors that take part."""
         self._dropped: set[PeerId] = set()  # not received from after this round
         self._stated: dict[PeerId, dict[int, bool]] = {}  # {neighbor: {round: whether it receives from this peer}}
 
-    def join(self, neighbors: Iterable[PeerId]) -> None:
-        """Open the edges to neighbors that begin to take part."""
-        new = set(neighbors) - self.joined
-        self.sources |= new
-        self.joined |= new
+    def begin(self, t: int, joining: Iterable[PeerId]) -> None:
+        """Begin round ``t``, in which some neighbors join."""
+        self.sources = (self.sources - self._dropped) | set(joining)
+        self._dropped = set()
+        for neighbor, stated in self._stated.items():  # of earlier rounds, only the latest may count
+            self._stated[neighbor] = {s: receives for s, receives in stated.items() if s >= t or s == max(stated)}
 
     def receive_only_from(self, senders: Iterable[PeerId]) -> None:
         """Drop all other sources after this round."""
         self._dropped |= self.sources - set(senders)
-
-    def end_round(self) -> None:
-        self.sources -= self._dropped
-        self._dropped = set()
 
     def state(self, neighbor: PeerId, t: int, sources: Iterable[PeerId]) -> None:
         """Note a neighbor's statement for round ``t``."""
@@ -74,24 +66,15 @@ class Receivers:
         stated = self._stated.get(neighbor)
         return stated is None or stated.get(t, stated[max(stated)])
 
-    def of_round(self, t: int) -> set[PeerId]:
-        """Return the neighbors that receive from this peer in round ``t``; forget statements of earlier ones."""
-        for stated in self._stated.values():
-            for earlier in [s for s in stated if s < t and s != max(stated)]:
-                del stated[earlier]
-        return {neighbor for neighbor in self.joined if self.receives(neighbor, t)}
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two rounds."""
         latest = {neighbor: max(stated) for neighbor, stated in self._stated.items()}
         return {
             "sources": sorted(self.sources),
-            "joined": sorted(self.joined),
             "stated": {neighbor: [t, self._stated[neighbor][t]] for neighbor, t in latest.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sources = set(state["sources"])
-        self.joined = set(state["joined"])
         for neighbor, (t, receives) in state["stated"].items():  # in one process, newer ones may have arrived
             self._stated.setdefault(neighbor, {}).setdefault(t, receives)

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,25 +51,25 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The dtype and shape that a tensor must have; dimensions in ``free`` may be shorter."""
+    """The dtype and shape of a tensor, or those that it must have: dimensions in ``free`` may be shorter."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     free: frozenset[int] = frozenset()
 
-    def admits(self, dtype: torch.dtype, shape: Sequence[int]) -> bool:
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def admits(self, other: TensorSpec) -> bool:
         return (
-            dtype == self.dtype
-            and len(shape) == len(self.shape)
+            self.dtype == other.dtype
+            and len(self.shape) == len(other.shape)
             and all(
                 have == want or (axis in self.free and have < want)
-                for axis, (want, have) in enumerate(zip(self.shape, shape, strict=True))
+                for axis, (want, have) in enumerate(zip(self.shape, other.shape, strict=True))
             )
         )
-
-    def largest(self, limit: int) -> int:
-        """Return the bytes of the largest tensor that fits, at most ``limit``."""
-        return min(limit, math.prod(self.shape) * self.dtype.itemsize)
 
     def __str__(self) -> str:
         lengths = (f"≤{n}" if axis in self.free else str(n) for axis, n in enumerate(self.shape))
@@ -77,20 +77,40 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class PlainSpec:
+    """What a plain field must hold."""
+
+    type: type
+    value: Plain | None = None
+    """The only value allowed."""
+    range: range | None = None
+    """The values allowed of an int, or of the items of an int tuple."""
+    length: int | None = None
+    """The largest length of an int tuple; that of others is limited by ``MAX_HEADER`` only."""
+
+    def mismatch(self, value: object) -> str | None:
+        """Return what is wrong with a value that was received, if anything."""
+        if type(value) is not self.type:
+            return f"must be {self.type.__name__}, got {type(value).__name__}"
+        items = value if isinstance(value, tuple) else (value,)
+        if isinstance(value, tuple) and not all(type(item) is int for item in items):
+            return f"must hold ints only, got {shown(value)}"
+        if self.length is not None and len(items) > self.length:
+            return f"must hold at most {self.length} ints, got {len(items)}"
+        if self.range is not None and any(item not in self.range for item in items):
+            return f"must be in {self.range.start} to {self.range.stop - 1}, got {shown(value)}"
+        return None
+
+
+@dataclass(frozen=True)
 class Layout:
-    """One accepted form of a kind of body: the specs of its tensors, the types of its plain fields."""
+    """One accepted form of a kind of body."""
 
     body: type[Body]
     tensors: Mapping[TensorPath, TensorSpec]
-    plain: Mapping[str, type]
+    plain: Mapping[str, PlainSpec]
     maps: frozenset[str] = frozenset()
     """Fields that hold a dict of tensors, which may be empty."""
-    values: Mapping[str, Plain] = dataclasses.field(default_factory=dict)
-    """Plain fields that must have exactly this value."""
-    ranges: Mapping[str, range] = dataclasses.field(default_factory=dict)
-    """Ranges of plain int fields, and of the items of int tuples."""
-    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Largest lengths of int tuples; that of others is limited by ``MAX_HEADER`` only."""
 
     @classmethod
     def of(
@@ -114,10 +134,31 @@ class Layout:
             largest = (free or {}).get(field, {})
             shape = tuple(largest.get(axis, length) for axis, length in enumerate(tensor.shape))
             specs[field, key] = TensorSpec(tensor.dtype, shape, frozenset(largest))
-        types = {name: type(value) for name, value in plain.items()}
-        values = {name: plain[name] for name in fixed}
-        lengths = {name: bounds[0] for name, bounds in (free or {}).items() if name in plain}
-        return cls(type(body), specs, types, _maps(body), values, dict(ranges or {}), lengths)
+        fields = {}
+        for name, value in plain.items():
+            length = (free or {}).get(name, {}).get(0)
+            fields[name] = PlainSpec(type(value), value if name in fixed else None, (ranges or {}).get(name), length)
+        return cls(type(body), specs, fields, _maps(body))
+
+    @property
+    def fixed(self) -> dict[str, Plain]:
+        return {name: spec.value for name, spec in self.plain.items() if spec.value is not None}
+
+    def mismatch(self, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object]) -> str | None:
+        """Return in what a body differs, if it does."""
+        if plain.keys() != self.plain.keys():
+            return f"expected fields {sorted(self.plain)}, got {shown(sorted(plain, key=str))}"
+        for name, value in plain.items():
+            if (wrong := self.plain[name].mismatch(value)) is not None:
+                return f"{name} {wrong}"
+        if tensors.keys() != self.tensors.keys():
+            surplus = [path_name(path) for path in tensors if path not in self.tensors]
+            missing = [path_name(path) for path in self.tensors if path not in tensors]
+            return f"unexpected tensors {shown(surplus)}, missing tensors {shown(missing)}"
+        for path, spec in tensors.items():
+            if not self.tensors[path].admits(spec):
+                return f"{path_name(path)} must be {self.tensors[path]}, got {spec}"
+        return None
 
 
 class MessageSchema:
@@ -128,64 +169,26 @@ class MessageSchema:
         for layout in layouts:
             self._layouts.setdefault(layout.body.kind(), []).append(layout)
 
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._layouts
-
     def largest(self, limit: int) -> int:
         """Return the bytes of the largest message that fits, if no tensor exceeds ``limit`` bytes."""
         layouts = itertools.chain.from_iterable(self._layouts.values())
-        bodies = [sum(tensor.largest(limit) for tensor in layout.tensors.values()) for layout in layouts]
+        bodies = [sum(min(limit, spec.bytes) for spec in layout.tensors.values()) for layout in layouts]
         return MAX_HEADER + max(bodies, default=0)
 
-    def match(
-        self,
-        kind: str,
-        tensors: Mapping[TensorPath, tuple[torch.dtype, tuple[int, ...]]],
-        plain: Mapping[str, object],
-    ) -> Layout:
+    def match(self, kind: str, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object]) -> Layout:
         """Return the layout that a body has. Raises Unexpected if none fits, naming the first mismatch."""
         if kind not in self._layouts:
             raise Unexpected(f"unknown message kind {shown(kind)}; expected one of {', '.join(self._layouts)}")
         layouts = self._layouts[kind]
-        candidates = [
-            layout
-            for layout in layouts
-            if all(plain.get(name) == required for name, required in layout.values.items())
-        ]
+        candidates = [each for each in layouts if all(plain.get(name) == value for name, value in each.fixed.items())]
         if not candidates:
-            fixed = [dict(layout.values) for layout in layouts]
-            found = {name: plain.get(name) for name in fixed[0]}
-            raise Unexpected(f"{kind}: expected one of {', '.join(map(str, fixed))}, got {shown(found)}")
-        for layout in candidates:
-            if (mismatch := _mismatch(layout, tensors, plain)) is None:
-                return layout
-        raise Unexpected(f"{kind}: {mismatch}")
-
-
-def _mismatch(
-    layout: Layout,
-    tensors: Mapping[TensorPath, tuple[torch.dtype, tuple[int, ...]]],
-    plain: Mapping[str, object],
-) -> str | None:
-    if plain.keys() != layout.plain.keys():
-        return f"expected fields {sorted(layout.plain)}, got {shown(sorted(plain))}"
-    for name, value in plain.items():
-        if type(value) is not layout.plain[name]:
-            return f"{name} must be {layout.plain[name].__name__}, got {type(value).__name__}"
-        allowed = layout.ranges.get(name)
-        items = value if isinstance(value, tuple) else (value,)
-        if len(items) > layout.lengths.get(name, len(items)):
-            return f"{name} must hold at most {layout.lengths[name]} ints, got {len(items)}"
-        if allowed is not None and any(item not in allowed for item in items):
-            return f"{name} must be in {allowed.start} to {allowed.stop - 1}, got {shown(value)}"
-    if tensors.keys() != layout.tensors.keys():
-        surplus = [path_name(path) for path in tensors if path not in layout.tensors]
-        missing = [path_name(path) for path in layout.tensors if path not in tensors]
-        return f"unexpected tensors {shown(surplus)}, missing tensors {shown(missing)}"
-    for path, (dtype, shape) in tensors.items():
-        if not layout.tensors[path].admits(dtype, shape):
-            return f"{path_name(path)} must be {layout.tensors[path]}, got {TensorSpec(dtype, shape)}"
-    return None
+            found = {name: plain.get(name) for name in layouts[0].fixed}
+            expected = ", ".join(str(layout.fixed) for layout in layouts)
+            raise Unexpected(f"{kind}: expected one of {expected}, got {shown(found)}")
+        mismatches = [layout.mismatch(tensors, plain) for layout in candidates]
+        if None not in mismatches:
+            raise Unexpected(f"{kind}: {mismatches[-1]}")
+        return candidates[mismatches.index(None)]
 
 
 def path_name(path: TensorPath) -> str:

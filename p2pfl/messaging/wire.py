@@ -24,8 +24,7 @@ Rules:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +40,8 @@ from p2pfl.messaging.schema import (
     Body,
     Layout,
     MessageSchema,
-    Plain,
     TensorPath,
+    TensorSpec,
     assemble,
     is_finite,
     path_name,
@@ -52,48 +51,19 @@ from p2pfl.messaging.schema import (
 
 ALIGNMENT = 64
 """Bytes."""
-MAX_SHAPE = 1 << 48
+MAX_DIMENSIONS = 16
 OVERHEAD = 2048
 """Approximate memory of a message in bytes, in addition to its header and body."""
 
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True)
-class Message:
-    """A received body with what the receiver counts and checks.
-
-    Attributes:
-        t: round that the message belongs to.
-        count: number of peers summed up in the body.
-        payload: bytes of the tensors.
-        header: bytes of the header.
-        size: bytes of the stored body.
-        finite: whether no number in the body is NaN or infinite.
-    """
-
-    body: Body
-    t: int
-    sender: int
-    count: int
-    payload: int
-    header: int
-    size: int
-    finite: bool = True
-
-    @property
-    def kind(self) -> str:
-        return self.body.kind()
-
-    @property
-    def cost(self) -> int:
-        """Bytes of the window that it takes (``edge``)."""
-        return cost(self.header, self.size)
-
-
 def cost(header: int, size: int) -> int:
-    """Return the approximate memory of an entry in bytes."""
+    """Return the approximate memory of an entry in bytes: what it takes of the window (``edge``)."""
     return header + size + OVERHEAD
+
+
+# ---- writing
 
 
 @dataclass(frozen=True)
@@ -128,20 +98,30 @@ def encode(body: Body, count: int = 1) -> Encoded:
     Raises TypeError, naming the field, if the body holds something that cannot be sent.
     """
     tensors, plain = take_apart(body)
-    entries: list[list[Any]] = []
-    placed: list[tuple[int, Tensor]] = []
-    payload = size = 0
-    for (field, key), tensor in tensors.items():
-        entries.append([field, key, DTYPE_NAMES[tensor.dtype], list(tensor.shape)])
-        if tensor.numel():
-            dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-            # Not ``reshape``: a single element counts as contiguous with any stride.
-            raw = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
-            offset = _aligned(size)
-            placed.append((offset, raw))
-            payload, size = payload + len(raw), offset + len(raw)
+    entries = [[field, key, DTYPE_NAMES[x.dtype], list(x.shape)] for (field, key), x in tensors.items()]
     header: bytes = msgpack.packb([body.kind(), count, plain, entries], use_bin_type=True)
-    return Encoded(body.kind(), header, tuple(placed), payload, size)
+    stored = [_raw(tensor) for tensor in tensors.values() if tensor.numel()]
+    offsets, size = _placed(map(len, stored))
+    return Encoded(body.kind(), header, tuple(zip(offsets, stored, strict=True)), sum(map(len, stored)), size)
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """Return the elements in C order, uint8 [bytes]."""
+    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    # Not ``reshape``: a single element counts as contiguous with any stride.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+def _placed(lengths: Iterable[int]) -> tuple[list[int], int]:
+    """Return where each of some tensors begins, and the size of the body."""
+    offsets, size = [], 0
+    for length in lengths:
+        offsets.append(-(-size // ALIGNMENT) * ALIGNMENT if length else size)
+        size = offsets[-1] + length
+    return offsets, size
+
+
+# ---- reading
 
 
 @dataclass(frozen=True)
@@ -149,14 +129,17 @@ class Plan:
     """A checked header: what the body will be. No memory is allocated for it yet.
 
     Attributes:
+        count: number of peers summed up in the body.
+        payload: bytes of the tensors.
         size: bytes of the stored body.
+        header: bytes of the header.
     """
 
     layout: Layout
     count: int
-    plain: Mapping[str, Plain]
-    tensors: Mapping[TensorPath, tuple[torch.dtype, tuple[int, ...], int]]
-    """{path: (dtype, shape, offset)}"""
+    plain: Mapping[str, Any]
+    tensors: Mapping[TensorPath, tuple[TensorSpec, int]]
+    """{path: (dtype and shape, offset)}"""
     payload: int
     size: int
     header: int
@@ -167,93 +150,82 @@ class Plan:
         Raises Malformed if a bool tensor holds other bytes than 0 and 1.
         """
         tensors = {}
-        for path, (dtype, shape, offset) in self.tensors.items():
-            size = math.prod(shape) * dtype.itemsize
-            if size == 0:
-                tensors[path] = torch.empty(shape, dtype=dtype)
+        for path, (spec, offset) in self.tensors.items():
+            if spec.bytes == 0:
+                tensors[path] = torch.empty(spec.shape, dtype=spec.dtype)
                 continue
             assert buffer is not None
-            raw = buffer[offset : offset + size]
-            if dtype is torch.bool and int(raw.max()) > 1:
+            raw = buffer[offset : offset + spec.bytes]
+            if spec.dtype is torch.bool and int(raw.max()) > 1:
                 raise Malformed("a bool tensor must hold bytes 0 and 1 only")
-            tensors[path] = raw.view(dtype).reshape(shape)
+            tensors[path] = raw.view(spec.dtype).reshape(spec.shape)
         body = assemble(self.layout.body, tensors, self.plain, self.layout.maps)
-        return Message(body, t, sender, self.count, self.payload, self.header, self.size, is_finite(body))
+        return Message(body, t, sender, self, is_finite(body))
+
+
+@dataclass(frozen=True)
+class Message:
+    """A received body of round ``t``.
+
+    Attributes:
+        plan: its header, for what the receiver counts and checks.
+        finite: whether no number in the body is NaN or infinite.
+    """
+
+    body: Body
+    t: int
+    sender: int
+    plan: Plan
+    finite: bool
+
+    @property
+    def kind(self) -> str:
+        return self.body.kind()
+
+    @property
+    def cost(self) -> int:
+        return cost(self.plan.header, self.plan.size)
 
 
 def check(header: Buffer, schema: MessageSchema) -> Plan:
     """Decode and check a header. Raises WireError, naming the first mismatch."""
-    kind, count, fields, entries = _header(header)
-    if type(kind) is not str or type(fields) is not dict or type(entries) is not list:
-        raise Malformed("kind, fields or tensors have the wrong type")
+    match unpack_list(header, MAX_HEADER, "header"):
+        case [str(kind), count, dict(fields), list(entries)]:
+            pass
+        case _:
+            raise Malformed("the header must be [kind, count, fields, tensors]")
     if type(count) is not int or not 1 <= count < 1 << 53:
         raise Malformed(f"count must be an integer from 1 to 2^53 - 1, got {shown(count)}")
-    plain: dict[str, Plain] = {}
-    for name, value in fields.items():
-        plain[_text(name, "field name")] = _plain(value)
-    found: dict[TensorPath, tuple[torch.dtype, tuple[int, ...]]] = {}
+    plain = {name: tuple(value) if type(value) is list else value for name, value in fields.items()}
+    specs: dict[TensorPath, TensorSpec] = {}
     for entry in entries:
-        path, dtype, shape = _entry(entry)
-        if path in found:
+        path, spec = _tensor(entry)
+        if path in specs:
             raise Malformed(f"duplicate tensor {path_name(path)}")
-        found[path] = (dtype, shape)
-    layout = schema.match(kind, found, plain)
-    placed = {}
-    payload = size = 0
-    for path, (dtype, shape) in found.items():
-        length = math.prod(shape) * dtype.itemsize
-        offset = _aligned(size) if length else 0
-        placed[path] = (dtype, shape, offset)
-        if length:
-            payload, size = payload + length, offset + length
-    return Plan(layout, count, plain, placed, payload, size, _length(header))
+        specs[path] = spec
+    layout = schema.match(kind, specs, plain)
+    lengths = [spec.bytes for spec in specs.values()]
+    offsets, size = _placed(lengths)
+    placed = {path: (spec, offset) for (path, spec), offset in zip(specs.items(), offsets, strict=True)}
+    return Plan(layout, count, plain, placed, sum(lengths), size, len(memoryview(header)))
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def _tensor(entry: object) -> tuple[TensorPath, TensorSpec]:
+    match entry:
+        case [str(field), str() | None as key, str(dtype), list(shape)] if dtype in DTYPES:
+            if len(shape) <= MAX_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape):
+                return (field, key), TensorSpec(DTYPES[dtype], tuple(shape))
+    raise Malformed(f"expected [field, key, dtype, shape], got {shown(entry)}")
 
 
-def _header(frame: Buffer) -> list[Any]:
-    if _length(frame) > MAX_HEADER:
-        raise Malformed(f"the header is {_length(frame)} bytes long; at most {MAX_HEADER} are allowed")
+def unpack_list(frame: Buffer, limit: int, what: str) -> list[Any]:
+    """Decode a msgpack list of at most ``limit`` bytes. Raises Malformed."""
+    if (length := len(memoryview(frame))) > limit:
+        raise Malformed(f"the {what} is {length} bytes long; at most {limit} are allowed")
     try:
-        envelope = msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
+        found = msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise Malformed(f"the header is not msgpack: {type(error).__name__}") from None
-    if type(envelope) is not list or len(envelope) != 4:
-        raise Malformed("the header must be a list of 4 entries")
-    return envelope
-
-
-def _entry(entry: object) -> tuple[TensorPath, torch.dtype, tuple[int, ...]]:
-    if type(entry) is not list or len(entry) != 4:
-        raise Malformed("tensor entry is not [field, key, dtype, shape]")
-    field, key, dtype, shape = entry
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise Malformed(f"unknown dtype {shown(dtype)}")
-    if type(shape) is not list or not all(type(n) is int and 0 <= n < MAX_SHAPE for n in shape) or len(shape) > 16:
-        raise Malformed(f"tensor shape must be a list of at most 16 lengths, got {shown(shape)}")
-    if 0 in shape and math.prod(n for n in shape if n) >= MAX_SHAPE:  # its strides would overflow
-        raise Malformed(f"shape of an empty tensor is too large: {shown(shape)}")
-    path = (_text(field, "tensor field"), None if key is None else _text(key, "tensor key"))
-    return path, DTYPES[dtype], tuple(shape)
-
-
-def _text(value: object, what: str) -> str:
-    if type(value) is not str:
-        raise Malformed(f"{what} must be a string, got {type(value).__name__}")
-    return value
-
-
-def _plain(value: object) -> Plain:
-    if type(value) is list:
-        if not all(type(item) is int for item in value):
-            raise Malformed("a list in a field must hold ints only")
-        return tuple(value)
-    if type(value) in (int, float, bool, str):
-        return value  # type: ignore[return-value]
-    raise Malformed(f"a field must hold an int, float, bool, str or list of ints, got {type(value).__name__}")
-
-
-def _length(frame: Buffer) -> int:
-    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
+        raise Malformed(f"the {what} is not msgpack: {type(error).__name__}") from None
+    if type(found) is not list:
+        raise Malformed(f"the {what} is not a list")
+    return found

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from p2pfl.session.simulate import simulate
 
@@ -26,46 +29,57 @@ Draft.publish = publish_later
 ENDLESS = 1_000_000
 
 
-def test_sigterm_ends_the_wait_of_a_finished_peer_for_its_neighbors(
-    make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Any
-) -> None:
-    """Its neighbor, which dies without a checkpoint, gets the messages of all rounds when both are started again."""
+@dataclass
+class Stopped:
+    """Peer 0 has finished and was stopped by SIGTERM, while peer 1 runs and does not save its checkpoint."""
+
+    run: Any
+    folder: Any
+    result: Any
+    pids: dict[int, int]
+    """Of peer 1."""
+
+    def check(self) -> None:
+        expected = [result.digest for result in simulate(self.run)]
+        assert [files.result().digest for files in self.folder.peers()] == expected
+
+
+@pytest.fixture
+def stopped(make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Any) -> Stopped:
     run = make_run(peers=2, checkpoint_every=ENDLESS, transport={"deadline": ENDLESS, "give_up": ENDLESS})
     folder = prepare(tmp_path / "run", run)
     (folder.peer(1).root / "hold").touch()
     pids = altered_warm.start(folder)
     result = until(folder.peer(0).result)
-    assert result.phase == "finished"
     os.kill(pids[0], signal.SIGTERM)
     os.kill(pids[0], signal.SIGTERM)
     assert altered_warm.wait({0: pids.pop(0)}) == {0: 0}
-    assert folder.peer(0).result() == result
-    assert folder.peer(0).status().phase == "finished"
+    return Stopped(run, folder, result, pids)
+
+
+def test_sigterm_ends_the_wait_of_a_finished_peer_for_its_neighbors(stopped: Stopped, altered_warm: Any) -> None:
+    """Its neighbor, which dies without a checkpoint, gets the messages of all rounds when both are started again."""
+    folder = stopped.folder
+    assert (stopped.result.phase, folder.peer(0).status().phase) == ("finished", "finished")
+    assert folder.peer(0).result() == stopped.result
     assert "stopped before all neighbors had the last messages" in folder.peer(0).log.read_text()
     assert (folder.addresses / "00").exists()  # so neighbors wait for it
 
-    os.kill(pids[1], signal.SIGKILL)
-    assert altered_warm.wait(pids) == {1: -signal.SIGKILL}
+    os.kill(stopped.pids[1], signal.SIGKILL)
+    assert altered_warm.wait(stopped.pids) == {1: -signal.SIGKILL}
     (folder.peer(1).root / "hold").unlink()
     assert altered_warm.run(folder) == {0: 0, 1: 0}
-    assert [files.result().digest for files in folder.peers()] == [expected.digest for expected in simulate(run)]
+    stopped.check()
     assert folder.peer(1).result().missing == 0
     assert not list(folder.addresses.iterdir())
 
 
 def test_a_stopped_finished_peer_lets_its_neighbor_finish_when_it_is_started_again(
-    make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path: Any
+    stopped: Stopped, altered_warm: Any, until: Any
 ) -> None:
     """Its neighbor, which keeps running, needs nothing more than the end of the edge."""
-    run = make_run(peers=2, checkpoint_every=ENDLESS, transport={"deadline": ENDLESS, "give_up": ENDLESS})
-    folder = prepare(tmp_path / "run", run)
-    (folder.peer(1).root / "hold").touch()
-    pids = altered_warm.start(folder)
-    until(folder.peer(0).result)
-    os.kill(pids[0], signal.SIGTERM)
-    assert altered_warm.wait({0: pids.pop(0)}) == {0: 0}
-    (folder.peer(1).root / "hold").unlink()
-    until(folder.peer(1).result)
-    pids.update(altered_warm.start(folder, [0]))
-    assert altered_warm.wait(pids) == {0: 0, 1: 0}
-    assert [files.result().digest for files in folder.peers()] == [expected.digest for expected in simulate(run)]
+    (stopped.folder.peer(1).root / "hold").unlink()
+    until(stopped.folder.peer(1).result)
+    stopped.pids.update(altered_warm.start(stopped.folder, [0]))
+    assert altered_warm.wait(stopped.pids) == {0: 0, 1: 0}
+    stopped.check()

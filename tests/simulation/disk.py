@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from p2pfl.messaging.journal import Place
+from p2pfl.messaging.journal import BodyStore, Place
 from p2pfl.messaging.wire import Buffer, Encoded
 
 T = TypeVar("T")
@@ -90,8 +90,8 @@ class SimulatedPath:
             del self.disk.files[self.text]
 
 
-class SimulatedStore:
-    """A BodyStore whose segments survive the process; two bodies a segment."""
+class SimulatedStore(BodyStore):
+    """Its segments survive the process; two bodies a segment."""
 
     def __init__(self, disk: Disk, step: Step) -> None:
         self.segments = disk.segments
@@ -123,9 +123,6 @@ class SimulatedStore:
         for segment in self.segments.keys() - kept:
             del self.segments[segment]
         return kept & self.segments.keys()
-
-    def sync(self, segments: Iterable[int]) -> None:
-        return
 
 
 def append_line(path: SimulatedPath, line: str, *, durable: bool = False) -> None:

@@ -58,10 +58,10 @@ def _send_durable_too_early(checkpointed: Method) -> Method:
 
 
 def _want_too_late(hello: Method) -> Method:
-    def planted(self: Reader, *, references: bool) -> None:
+    def planted(self: Reader, **about: Any) -> None:
         if self.next.number:
             self.next = self.next.next
-        hello(self, references=references)
+        hello(self, **about)
 
     return planted
 
@@ -130,7 +130,7 @@ def _miss_some_statements(state: Method) -> Method:
 def _do_not_wait_for_begin(receivers: Method) -> Method:
     async def planted(self: Endpoint) -> set[int]:
         if self._receivers is None:
-            self._receivers = self.edges.of_round(self.t)
+            self._receivers = self.expected_receivers
         return self._receivers
 
     return planted

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from peers import connection, io_loop
-from tests.bodies import PAIR
-from tests.sockets.raw_peer import LAYOUTS, RawPeer
+from tests.sockets.raw_peer import RawPeer, up
 
 
 @pytest.fixture
@@ -38,6 +37,4 @@ def no_needless_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def alone(sockets: Any) -> Any:
     """Peer 0 of two, whose neighbor is not running."""
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint).start()
-    return endpoint
+    return await up(sockets, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,30 @@ import zmq
 from p2pfl.messaging import control, wire
 from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Control, Entry, Hello, Id, Start, Want
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
+from p2pfl.messaging.topology import Topology
 from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
-from tests.bodies import RUN_ID, Block, Word
+from tests.bodies import PAIR, RUN_ID, Block, Word, texts
 
 BLOCK = Block(torch.zeros(1000, 1000))
 LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
 SCHEMA = MessageSchema(LAYOUTS)
 HELLO = Hello("d", "", "")
+
+
+async def up(
+    mesh: Any, peer: int, topology: Topology = PAIR, layouts: Any = LAYOUTS, *, prunes: bool = False, **options: Any
+) -> Any:
+    """Start one peer."""
+    endpoint = mesh.endpoint(peer, topology, layouts, prunes=prunes)
+    await mesh.link(endpoint, **options).start()
+    return endpoint
+
+
+async def exchange(endpoints: Sequence[Any], t: int = 0) -> list[dict[int, str]]:
+    """Have each of some peers exchange its number."""
+    received = await asyncio.gather(*(each.begin(t).exchange(Word(f"{each.me}")) for each in endpoints))
+    return [texts(each) for each in received]
 
 
 async def die(link: ZmqLink) -> None:
@@ -32,6 +50,37 @@ async def die(link: ZmqLink) -> None:
     assert isinstance(link.world, Sockets)
     link.io.submit(fail)
     await asyncio.to_thread(link.world.thread.join)
+
+
+async def revive(mesh: Any, dead: Any, t: int, **options: Any) -> Any:
+    """Start another process of a peer, from a checkpoint of round ``t``."""
+    endpoint = mesh.revived(dead, t)
+    await mesh.link(endpoint, **options).start()
+    return endpoint
+
+
+def port_of(address: str) -> tuple[str, int]:
+    host, port = address.removeprefix("tcp://").split(":")
+    return host, int(port)
+
+
+@asynccontextmanager
+async def relay(addresses: Path, link: ZmqLink, change: Callable[[bytes, bool], bytes]) -> AsyncIterator[None]:
+    """Have neighbors reach a peer through a relay. ``change(chunk, to the peer)`` returns what it passes on."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, inward: bool) -> None:
+            while chunk := await source.read(1 << 16):
+                sink.write(change(chunk, inward))
+            sink.close()
+
+        source, sink = await asyncio.open_connection(*port_of(link.address))
+        await asyncio.gather(pump(reader, sink, True), pump(source, writer, False), return_exceptions=True)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    (addresses / f"{link.me:02d}").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    yield
+    server.close()
 
 
 def want(epoch: int, next: Id = Id(0, 0), durable: int = 0, window: int = 1 << 40, **others: bool) -> Want:
@@ -115,18 +164,18 @@ class RawPeer:
 
     # ---- as a writer
 
-    async def write(self, link: ZmqLink, *, begins: int = 0, hello: Hello = HELLO) -> None:
+    async def write(self, link: ZmqLink, *, begins: int = 0, nothing: int = 0, hello: Hello = HELLO) -> None:
         """Connect, and begin to send."""
         self.connect(link)
-        await self.begin_epoch(begins=begins, hello=hello)
+        await self.begin_epoch(begins=begins, nothing=nothing, hello=hello)
 
-    async def begin_epoch(self, *, begins: int = 0, hello: Hello = HELLO) -> Want:
+    async def begin_epoch(self, *, begins: int = 0, nothing: int = 0, hello: Hello = HELLO) -> Want:
         self.send(hello)
         asked: Want = await self.expect(Want)
         while asked.epoch == self.epoch:
             asked = await self.expect(Want)
         self.epoch = asked.epoch
-        self.send(Start(self.epoch, begins, 0))
+        self.send(Start(self.epoch, begins, nothing))
         return asked
 
     def put(self, body: Body, t: int = 0, number: int = 0, previous: Id = BEFORE) -> None:

@@ -13,11 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from p2pfl.messaging.schema import Layout
 from peers import admission, zmq_sockets
-from tests.bodies import PAIR, Word
-
-LAYOUTS = [Layout.of(Word(""))]
+from tests.bodies import Word
+from tests.sockets.raw_peer import exchange, port_of, up
 
 
 def greeting(mechanism: bytes = b"NULL") -> bytes:
@@ -43,21 +41,13 @@ def connections() -> Iterator[list[socket.socket]]:
 
 
 async def connect(address: str, connections: list[socket.socket], timeout: float = 100.0) -> socket.socket:
-    host, port = address.removeprefix("tcp://").split(":")
-    connection = await asyncio.to_thread(socket.create_connection, (host, int(port)), timeout)
+    connection = await asyncio.to_thread(socket.create_connection, port_of(address), timeout)
     connections.append(connection)
     return connection
 
 
-async def up(mesh: Any, peer: int, **options: Any) -> Any:
-    endpoint = mesh.endpoint(peer, PAIR, LAYOUTS)
-    await mesh.link(endpoint, **options).start()
-    return endpoint
-
-
-async def exchange(endpoints: list[Any], t: int) -> None:
-    received = await asyncio.gather(*(endpoint.begin(t).exchange(Word(f"{endpoint.me}")) for endpoint in endpoints))
-    assert received == [{1: Word("1")}, {0: Word("0")}]
+async def still_works(endpoints: list[Any], t: int = 0) -> None:
+    assert await exchange(endpoints, t) == [{1: "1"}, {0: "0"}]
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
@@ -69,14 +59,14 @@ async def test_ignores_connections_beyond_the_limit_until_some_end(
     monkeypatch.setattr(zmq_sockets, "EXTRA_CONNECTIONS", 6)
     monkeypatch.setattr(zmq_sockets, "HANDSHAKE_TIMEOUT", 1000.0)  # no connection ends before all are open
     zero, one = await up(mesh, 0), await up(mesh, 1)
-    await exchange([zero, one], 0)
+    await still_works([zero, one], 0)
     most = 6 + 4 * len(zero.neighbors)
     for _ in range(most - 1):  # besides the neighbor
         await connect(zero.link.address, connections)
     await eventually(lambda: f"connection limit reached connections={most}: dropping new ones" in caplog.text)
     with pytest.raises(TimeoutError):
         await connect(zero.link.address, connections, timeout=0.5)
-    await exchange([zero, one], 1)  # over the connections that exist
+    await still_works([zero, one], 1)  # over the connections that exist
     waiting = asyncio.create_task(connect(zero.link.address, connections))
     await asyncio.sleep(0)
     connections.pop().close()
@@ -93,7 +83,7 @@ async def test_cuts_off_unfinished_handshakes(
     connection.sendall(opening)
     assert await asyncio.to_thread(read_to_the_end, connection) < 1000
     await eventually(lambda: "connection refused: handshake failed or timed out" in caplog.text)
-    await exchange([zero, await up(encrypted, 1)], 0)
+    await still_works([zero, await up(encrypted, 1)], 0)
 
 
 def read_to_the_end(connection: socket.socket) -> int:
@@ -121,7 +111,7 @@ async def test_cuts_off_oversized_incomplete_messages_and_frees_their_memory(
     connection.sendall(greeting() + ready(b"7>0"))
     frame = b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16)  # a long frame, and more to come
     other = await up(sockets, 1)
-    await exchange([zero, other], 0)
+    await still_works([zero, other], 0)
     before = resident()
 
     def pour() -> None:
@@ -135,7 +125,7 @@ async def test_cuts_off_oversized_incomplete_messages_and_frees_their_memory(
         await asyncio.to_thread(pour)
     await eventually(lambda: "incomplete message exceeds" in caplog.text)
     await eventually(lambda: resident() < before + (1 << 26))
-    await exchange([zero, other], 1)
+    await still_works([zero, other], 1)
     assert zero.dropped == {}
 
 
@@ -146,7 +136,7 @@ async def test_closes_connections_with_oversized_frames(
     connection = await connect(zero.link.address, connections)
     connection.sendall(greeting() + ready(b"1>0") + b"\x02" + struct.pack(">Q", zmq_sockets.MAX_FRAME + 1))
     assert await asyncio.to_thread(read_to_the_end, connection) < 1000
-    await exchange([zero, await up(sockets, 1)], 0)
+    await still_works([zero, await up(sockets, 1)], 0)
 
 
 async def test_many_messages_do_not_count_as_an_oversized_one(sockets: Any, monkeypatch: Any) -> None:

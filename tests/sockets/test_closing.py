@@ -15,7 +15,7 @@ from p2pfl.messaging.control import FOREVER, Id
 from p2pfl.messaging.receivers import Begin
 from peers import connection
 from tests.bodies import PAIR, Block, Word, complete
-from tests.sockets.raw_peer import BLOCK, LAYOUTS, die, want
+from tests.sockets.raw_peer import BLOCK, LAYOUTS, die, exchange, revive, up, want
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
 
@@ -25,42 +25,18 @@ async def test_close_delivers_everything(sockets: Any) -> None:
     net, other = zero.begin(0), one.begin(0)
 
     async def talk() -> None:
-        for number in range(1000):
+        for number in range(500):
             await net.broadcast(Word(str(number)))
             if number % 100 == 0:
                 await net.broadcast(Block(torch.full((1000, 1000), float(number))))
         await sockets.shut(zero.link)
 
-    async def listen() -> None:
-        for number in range(1000):
-            assert await other.gather(Word) == {0: Word(str(number))}
-        for number in range(0, 1000, 100):
-            assert (await other.gather(Block))[0].x.unique().tolist() == [number]
-
-    await asyncio.gather(talk(), listen())
-
-
-async def test_close_delivers_what_a_blocked_neighbor_has_not_read(sockets: Any) -> None:
-    zero, one = await sockets.open(PAIR, LAYOUTS, queue=50)
-    await asyncio.gather(*(endpoint.begin(0).exchange(Word("up")) for endpoint in (zero, one)))
-    net = zero.begin(1)
-    for number in range(150):
-        await net.broadcast(Word(str(number)))
-    await sockets.shut(zero.link)
-    other = one.begin(1)
-    assert [(await other.gather(Word))[0].text for _ in range(150)] == list(map(str, range(150)))
-    assert await other.gather(Word) == {}  # and the wait for more ends at once
-
-
-async def test_peers_that_close_together_do_not_deadlock(sockets: Any) -> None:
-    endpoints = await sockets.open(complete(6), LAYOUTS)
-
-    async def life(endpoint: Any) -> int:
-        received = await endpoint.begin(0).exchange(Word("the only one"))
-        await sockets.shut(endpoint.link)
-        return len(received)
-
-    assert await asyncio.gather(*(life(endpoint) for endpoint in endpoints)) == [5] * 6
+    talking = asyncio.create_task(talk())
+    for number in range(0, 500, 100):
+        assert (await other.gather(Block))[0].x.unique().tolist() == [number]
+    await talking
+    assert [(await other.gather(Word))[0].text for _ in range(500)] == list(map(str, range(500)))
+    assert await other.gather(Word) == {}  # the wait for more ends at once
 
 
 async def test_close_does_not_wait_for_a_neighbor_that_never_started(sockets: Any, alone: Any) -> None:
@@ -92,13 +68,11 @@ async def test_close_does_not_wait_for_neighbors_that_have_finished(
 
 
 async def test_finished_peer_replays_after_a_restart_until_a_checkpoint_has_it(sockets: Any, raw: Any) -> None:
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint).start()
+    endpoint = await up(sockets, 0)
     await endpoint.begin(0).broadcast(Word("last words"))
     endpoint.finish(0)
     await die(endpoint.link)
-    link = sockets.link(sockets.revived(endpoint, 1))
-    await link.start()
+    link = (await revive(sockets, endpoint, 1)).link
     closing = asyncio.create_task(sockets.shut(link, "finished"))
     other = raw(1)
     await other.read(link)
@@ -113,14 +87,12 @@ async def test_finished_peer_replays_after_a_restart_until_a_checkpoint_has_it(s
 
 async def test_finished_peer_waits_at_most_give_up_after_a_restart(sockets: Any) -> None:
     """The others may have finished while it was down."""
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint).start()
+    endpoint = await up(sockets, 0)
     await endpoint.begin(0).broadcast(Word("last words"))
     endpoint.finish(0)
     await die(endpoint.link)
-    link = sockets.link(sockets.revived(endpoint, 1), deadline=1000, give_up=0.5)
-    await link.start()
-    await sockets.shut(link, "finished")
+    endpoint = await revive(sockets, endpoint, 1, deadline=1000, give_up=0.5)
+    await sockets.shut(endpoint.link, "finished")
 
 
 @pytest.mark.parametrize("connected_first", [True, False])
@@ -129,37 +101,31 @@ async def test_finished_peer_does_not_wait_for_departed_neighbors_after_a_restar
 ) -> None:
     """They left while it was down, or while they were reconnecting."""
     zero, one = await sockets.open(PAIR, LAYOUTS, give_up=0.5)
-    net, other = zero.begin(0), one.begin(0)
-    await net.broadcast(Word("last words"))
     if connected_first:
-        await other.broadcast(Word("last words"))
-        await net.gather(Word)
+        await exchange([zero, one])
     zero.finish(0)
     await die(zero.link)
-    link = sockets.link(sockets.revived(zero, 1), deadline=1000, give_up=1000)
+    options = {"deadline": 1000, "give_up": 1000}
     if connected_first:
         await sockets.shut(one.link)
-        await link.start()
+        again = await revive(sockets, zero, 1, **options)
     else:
-        await link.start()
-        await eventually(lambda: link.io.connections and link.io.connections[1].address)
+        again = await revive(sockets, zero, 1, **options)
+        await eventually(lambda: again.link.io.connections and again.link.io.connections[1].address)
         await sockets.shut(one.link)
-    await sockets.shut(link, "finished")  # otherwise it would wait for 1000 s
+    await sockets.shut(again.link, "finished")  # otherwise it would wait for 1000 s
 
 
 async def test_finished_peer_waits_for_stopped_neighbors_after_a_restart(sockets: Any) -> None:
     zero, one = await sockets.open(PAIR, LAYOUTS)
-    await asyncio.gather(*(endpoint.begin(0).exchange(Word("before")) for endpoint in (zero, one)))
+    await exchange([zero, one])
     for endpoint in (zero, one):
         endpoint.finish(0)
     await zero.begin(1).broadcast(Word("last words"))
     zero.finish(1)
     await asyncio.gather(die(zero.link), sockets.shut(one.link, "stopped"))
-    link = sockets.link(sockets.revived(zero, 2))
-    await link.start()
-    closing = asyncio.create_task(sockets.shut(link, "finished"))
-    again = sockets.revived(one, 1)
-    await sockets.link(again).start()
+    closing = asyncio.create_task(sockets.shut((await revive(sockets, zero, 2)).link, "finished"))
+    again = await revive(sockets, one, 1)
     assert await again.begin(1).gather(Word) == {0: Word("last words")}
     assert not closing.done()
     await sockets.shut(again.link, "finished")

@@ -18,7 +18,7 @@ from peers import io_loop, resolver
 from peers.io_context import TICK
 from peers.runtime import allow_many_sockets
 from tests.bodies import PAIR, Word, complete
-from tests.sockets.raw_peer import LAYOUTS
+from tests.sockets.raw_peer import LAYOUTS, exchange, up
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
 
@@ -40,20 +40,18 @@ async def test_finds_an_address_published_within_one_tick_of_the_file_systems_cl
 ) -> None:
     await eventually(lambda: alone.link.io.context.next_check > 0)
     before = tmp_path.stat()
-    second = sockets.endpoint(1, PAIR, LAYOUTS)
-    await sockets.link(second).start()
+    assert (tmp_path / "00").read_text() == alone.link.address
+    second = await up(sockets, 1)
     os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    await second.begin(0).broadcast(Word("here I am"))
-    assert await alone.begin(0).gather(Word) == {1: Word("here I am")}
-    await alone.begin(0).broadcast(Word("so I see"))
-    assert await second.begin(0).gather(Word) == {0: Word("so I see")}
+    assert await exchange([alone, second]) == [{1: "1"}, {0: "0"}]
+    await sockets.close()
+    assert not (tmp_path / "00").exists()
 
 
 async def test_connects_a_complete_graph(sockets: Any) -> None:
     allow_many_sockets()
     endpoints = await sockets.open(complete(30), LAYOUTS, faults={"delay": 0.0})
-    received = await asyncio.gather(*(endpoint.begin(0).exchange(Word("hello")) for endpoint in endpoints))
-    assert [len(one) for one in received] == [29] * 30
+    assert [len(one) for one in await exchange(endpoints)] == [29] * 30
 
 
 async def test_survives_an_address_that_another_peer_took_over(sockets: Any, tmp_path: Path, eventually: Any) -> None:
@@ -73,12 +71,6 @@ async def test_survives_an_address_that_another_peer_took_over(sockets: Any, tmp
     assert await other.gather(Word, of=[0]) == {0: Word("once more")}
 
 
-async def test_withdraws_its_address_when_closed(sockets: Any, alone: Any, tmp_path: Path) -> None:
-    assert (tmp_path / "00").read_text() == alone.link.address
-    await sockets.close()
-    assert not (tmp_path / "00").exists()
-
-
 async def test_reports_an_address_that_cannot_be_bound(sockets: Any) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
     with pytest.raises(RunFolderError, match=r"tcp://203\.0\.113\.1:\* cannot be bound"):
@@ -92,8 +84,7 @@ async def test_connects_by_host_name_with_several_addresses(sockets: Any, monkey
     monkeypatch.setattr(resolver, "look_up_host", lambda host, port: {"alpha": ["192.0.2.1", "127.0.0.1"]}[host])
     zero, one = await sockets.open(PAIR, LAYOUTS, address="tcp://alpha:{port}")
     assert zero.link.address == zero.link.bound.replace("127.0.0.1", "alpha")
-    received = await asyncio.gather(*(endpoint.begin(0).exchange(Word("by name")) for endpoint in (zero, one)))
-    assert received == [{1: Word("by name")}, {0: Word("by name")}]
+    assert await exchange([zero, one]) == [{1: "1"}, {0: "0"}]
 
 
 @pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
@@ -101,8 +92,7 @@ async def test_connects_by_host_name_with_several_addresses(sockets: Any, monkey
 async def test_connects_over_ipv6(encrypted: Any, host: str) -> None:
     zero, one = await encrypted.open(PAIR, LAYOUTS, host=host)
     assert zero.link.address.startswith("tcp://[::1]:")
-    received = await asyncio.gather(*(endpoint.begin(0).exchange(Word("six")) for endpoint in (zero, one)))
-    assert received == [{1: Word("six")}, {0: Word("six")}]
+    assert await exchange([zero, one]) == [{1: "1"}, {0: "0"}]
 
 
 async def test_logs_once_which_neighbors_were_not_reached(

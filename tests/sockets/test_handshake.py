@@ -13,11 +13,10 @@ import torch
 
 from p2pfl.errors import HandshakeError, NetError
 from p2pfl.messaging import control
-from p2pfl.messaging.control import Entry, Hello, Id, Refused, Start, Want
-from p2pfl.messaging.topology import Topology
+from p2pfl.messaging.control import Entry, Hello, Id, Refused, Want
 from peers import io_loop
-from tests.bodies import PAIR, RUN_ID, Block, Word
-from tests.sockets.raw_peer import BLOCK, HELLO, LAYOUTS, by_value, want
+from tests.bodies import PAIR, RUN_ID, Block, Word, line
+from tests.sockets.raw_peer import BLOCK, HELLO, LAYOUTS, by_value, up
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
 
@@ -28,22 +27,18 @@ async def test_refuses_a_different_run_file_on_both_sides(
 ) -> None:
     monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 1000.0)  # until both have failed
     endpoints = [sockets.endpoint(me, PAIR, LAYOUTS, deadline=1000) for me in range(2)]
-
-    async def one(me: int) -> None:
-        link = sockets.link(endpoints[me], config_hash=f"{me}" * 64, deadline=1000)
+    links = [sockets.link(each, config_hash=f"{each.me}" * 64, deadline=1000) for each in endpoints]
+    waits = []
+    for link, endpoint in zip(links, endpoints, strict=True):
         await link.start()
-        try:
-            await endpoints[me].begin(0).gather(Word)
-        finally:
-            await sockets.shut(link)
-
-    tasks = [asyncio.create_task(one(0))]
-    if not together:
-        await eventually(lambda: sockets.links and sockets.links[0].io.context.next_check > 0)
-    tasks.append(asyncio.create_task(one(1)))
-    await eventually(lambda: all(endpoint.failure for endpoint in endpoints))
+        waits.append(asyncio.create_task(endpoint.begin(0).gather(Word)))
+        if not together:
+            await eventually(lambda: links[0].io.context.next_check > 0)
+    first, second = await asyncio.gather(*waits, return_exceptions=True)
+    closing = [asyncio.create_task(sockets.shut(link)) for link in links]
+    await eventually(lambda: all(link.io.context.closing_since is not None for link in links))
     monkeypatch.setattr(io_loop, "REFUSAL_PERIOD", 0.0)
-    first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*closing)
     assert isinstance(first, HandshakeError)
     assert isinstance(second, HandshakeError)
     assert "refused peer 0: run file differs: peer 0 has digest 000000000000…, peer 1 has 111111111111…" in str(first)
@@ -61,15 +56,26 @@ async def test_refuses_another_run_and_another_protocol_version(alone: Any, raw:
     await other.expect(Want)  # the refused messages had no effect
 
 
-async def test_refusal_ends_waits_and_is_logged_in_one_line(alone: Any, raw: Any, caplog: Any) -> None:
+REASON = "no\n2026-11-21T10:00:00.000 INFO    finished" + "!" * 3000
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (control.pack(Refused(REASON), RUN_ID), r"no\?2026-11-21T10\S+ INFO    fin"),
+        (msgpack.packb([7]), "protocol version 7; this peer uses"),
+    ],
+)
+async def test_refusal_ends_waits_and_is_logged_in_one_line(
+    alone: Any, raw: Any, caplog: Any, answer: bytes, why: str
+) -> None:
     other = raw(1)
     waiting = asyncio.create_task(alone.begin(0).gather(Word))
     identity, message, _ = await other.receive()
     assert isinstance(message, Hello)
     assert identity == b"0>1"
-    reason = "no\n2026-11-21T10:00:00.000 INFO    finished" + "!" * 3000
-    other.router.send_multipart([identity, control.pack(Refused(reason), RUN_ID)])
-    with pytest.raises(HandshakeError, match=r"peer 1 at tcp://\S+ refused peer 0: no\?2026-11-21T10\S+ INFO    fin"):
+    other.router.send_multipart([identity, answer])
+    with pytest.raises(HandshakeError, match=rf"peer 1 at tcp://\S+ refused peer 0: {why}"):
         await waiting
     assert max(len(record.getMessage()) for record in caplog.records) < 500
 
@@ -79,8 +85,7 @@ async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
     sockets: Any, raw: Any, settled: bool, caplog: Any, eventually: Any
 ) -> None:
     stranger = raw(1)
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint, hosts={"1": stranger.address} if settled else {}).start()
+    endpoint = await up(sockets, 0, hosts={"1": stranger.address} if settled else {})
     waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
     identity, *_ = await stranger.receive()
     stranger.router.send_multipart([identity, control.pack(Refused("this is another run"), "another run")])
@@ -97,19 +102,8 @@ async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
     waiting.cancel()
 
 
-async def test_answer_of_another_protocol_version_is_a_refusal(alone: Any, raw: Any) -> None:
-    other = raw(1)
-    waiting = asyncio.create_task(alone.begin(0).gather(Word))
-    identity, *_ = await other.receive()
-    other.router.send_multipart([identity, msgpack.packb([7])])
-    with pytest.raises(HandshakeError, match=r"peer 1 .* refused peer 0: protocol version 7; this peer uses"):
-        await waiting
-
-
 async def test_refusal_ends_a_blocked_send(sockets: Any, raw: Any) -> None:
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    await sockets.link(endpoint, queue=2).start()
-    other = raw(1)
+    endpoint, other = await up(sockets, 0, queue=2), raw(1)
     net = endpoint.begin(0)
 
     async def send() -> None:
@@ -126,23 +120,11 @@ async def test_refusal_ends_a_blocked_send(sockets: Any, raw: Any) -> None:
         await net.gather(Word)
 
 
-async def test_sends_only_hello_before_it_is_told_from_where(alone: Any, raw: Any) -> None:
-    other = raw(1)
-    await alone.begin(0).broadcast(Word("after Want"))
-    assert isinstance((await other.receive())[1], Hello)
-    assert not await asyncio.to_thread(other.router.poll, 300)
-    other.connect(alone.link)
-    other.send(want(17))
-    assert (await other.receive())[1] == Start(17, 0, 0)
-    assert await other.body() == Word("after Want")
-
-
 @pytest.mark.parametrize("identity", ["2>0", "1>3", "x", "1", "01>0", "0>1"])
 async def test_drops_messages_of_unknown_senders(
     sockets: Any, raw: Any, identity: str, caplog: Any, eventually: Any
 ) -> None:
-    endpoint = sockets.endpoint(0, Topology.from_edges(3, [(0, 1), (1, 2)]), LAYOUTS)
-    await sockets.link(endpoint).start()
+    endpoint = await up(sockets, 0, line(3))
     stranger, neighbor = raw(2), raw(1)
     stranger.connect(endpoint.link, identity)
     stranger.send(HELLO)
@@ -156,7 +138,7 @@ async def test_drops_messages_of_unknown_senders(
 async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: Any, eventually: Any) -> None:
     other = raw(1)
     await other.write(alone.link)
-    entry, good = by_value(Word("good"), other.epoch, Id(0, 99))
+    entry, good = by_value(Word("good"), other.epoch, Id(0, 99), Id(0, 50))  # which is dropped, and no gap
     envelope = msgpack.unpackb(control.pack(entry, RUN_ID))
     garbage: list[list[Any]] = [
         [b""],

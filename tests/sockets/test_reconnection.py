@@ -15,7 +15,7 @@ import zmq
 from p2pfl.messaging import control
 from p2pfl.messaging.control import Refused
 from tests.bodies import PAIR, Block, Word, complete
-from tests.sockets.raw_peer import LAYOUTS, die
+from tests.sockets.raw_peer import LAYOUTS, die, exchange, revive
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
 
@@ -38,54 +38,31 @@ async def test_waits_for_a_killed_neighbor_end(sockets: Any, caplog: Any) -> Non
         caplog.text.count("neighbor declared dead peer=3: no connection for 0.5 s") == 3
     )  # once each, not in every round
     assert endpoints[0].missing == {"Word": [3]}
+    assert endpoints[0].journal.floor(3) == 11  # R8: only the last two rounds are kept for it, one of them open
 
 
 async def test_reconnects_to_a_neighbor_that_restarts_elsewhere(sockets: Any, eventually: Any) -> None:
     zero, one = await sockets.open(PAIR, LAYOUTS, give_up=0.2)
-    for t in range(2):
-        await asyncio.gather(*(endpoint.begin(t).exchange(Word(f"{t}")) for endpoint in (zero, one)))
-    link = one.link
-    for t in range(2, 4):
-        await die(link)
+    for t in range(3):
+        assert await exchange([zero, one], t) == [{1: "1"}, {0: "0"}]
+        await die(one.link)
         await eventually(lambda: zero.mailbox.is_disconnected(1))
-        one = again = sockets.revived(one, t)
-        link = sockets.link(again)
-        await link.start()
-        net = zero.begin(t)
-        await again.begin(t).broadcast(Word("back"))
+        one = await revive(sockets, one, t + 1)
         await eventually(lambda: not zero.mailbox.is_disconnected(1))
-        await net.broadcast(Word("welcome back"))
-        assert await net.gather(Word) == {1: Word("back")}
-        assert await again.begin(t).gather(Word) == {0: Word("welcome back")}
-
-
-async def test_reconnects_to_a_neighbor_that_restarts_before_give_up(sockets: Any, eventually: Any) -> None:
-    zero, one = await sockets.open(PAIR, LAYOUTS)
-    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (zero, one)))
-    await die(one.link)
-    waiting = asyncio.create_task(zero.begin(1).gather(Word))
-    await eventually(lambda: not zero.link.io.connections[1].up)
-    again = sockets.revived(one, 1)
-    await sockets.link(again).start()
-    await again.begin(1).broadcast(Word("back"))
-    assert await waiting == {1: Word("back")}
-    await zero.begin(1).broadcast(Word("hello again"))
-    assert await again.begin(1).gather(Word) == {0: Word("hello again")}
 
 
 async def test_declares_no_neighbor_dead_after_being_suspended(
     sockets: Any, eventually: Any, monkeypatch: Any
 ) -> None:
     zero, one = await sockets.open(PAIR, LAYOUTS)
-    await asyncio.gather(*(endpoint.begin(0).exchange(Word("…")) for endpoint in (zero, one)))
+    await exchange([zero, one])
     await die(one.link)
     waiting = asyncio.create_task(zero.begin(1).gather(Word))
     await eventually(lambda: not zero.link.io.connections[1].up)
     monkeypatch.setattr(zero.link.world, "now", lambda: time.monotonic() + 1000)
     await eventually(lambda: zero.link.io.context.stood_still > 999)
     assert not zero.link.io.connections[1].disconnected
-    again = sockets.revived(one, 1)
-    await sockets.link(again).start()
+    again = await revive(sockets, one, 1)
     await again.begin(1).broadcast(Word("back"))
     assert await waiting == {1: Word("back")}
 
@@ -132,15 +109,6 @@ async def test_replays_what_was_lost_with_tcp_connections(sockets: Any, delay: f
         for net in nets:
             received = await net.gather(Block)
             assert [body.x.unique().tolist() for body in received.values()] == [[number]] * 2
-
-
-async def test_missing_neighbor_costs_one_deadline_in_all(sockets: Any) -> None:
-    endpoint = sockets.endpoint(0, PAIR, LAYOUTS, deadline=1000)
-    await sockets.link(endpoint, deadline=0.3).start()
-    for t in range(5):
-        assert await endpoint.begin(t).exchange(Word("anyone?")) == {}
-        endpoint.finish(t)
-    assert endpoint.missing == {"Word": [1]}
 
 
 async def test_failure_of_the_io_thread_ends_waits(alone: Any) -> None:

@@ -15,17 +15,16 @@ import zmq
 
 from p2pfl.errors import HandshakeError
 from p2pfl.messaging import control
-from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
 from p2pfl.session.key_files import Keys
 from peers import limited_log, zmq_sockets
 from peers.keys import new_pair
-from tests.bodies import PAIR, RUN_ID, Word
-from tests.sockets.raw_peer import HELLO
+from tests.bodies import RUN_ID, Word
+from tests.sockets.raw_peer import HELLO, exchange, port_of, relay, up
 
-LAYOUTS = [Layout.of(Word(""))]
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
 """0 and 2 are not neighbors."""
+FORK = Topology.from_edges(3, [(0, 1), (0, 2)])
 REFUSED = re.compile(
     "connection refused: (the client has no key, expects another public key, or|handshake failed or timed out)"
 )
@@ -61,24 +60,13 @@ def stranger() -> Iterator[Stranger]:
     made.context.destroy(linger=0)
 
 
-def unknown_key(pair: tuple[bytes, bytes]) -> re.Pattern[str]:
-    text = f"connection refused from=127.0.0.1: key {pair[0].hex()[:12]}… belongs to no peer of this run"
-    return re.compile(re.escape(text))
-
-
 def hello() -> list[bytes]:
     return [control.pack(HELLO, RUN_ID)]
 
 
-async def up(mesh: Any, topology: Topology, peer: int, **options: Any) -> Any:
-    endpoint = mesh.endpoint(peer, topology, LAYOUTS)
-    await mesh.link(endpoint, **options).start()
-    return endpoint
-
-
 async def still_works(mesh: Any, endpoint: Any, **options: Any) -> None:
     """Peer 1 starts, and its message arrives."""
-    neighbor = await up(mesh, endpoint.topology, 1, **options)
+    neighbor = await up(mesh, 1, endpoint.topology, **options)
     await neighbor.begin(0).broadcast(Word("it is me"))
     assert await endpoint.begin(0).gather(Word, of=[1]) == {1: Word("it is me")}
     assert endpoint.dropped == {}
@@ -87,25 +75,19 @@ async def still_works(mesh: Any, endpoint: Any, **options: Any) -> None:
 # ---- clients that are not neighbors
 
 
-@pytest.mark.parametrize("client", ["without a key", "with an unknown key", "that expects another key"])
+@pytest.mark.parametrize("client", ["without a key", "with an unknown key", "for another server", "not a neighbor"])
 async def test_refuses_a_client(client: str, encrypted: Any, stranger: Any, caplog: Any, eventually: Any) -> None:
-    endpoint = await up(encrypted, PAIR, 0)
-    pair, server, text = {
-        "without a key": (None, None, REFUSED),
-        "with an unknown key": (pair := new_pair(), encrypted.pairs[0][0], unknown_key(pair)),
-        "that expects another key": (encrypted.pairs[1], new_pair()[0], REFUSED),
+    endpoint = await up(encrypted, 0, LINE)
+    pairs, new = encrypted.pairs, new_pair()
+    unknown = f"connection refused from=127.0.0.1: key {new[0].hex()[:12]}… belongs to no peer of this run"
+    identity, pair, server, text = {
+        "without a key": ("1>0", None, None, REFUSED),
+        "with an unknown key": ("1>0", new, pairs[0][0], re.compile(re.escape(unknown))),
+        "for another server": ("1>0", pairs[1], new[0], REFUSED),
+        "not a neighbor": ("2>0", pairs[2], pairs[0][0], re.compile("peer 2 is not a neighbor")),
     }[client]
-    stranger.connect(endpoint.link.address, "1>0", pair, server).send_multipart(hello())
+    stranger.connect(endpoint.link.address, identity, pair, server).send_multipart(hello())
     await eventually(lambda: text.search(caplog.text))
-    await still_works(encrypted, endpoint)
-
-
-async def test_refuses_a_peer_that_is_not_a_neighbor(
-    encrypted: Any, stranger: Any, caplog: Any, eventually: Any
-) -> None:
-    endpoint = await up(encrypted, LINE, 0)
-    stranger.connect(endpoint.link.address, "2>0", encrypted.pairs[2], encrypted.pairs[0][0])
-    await eventually(lambda: "connection refused from=127.0.0.1: peer 2 is not a neighbor" in caplog.text)
     await still_works(encrypted, endpoint)
 
 
@@ -113,7 +95,7 @@ async def test_refuses_a_neighbor_that_claims_another_identity(
     encrypted: Any, stranger: Any, caplog: Any, eventually: Any
 ) -> None:
     """It has its own key, and knows all of peer 1 but its private key."""
-    endpoint = await up(encrypted, Topology.from_edges(3, [(0, 1), (0, 2)]), 0)
+    endpoint = await up(encrypted, 0, FORK)
     for identity in ("1>0", "1>0.0123456789abcdef"):
         dealer = stranger.connect(endpoint.link.address, identity, encrypted.pairs[2], encrypted.pairs[0][0])
         dealer.send_multipart(hello())
@@ -126,8 +108,7 @@ async def test_neighbor_cannot_take_over_anothers_connection(
     encrypted: Any, stranger: Any, caplog: Any, eventually: Any
 ) -> None:
     caplog.set_level(logging.INFO)
-    topology = Topology.from_edges(3, [(0, 1), (0, 2)])
-    endpoint, neighbor = await up(encrypted, topology, 0), await up(encrypted, topology, 1)
+    endpoint, neighbor = await up(encrypted, 0, FORK), await up(encrypted, 1, FORK)
     await eventually(lambda: neighbor.link.io.connections and neighbor.link.io.connections[0].up)
     dealer = stranger.connect(endpoint.link.address, "1>0", encrypted.pairs[2], encrypted.pairs[0][0])
     dealer.send_multipart(hello())
@@ -138,9 +119,8 @@ async def test_neighbor_cannot_take_over_anothers_connection(
 
 
 async def test_refuses_other_protocols(encrypted: Any, caplog: Any, eventually: Any) -> None:
-    endpoint = await up(encrypted, PAIR, 0)
-    host, port = endpoint.link.address.removeprefix("tcp://").split(":")
-    with socket.create_connection((host, int(port))) as web:
+    endpoint = await up(encrypted, 0)
+    with socket.create_connection(port_of(endpoint.link.address)) as web:
         web.sendall(b"GET / HTTP/1.1\r\nHost: peer\r\n\r\n" * 10)
         await eventually(lambda: "connection refused" in caplog.text)
     await still_works(encrypted, endpoint)
@@ -148,40 +128,26 @@ async def test_refuses_other_protocols(encrypted: Any, caplog: Any, eventually: 
 
 async def test_refuses_a_replayed_connection(encrypted: Any, caplog: Any, eventually: Any) -> None:
     """All that a neighbor has sent, byte for byte: every handshake is different."""
-    endpoint = await up(encrypted, PAIR, 0)
-    host, port = endpoint.link.address.removeprefix("tcp://").split(":")
+    endpoint = await up(encrypted, 0)
     recorded = bytearray()
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inward, outward = await asyncio.open_connection(host, int(port))
+    def record(chunk: bytes, inward: bool) -> bytes:
+        recorded.extend(chunk if inward else b"")
+        return chunk
 
-        async def pump(source: Any, sink: Any, record: bytearray | None) -> None:
-            while chunk := await source.read(1 << 16):
-                if record is not None:
-                    record += chunk
-                sink.write(chunk)
-                await sink.drain()
-            sink.close()
-
-        await asyncio.gather(pump(reader, outward, recorded), pump(inward, writer, None))
-
-    server = await asyncio.start_server(relay, "127.0.0.1", 0)
-    try:
-        (encrypted.addresses / "00").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with relay(encrypted.addresses, endpoint.link, record):
         await still_works(encrypted, endpoint)
         await encrypted.shut(encrypted.links[-1])
-    finally:
-        server.close()
     reader = endpoint.link.io.connections[1].reader
     received = reader.next, endpoint.link.io.context.delivered.copy()
-    with socket.create_connection((host, int(port))) as again:
+    with socket.create_connection(port_of(endpoint.link.address)) as again:
         again.sendall(recorded)
         await eventually(lambda: "connection refused" in caplog.text)
     assert (reader.next, endpoint.link.io.context.delivered) == received
 
 
 async def test_peer_without_keys_refuses_curve(sockets: Any, stranger: Any, caplog: Any, eventually: Any) -> None:
-    endpoint = await up(sockets, PAIR, 0)
+    endpoint = await up(sockets, 0)
     stranger.connect(endpoint.link.address, "1>0", new_pair(), new_pair()[0])
     await eventually(lambda: "connection refused: " in caplog.text)
     await still_works(sockets, endpoint)
@@ -193,8 +159,8 @@ async def test_peer_without_keys_refuses_curve(sockets: Any, stranger: Any, capl
 async def test_neighbor_that_rejects_our_key_is_a_named_error(encrypted: Any) -> None:
     """The other side has an outdated public key of this peer."""
     other = encrypted.keys(1)
-    await up(encrypted, PAIR, 1, keys=replace(other, public=(new_pair()[0], *other.public[1:])))
-    endpoint = await up(encrypted, PAIR, 0)
+    await up(encrypted, 1, keys=replace(other, public=(new_pair()[0], *other.public[1:])))
+    endpoint = await up(encrypted, 0)
     with pytest.raises(
         HandshakeError,
         match=r"peer 1 at tcp://\S+ refused peer 0: it does not accept this peer's key; compare",
@@ -210,7 +176,7 @@ async def test_logs_a_neighbor_when_only_one_side_has_keys(
     endpoints = []
     for me in range(2):
         encrypted.pairs = pairs if me == with_keys else []
-        endpoints.append(await up(encrypted, PAIR, me, give_up=1))
+        endpoints.append(await up(encrypted, me, give_up=1))
     waits = [endpoint.begin(0).gather(Word) for endpoint in endpoints]
     assert await asyncio.gather(*waits) == [{}, {}]  # after give_up
     named = [rf"CURVE handshake failed peer={peer} address=tcp://\S+: wrong key" for peer in range(2)]
@@ -220,10 +186,10 @@ async def test_logs_a_neighbor_when_only_one_side_has_keys(
 
 async def test_logs_a_neighbor_whose_public_key_is_wrong(encrypted: Any, caplog: Any, eventually: Any) -> None:
     """A wrong key and a wrong listener look the same; the neighbor may return at another address."""
-    await up(encrypted, PAIR, 1)
+    await up(encrypted, 1)
     keys = encrypted.keys(0)
     wrong = Keys((keys.public[0], new_pair()[0]), keys.private)
-    endpoint = await up(encrypted, PAIR, 0, keys=wrong, give_up=0.5)
+    endpoint = await up(encrypted, 0, keys=wrong, give_up=0.5)
     await eventually(lambda: "CURVE handshake failed peer=1 address=tcp://127.0.0.1:" in caplog.text)
     assert await endpoint.begin(0).gather(Word) == {}  # after give_up
     assert caplog.text.count("CURVE handshake failed") == 1
@@ -238,49 +204,29 @@ async def test_damaged_byte_costs_only_a_connection(
     """libzmq takes it for the other side's fault, and would not reconnect by itself."""
     monkeypatch.setattr(zmq_sockets, "HEARTBEAT_INTERVAL", 0.1)
     caplog.set_level(logging.INFO)
-    zero = await up(encrypted, PAIR, 0)
-    host, port = zero.link.address.removeprefix("tcp://").split(":")
+    zero = await up(encrypted, 0)
     damage = asyncio.Event()
 
-    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inward, outward = await asyncio.open_connection(host, int(port))
+    def damaged(chunk: bytes, inward: bool) -> bytes:
+        if inward or not damage.is_set():
+            return chunk
+        damage.clear()
+        return bytes([*chunk[:-1], chunk[-1] ^ 1])
 
-        async def forth() -> None:
-            while chunk := await reader.read(1 << 16):
-                outward.write(chunk)
-            outward.close()
-
-        async def back() -> None:
-            while chunk := await inward.read(1 << 16):
-                if damage.is_set():
-                    chunk = bytes([*chunk[:-1], chunk[-1] ^ 1])
-                    damage.clear()
-                writer.write(chunk)
-            writer.close()
-
-        await asyncio.gather(forth(), back(), return_exceptions=True)
-
-    server = await asyncio.start_server(relay, "127.0.0.1", 0)
-    try:
-        (encrypted.addresses / "00").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        one = await up(encrypted, PAIR, 1)
-        net, other = zero.begin(0), one.begin(0)
-        await other.broadcast(Word("before"))
-        assert await net.gather(Word) == {1: Word("before")}
+    async with relay(encrypted.addresses, zero.link, damaged):
+        one = await up(encrypted, 1)
+        assert await exchange([zero, one]) == [{1: "1"}, {0: "0"}]
         damage.set()  # the next heartbeat's answer
         await eventually(lambda: "connection lost peer=0" in caplog.text)
-        await other.broadcast(Word("after"))
-        assert await net.gather(Word) == {1: Word("after")}
+        assert await exchange([zero, one], 1) == [{1: "1"}, {0: "0"}]
         await encrypted.close()
-    finally:
-        server.close()
 
 
 async def test_counts_a_flood_of_unknown_clients_instead_of_logging_it(
     sockets: Any, stranger: Any, caplog: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limited_log, "PERIOD", 1000.0)
-    endpoint = await up(sockets, PAIR, 0)
+    endpoint = await up(sockets, 0)
     dealer = stranger.connect(endpoint.link.address, "7>0")
     for _ in range(500):
         dealer.send_multipart(hello())

@@ -530,7 +530,7 @@ async def test_late_sender_learns_not_to_wait() -> None:
     hub = LocalHub()
     endpoints = [
         Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), WaitPolicy(deadline))
-        for peer, deadline in zip(peers, (0.01, None), strict=True)
+        for peer, deadline in zip(peers, (0.01, math.inf), strict=True)
     ]
     for endpoint in endpoints:
         hub.join(endpoint)

@@ -30,9 +30,9 @@ def test_sample_counts_and_sizes_are_bounded(name: str) -> None:
     layouts = algorithm.layouts()
     for layout in layouts:
         if "samples" in layout.plain:
-            allowed = layout.ranges["samples"]
+            allowed = layout.plain["samples"].range
+            assert allowed is not None
             assert (allowed[-1], allowed.start in (0, 1)) == (most, True)
-        for field, kind in layout.plain.items():
-            assert kind is not tuple or field in layout.lengths
+        assert all(spec.type is not tuple or spec.length is not None for spec in layout.plain.values())
     one = 4 * sum(tensor.numel() for tensor in algorithm.model.state_dict().values())
     assert MessageSchema(layouts).largest(1 << 60) <= MAX_HEADER + 16 * one

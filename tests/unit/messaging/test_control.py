@@ -72,7 +72,7 @@ def test_an_entry_may_have_a_header_and_a_chunk_and_nothing_else_has_frames() ->
 
 
 def test_another_version_is_recognized_in_an_envelope_of_another_form() -> None:
-    for envelope in ([VERSION + 1], [VERSION - 1, RUN_ID, "Hello", 1, 2, 3, 4], [None], [True, RUN_ID], ["4"]):
+    for envelope in ([VERSION + 1], [VERSION - 1, RUN_ID, "Hello", 1, 2, 3, 4], [], [None], [True, RUN_ID], ["4"]):
         assert type(rejected(envelope)) is WrongVersion
     assert str(rejected([3])) == f"protocol version 3; this peer uses {VERSION}"
 
@@ -97,22 +97,9 @@ def test_a_field_of_another_type_is_malformed_and_named(position: int, value: An
 @pytest.mark.parametrize(
     "envelope",
     [
-        b"",
-        b"\xc1",
-        b"\x91" * 2000,
-        b"\xdd\xff\xff\xff\xff",
-        b"\xa2\xff\xfe",
-        [],
-        {},
-        None,
-        [VERSION],
-        [VERSION, RUN_ID],
-        [VERSION, None, "Hello", "", "", ""],
-        [VERSION, RUN_ID, None],
-        [VERSION, RUN_ID, ["Hello"], "", "", ""],
-        [VERSION, RUN_ID, "Gossip"],
-        [VERSION, RUN_ID, "Hello", "", ""],
-        [VERSION, RUN_ID, "Hello", "", "", "", ""],
+        *(b"", b"\xc1", {}, None, [VERSION], [VERSION, RUN_ID], [VERSION, None, "Hello", "", "", ""]),
+        *([VERSION, RUN_ID, name, "", "", ""] for name in (None, ["Hello"], "Gossip")),
+        *([VERSION, RUN_ID, "Hello", *fields] for fields in (["", ""], [""] * 4)),
     ],
     ids=repr,
 )
@@ -129,4 +116,4 @@ def test_a_long_envelope_is_not_parsed_and_errors_are_short(monkeypatch: pytest.
         assert len(text) < 300
         assert text.isprintable()
     monkeypatch.setattr(msgpack, "unpackb", lambda *args, **kwargs: pytest.fail("parsed"))
-    assert "longer than" in str(rejected(bytes(MAX_ENVELOPE + 1)))
+    assert "at most 4096 are allowed" in str(rejected(bytes(MAX_ENVELOPE + 1)))

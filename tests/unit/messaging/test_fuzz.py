@@ -6,7 +6,7 @@ import random
 
 from benchmarks.fuzz.messages import VALID, encode_valid, is_accepted, mutate
 
-FRAMES = 1_000
+FRAMES = 3_000
 
 
 def test_rejects_mutated_messages_or_round_trips_them() -> None:

@@ -29,14 +29,15 @@ def equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_spooled_models_are_read_back_unchanged() -> None:
+def test_spooled_models_are_read_back_unchanged_and_outlive_their_spool() -> None:
     spool = Spool()
     spooled = [spool.put(model(number)) for number in range(5)]
+    del spool
+    gc.collect()
+    spooled[3]["weight"].zero_()  # a copy
     for number in (3, 0, 4, 1, 2, 3):
         assert equal(spooled[number], model(number))
-    assert len(spooled[0]) == 2
-    assert "weight" in spooled[0]
-    assert "other" not in spooled[0]
+    assert ("weight" in spooled[0], "other" in spooled[0], len(spooled[0])) == (True, False, 2)
 
 
 @settings(deadline=None, max_examples=50)
@@ -57,12 +58,6 @@ def test_scalars_and_strided_tensors_can_be_spooled() -> None:
     assert equal(Spool().put(tensors), tensors)
 
 
-def test_modifying_a_read_tensor_does_not_change_the_file() -> None:
-    spooled = Spool().put(model(1))
-    spooled["weight"].zero_()
-    assert equal(spooled, model(1))
-
-
 def test_the_space_of_released_models_is_reused() -> None:
     spool = Spool()
     size = 4 * (15 + 3)
@@ -73,12 +68,6 @@ def test_the_space_of_released_models_is_reused() -> None:
     spooled += [spool.put(model(number)) for number in (7, 8)]
     assert spool.size == 4 * size
     assert [equal(found, model(number)) for found, number in zip(spooled, (0, 3, 7, 8), strict=True)] == [True] * 4
-
-
-def test_a_spooled_model_outlives_its_spool() -> None:
-    spooled = Spool().put(model(3))
-    gc.collect()
-    assert equal(spooled, model(3))
 
 
 def test_one_thread_can_put_while_another_reads_and_releases() -> None:

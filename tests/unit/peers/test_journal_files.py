@@ -13,7 +13,6 @@ import torch
 from p2pfl.errors import WriteError
 from p2pfl.messaging import wire
 from p2pfl.messaging.journal import Journal, Place
-from p2pfl.messaging.schema import Layout, MessageSchema
 from peers.journal_files import MAX_PARTS, SEGMENT, FileStore, NeighborJournals
 from tests.bodies import Block, Named
 
@@ -57,15 +56,9 @@ def test_small_bodies_share_a_segment_and_large_ones_end_it(folder: Path) -> Non
 
 
 def test_a_body_with_more_tensors_than_one_system_call_takes(folder: Path) -> None:
-    tensors = {f"{n}": torch.full((n % 7 + 1,), float(n)) for n in range(2 * MAX_PARTS + 3)}
-    body = wire.encode(Named(tensors))
+    body = wire.encode(Named({f"{n}": torch.full((n % 7 + 1,), float(n)) for n in range(2 * MAX_PARTS + 3)}))
     store = FileStore(folder)
-    place = store.write(body)
-    assert bytes(store.read(place, 0, body.size)) == raw(body)
-    schema = MessageSchema([Layout.of(Named(tensors))])
-    buffer = NeighborJournals("", lambda peer: folder).open_body(1, place.segment, place.at, body.size)
-    arrived: Any = wire.check(body.header, schema).message(0, 1, buffer).body
-    assert all(torch.equal(arrived.x[name], tensor) for name, tensor in tensors.items())
+    assert bytes(store.read(store.write(body), 0, body.size)) == raw(body)
 
 
 def test_a_partial_write_is_continued(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,39 +68,28 @@ def test_a_partial_write_is_continued(folder: Path, monkeypatch: pytest.MonkeyPa
     assert bytes(store.read(store.write(body), 0, body.size)) == raw(body)
 
 
-def test_numbers_are_never_used_again_even_if_no_file_of_them_is_left(folder: Path) -> None:
+def test_a_restart_deletes_orphans_and_uses_no_number_again(folder: Path) -> None:
+    """R11."""
     used: set[int] = set()
     for _ in range(3):
         store = FileStore(folder)
         assert store.restore(()) == segments(folder) == set()
-        written = {store.write(encoded(n, SEGMENT // 4)).segment for n in range(3)}
-        assert not used & written
-        used |= written
-        for segment in written:
-            store.release(segment)
-
-
-def test_restore_deletes_orphans_and_says_what_is_left(folder: Path) -> None:
-    store = FileStore(folder)
-    kept, orphan, gone = (store.write(encoded(n, SEGMENT // 4)).segment for n in range(3))
-    store.release(gone)
-    restarted = FileStore(folder)
-    assert restarted.restore([kept, gone]) == {kept}
-    assert segments(folder) == {kept}
-    assert orphan not in segments(folder)
-
-
-def test_a_restart_replaces_the_token(folder: Path, readers: NeighborJournals) -> None:
-    first, second = FileStore(folder).token, FileStore(folder).token
-    assert not readers.can_open(1, readers.own[0], first)
-    assert readers.can_open(1, readers.own[0], second)
+        kept, orphan, gone = (store.write(encoded(n, SEGMENT // 4)).segment for n in range(3))
+        assert not used & {kept, orphan, gone}
+        used |= {kept, orphan, gone}
+        store.release(gone)
+        assert FileStore(folder).restore([kept, gone]) == segments(folder) == {kept}
 
 
 def test_a_truncated_and_a_missing_segment_raise_os_error(folder: Path, readers: NeighborJournals) -> None:
-    store = FileStore(folder)
-    place = store.write(encoded(1))
+    """R10."""
+    journal = Journal([1], store := FileStore(folder))
+    place = journal.append(encoded(1), [1]).place
+    assert place is not None
+    state = journal.state_dict(before=1)
     path = folder / str(place.segment)
     os.truncate(path, 100)
+    assert "entry 0 of round 0 in the journal: " in Journal([1], FileStore(folder)).damaged(state)
     with pytest.raises(OSError, match="truncated"):
         store.read(place, 0, 160)
     with pytest.raises(OSError, match="not as large as announced"):
@@ -118,19 +100,6 @@ def test_a_truncated_and_a_missing_segment_raise_os_error(folder: Path, readers:
             read()
     store.release(place.segment)  # without an error
     store.sync([place.segment])
-
-
-def test_a_damaged_file_is_found_at_the_restart(folder: Path) -> None:
-    journal = Journal([1], FileStore(folder))
-    entry = journal.append(encoded(1), [1])
-    assert entry.place is not None
-    state = journal.state_dict(before=1)
-    path = folder / str(entry.place.segment)
-    assert Journal([1], FileStore(folder)).damaged(state) == ""
-    os.truncate(path, 100)
-    assert "entry 0 of round 0" in Journal([1], FileStore(folder)).damaged(state)
-    path.write_bytes(bytes(160))
-    assert "entry 0 of round 0" in Journal([1], FileStore(folder)).damaged(state)
 
 
 def test_a_full_disk_raises_a_write_error_that_names_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,14 +122,14 @@ def test_a_full_disk_raises_a_write_error_that_names_the_file(folder: Path, monk
 
 
 def test_only_a_token_in_the_neighbors_folder_of_this_host_opens_it(folder: Path, readers: NeighborJournals) -> None:
-    token, boot = FileStore(folder).token, readers.own[0]
+    old, token, boot = FileStore(folder).token, FileStore(folder).token, readers.own[0]
     (folder / "other").touch()
     (folder.parent / "token-outside").touch()
     assert readers.can_open(1, boot, token)
     for claimed, name in (
         (f"{boot}x", token),
         ("", token),
-        (boot, "token-none"),
+        (boot, old),
         (boot, "other"),
         (boot, "token-/../../token-outside"),
         (boot, f"token-\0{token}"),
@@ -170,36 +139,30 @@ def test_only_a_token_in_the_neighbors_folder_of_this_host_opens_it(folder: Path
         assert not readers.can_open(1, claimed, name), name
 
 
-def test_a_mapping_is_private_to_its_reader(folder: Path, readers: NeighborJournals) -> None:
+def test_a_mapping_is_private_to_its_reader_and_lives_as_long_as_its_last_tensor(
+    folder: Path, readers: NeighborJournals
+) -> None:
+    """R12."""
     store = FileStore(folder)
     store.write(encoded(0, 3))
-    place = store.write(encoded(1))
-    path = folder / str(place.segment)
-    before = path.read_bytes()
-    ours, others = (readers.open_body(1, place.segment, place.at, 160).view(torch.float32) for _ in range(2))
-    assert ours.data_ptr() % 64 == 0
-    ours.add_(1.0)
-    assert ours.tolist() == [2.0] * 40
-    assert others.tolist() == [1.0] * 40
-    assert path.read_bytes() == before
-
-
-def test_a_mapping_lives_as_long_as_its_last_tensor(folder: Path, readers: NeighborJournals) -> None:
-    store = FileStore(folder)
     place = store.write(encoded(1))
     path = folder / str(place.segment)
 
     def mapped() -> bool:
         return str(path) in Path("/proc/self/maps").read_text()
 
-    schema = MessageSchema([Layout.of(Block(torch.ones(40)))])
-    body: Any = wire.check(encoded(1).header, schema).message(0, 1, readers.open_body(1, place.segment, 0, 160)).body
-    row = body.x[3:5]
-    del body
+    before = path.read_bytes()
+    ours, others = (readers.open_body(1, place.segment, place.at, 160).view(torch.float32) for _ in range(2))
+    assert ours.data_ptr() % 64 == 0
+    ours.add_(1.0)
+    assert (ours.tolist(), others.tolist()) == ([2.0] * 40, [1.0] * 40)
+    assert path.read_bytes() == before
+    row = ours[3:5]
+    del ours, others
     store.release(place.segment)
     gc.collect()
     assert mapped()
-    assert row.tolist() == [1.0, 1.0]  # though the file was deleted
+    assert row.tolist() == [2.0, 2.0]  # though the file was deleted
     del row
     gc.collect()
     assert not mapped()
@@ -212,3 +175,10 @@ def test_a_reference_that_does_not_fit_the_file_is_an_os_error(
     place = FileStore(folder).write(encoded(1))
     with pytest.raises(OSError, match="not as large as announced"):
         readers.open_body(1, place.segment, at, size)
+
+
+def test_a_named_pipe_is_no_body(folder: Path, readers: NeighborJournals) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "1")
+    with pytest.raises(OSError, match="not as large"):
+        readers.open_body(1, 1, 0, 100)
