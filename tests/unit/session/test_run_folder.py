@@ -114,12 +114,7 @@ def test_unopenable_log_is_an_error(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *(b"", b"\0" * 50, b'{"peer": 0, "ph', b"[]", b'{"peer": 0, "what": 1}', b"\xff", b"[" * 10**6),
-        b'{"peer": 0, "pid": 1, "phase": "\\u001b[2J", "rounds_done": 1, "digest": "", "model": "", "group": 0}',
-        b'{"peer": [0], "pid": 1, "phase": "training", "rounds_done": 1, "digest": "", "model": "", "group": 0}',
-    ],
+    "content", [b"", b"\0" * 50, b'{"peer": 0, "ph', b"[]", b'{"peer": 0, "what": 1}', b"\xff", b"[" * 10**6]
 )
 def test_damaged_status_or_result_is_none(folder: RunFolder, content: bytes) -> None:
     peer_folder = folder.peer(0)
