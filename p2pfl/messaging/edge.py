@@ -277,7 +277,7 @@ class Reader:
         if start.begins <= self.next.t:
             return None
         self.next = Id(start.begins, 0)
-        return start.begins
+        return None if self.finished else start.begins  # after the last Begin, nothing was awaited
 
     def is_current(self, epoch: int) -> bool:
         return self.state is ReaderState.READING and epoch == self._epoch
