@@ -37,7 +37,7 @@ TICK = 0.1
 SLOW_TICK = 1.0
 """Minimum seconds between two checks of the neighbors that are connected, and of those that are down for long."""
 CHECKS_PER_SECOND = 32
-"""Checks of connected neighbors in a second, at most: with many neighbors, each is checked less often than that tick."""
+"""Maximum checks of connected neighbors in a second: with many neighbors, each is checked less often."""
 LONG = 10.0
 """Seconds after which a neighbor that is down is looked for less often. Its HELLO has it looked for at once."""
 STALE = 2.0
