@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -291,6 +292,15 @@ def test_kills_an_unused_warm_process(fake_peers: Any) -> None:
 # ---- the command as a whole --------------------------------------------------------------------------------
 
 
+def replace_peers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have new processes and forks of this one start the fake peers of ``environment``."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
+    for module in [module for module in sys.modules if module.partition(".")[0] == "peers"]:
+        monkeypatch.delitem(sys.modules, module)
+
+
 @pytest.fixture
 def launch(
     tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
@@ -302,8 +312,7 @@ def launch(
         file.write_text(
             f"name: toy\nrounds: 3\npeers: {len(behaviors)}\nalgorithm: local\ndata: {{dataset: digits}}\n"
         )
-        for key, value in fake_peers(behaviors).items():
-            monkeypatch.setenv(key, value)
+        replace_peers(fake_peers(behaviors), monkeypatch)
         return invoke("launch", file, "--run-dir", tmp_path / "run", *arguments), tmp_path / "run"
 
     return run
@@ -495,8 +504,7 @@ def test_resume_starts_only_peers_of_this_folder(
     folder = make_folder(peers=2, results={0: None, 1: None})
     network = {"peers": 5, "transport": {"port": 5700, "hosts": {"0-4": "192.0.2.1"}}}
     folder.run_file.write_text(yaml.safe_dump(yaml.safe_load(folder.run_file.read_text()) | network))
-    for name, value in fake_peers(["finishes", "finishes", *["crashes"] * 3]).items():
-        monkeypatch.setenv(name, value)
+    replace_peers(fake_peers(["finishes", "finishes", *["crashes"] * 3]), monkeypatch)
     _, summary = resume(folder, (), Console(file=io.StringIO()))
     assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
     with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
@@ -509,8 +517,7 @@ def test_the_time_of_a_resumed_run_includes_earlier_parts(
 ) -> None:
     folder = make_folder(peers=2, results={0: {"seconds": {"total": 700.0}}, 1: {"phase": "stopped"}})
     folder.summary.write_text(written)
-    for name, value in fake_peers(["waits", "finishes"]).items():
-        monkeypatch.setenv(name, value)
+    replace_peers(fake_peers(["waits", "finishes"]), monkeypatch)
     _, summary = resume(folder, [1], Console(file=io.StringIO()))
     assert summary.finished
     # Without a measured first part, the time is at least that of the slowest peer.
