@@ -58,6 +58,8 @@ class FileStore(BodyStore):
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 self._size = 0
             place = Place(self.current, -(-self._size // ALIGNMENT) * ALIGNMENT)
+            if place.at + encoded.size >= SEGMENT:  # allocated at once: half the time
+                os.posix_fallocate(self._file, place.at, encoded.size)
             end = _write(self._file, list(encoded.parts()), place.at)
         self._size = end
         if end >= SEGMENT:
