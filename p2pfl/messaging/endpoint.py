@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -76,6 +77,8 @@ class Endpoint:
         self.neighbors = topology.neighbors[me]
         begin = Layout.of(Begin(()), ranges={"sources": range(topology.peers)})
         self.schema = MessageSchema((*layouts, begin))
+        # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
+        self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
         self.joins = dict(joins or {})
         self.prunes = prunes
@@ -227,7 +230,7 @@ class Endpoint:
 
     def check(self, header: Buffer) -> Plan:
         """Check the header of an entry; on any thread. Raises WireError."""
-        plan = wire.check(header, self.schema)
+        plan = self._check(bytes(header))
         if plan.count > self.topology.peers:
             raise Unexpected(f"count must be at most {self.topology.peers}, got {shown(plan.count)}")
         return plan
