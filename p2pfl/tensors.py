@@ -75,7 +75,7 @@ def _sum(weights: Sequence[float], first: Tensor, others: Iterable[Tensor]) -> T
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
     """Divide all of the tensors alike into parts, if they are contiguous."""
     if all(tensor.is_contiguous() for tensor in tensors):
-        return [torch.split(tensor.view(-1), PART) for tensor in tensors]
+        return [torch.split(tensor.view(-1), PART) if tensor.numel() > PART else [tensor] for tensor in tensors]
     return [[tensor] for tensor in tensors]
 
 
