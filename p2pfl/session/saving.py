@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MAX_INTERVAL = 30.0
 """Seconds between two checkpoints, at most, with ``checkpoint_every: auto``: work that a crash repeats."""
-MAX_TAKEN = 1 << 28
+MAX_TAKEN = 1 << 26
 """Bytes received since the last checkpoint, at most, with ``auto``: the senders keep them on their disks."""
 COST = 50.0
 """With ``auto``, the next checkpoint follows after this many times the seconds that the last one took."""
