@@ -730,6 +730,14 @@ def test_all_peers_end_in_the_round_that_reaches_the_budget(budget: int, rounds:
     assert [peer.spent for peer in peers] == [2 * rounds] * 4
 
 
+@pytest.mark.parametrize("wrong", [-1, -(2**63), 12 * 3, 2**63 - 100])
+def test_an_impossible_count_of_a_neighbor_does_not_end_the_run(wrong: int) -> None:
+    peers = make(hyper(cgl=False, message_budget=24), peers=4)
+    peers[3].spent = wrong  # it sends another 3 in each round
+    traffic = play(peers, complete(4), 3)
+    assert [len(peer) for peer in traffic] == [3] * 4
+
+
 def test_pruned_messages_do_not_count_toward_the_budget() -> None:
     peers = make(hyper(warmup=0, graph_lr=4.0, message_budget=12 + 4 + 4), peers=4, of=Clustered)
     traffic = play(peers, complete(4), 9)
