@@ -208,7 +208,7 @@ def test_graph_learning_does_not_modify_its_arguments() -> None:
 def test_two_clusters_give_a_block_diagonal_graph(preset: str, inside: float, across: float) -> None:
     peers, h = 10, hyper(preset=preset)
     cluster = np.arange(peers) // 5
-    for me in range(peers):
+    for me in (0, peers - 1):  # one of each cluster
         s = np.where(cluster == cluster[me], inside, across)
         if h.scale_similarity:
             s = s / inside
