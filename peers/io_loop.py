@@ -81,7 +81,7 @@ class IoLoop:
         self.world = world
         self.faults = faults
         self.link = link
-        self.hello = Hello(config_hash, *world.journals.own)
+        self.hello = Hello(config_hash, *(world.journals.own if transport.same_host else ("", "")))
         self.largest = endpoint.schema.largest(transport.max_message)
         """Bytes of the largest entry that a neighbor may send."""
         self.budget = MIN_ENTRIES * (self.largest + OVERHEAD)

@@ -147,7 +147,7 @@ def _fetch(
 
 
 def _run_folders(root: Path, name: str) -> Iterator[Fetched]:
-    """Yield the run folders fetched from one location. Raises RunFolderError for a folder that is not a run."""
+    """Yield the run folders fetched from one location. Raises RunFolderError for a folder that is not a valid run."""
     roots: list[Path] = []
     for path in sorted(root.rglob("run.json")):
         if not any(outer in path.parents for outer in roots):
@@ -161,6 +161,8 @@ def _run_folders(root: Path, name: str) -> Iterator[Fetched]:
                 f"(1 to {MAX_PEERS}) of the run"
             )
         (run / "peers").mkdir(exist_ok=True)
+        for files in folder.peers():
+            files.check_records()
         yield Fetched(folder, name if len(roots) == 1 else f"{name}/{run.relative_to(root)}", info)
 
 

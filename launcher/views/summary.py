@@ -84,8 +84,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Return the spread of all values that are not None; None if there are none."""
-        known = sorted(value for value in values if value is not None)
+        """Return the spread of all values that are neither None nor NaN; None if there are none."""
+        known = sorted(value for value in values if value is not None and not math.isnan(value))
         if not known:
             return None
         tenth, fifth = (fmean(known[: math.ceil(len(known) / part)]) for part in (10, 5))

@@ -177,7 +177,7 @@ class MAPL(Algorithm[Hyper]):
         received = await net.exchange(own)  # line 7
         own.values.copy_(aggregate(own, received, self.w, self.me))  # line 8
         if h.message_budget:
-            await self.check_message_budget(net, h.message_budget)
+            await self.check_message_budget(t, net, h.message_budget)
 
     def add_neighbors(self, neighbors: Sequence[PeerId]) -> None:
         """Give neighbors that have just joined the initial weight 1 / (1 + |N_i|)."""
@@ -232,11 +232,11 @@ class MAPL(Algorithm[Hyper]):
         gamma = confidence(self.samples if h.confidence else dict.fromkeys(self.samples, 1), ids)
         self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, ids.index(self.me), h)
 
-    async def check_message_budget(self, net: Net, budget: int) -> None:
-        """Table 4: end the run on all peers in the round in which their messages reach the budget."""
+    async def check_message_budget(self, t: int, net: Net, budget: int) -> None:
+        """Table 4: end the run on all peers in the round whose total reaches the budget; ignore impossible totals."""
         self.spent += len(net.receivers)
         total = await net.allreduce(Spent(torch.tensor(self.spent)), op="sum")
-        self.finished = int(total.messages) >= budget
+        self.finished = int(total.messages) in range(budget, 1 + (t + 1) * self.peers * (self.peers - 1))
 
     def layouts(self) -> Sequence[Layout]:
         classes = len(self.prototypes)

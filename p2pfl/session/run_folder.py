@@ -31,10 +31,13 @@ peer continues without its status file and log; any other write error ends it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from reprlib import repr as shortened
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
@@ -46,6 +49,13 @@ Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "fini
 RecordT = TypeVar("RecordT", "Status", "Result", "Origin")
 
 FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
+
+Counts = Annotated[list[int], 3]
+"""Messages, payload bytes, header bytes."""
+Loss = Annotated[float, math.inf]
+"""May be infinite, unlike other numbers, with which summaries compute."""
+LARGEST = 2.0**63
+"""Largest absolute value of other numbers in a record; NaN is allowed."""
 
 
 @dataclass
@@ -91,15 +101,15 @@ class Result:
     model: str
     group: int
     accuracy: float | None = None
-    loss: float | None = None
+    loss: Loss | None = None
     correct: int = 0
     samples: int = 0
     global_accuracy: float | None = None
     extra_metrics: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_round: int | None = None
-    sent: dict[str, dict[str, list[int]]] = field(default_factory=dict)
-    received: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    sent: dict[str, dict[str, Counts]] = field(default_factory=dict)
+    received: dict[str, dict[str, Counts]] = field(default_factory=dict)
     weights: dict[str, float] | None = None
     missing: int = 0
     skipped_rounds: int = 0
@@ -185,6 +195,19 @@ class PeerFolder:
     def origin(self) -> Origin | None:
         """The origin of the files; None outside a collection."""
         return _read_record(Origin, self.root / "origin.json")
+
+    def check_records(self) -> None:
+        """Check the types of the status and result, which another host may have written: they are printed and summed.
+
+        Raises RunFolderError, naming file and key. Unlike other damage, a wrong type would fail later.
+        """
+        records: dict[str, type] = {"status.json": Status, "result.json": Result}
+        for name, record in records.items():
+            path = self.root / name
+            types = get_type_hints(record, include_extras=True)
+            for key, value in (_read_or_none(path) or {}).items():
+                if key in types and (wrong := _mismatch(key, value, types[key])) is not None:
+                    raise RunFolderError(f"{path}: {wrong}; correct or remove it there")
 
     def clear_result(self) -> None:
         """Delete the result of an earlier process of this peer; called when a new one starts."""
@@ -284,6 +307,48 @@ class RunFolder:
 def _read_record(record: type[RecordT], path: Path, *, stable: bool = False) -> RecordT | None:
     """None if the file is missing or damaged: records are informative, and nothing depends on them."""
     try:
-        return record(**(read_json(path, stable=stable) or {}))
-    except (RunFolderError, TypeError):
+        return record(**(_read_or_none(path, stable=stable) or {}))
+    except TypeError:
         return None
+
+
+def _read_or_none(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
+    try:
+        return read_json(path, stable=stable)
+    except RunFolderError:
+        return None
+
+
+def _mismatch(key: str, value: Any, wanted: Any) -> str | None:
+    """Return where a JSON value does not have the type ``wanted``, if anywhere. Not pydantic: it imports slowly.
+
+    Args:
+        wanted: an annotation of Status or Result. Annotated gives the length of a list, or the largest absolute value
+            of a number.
+    """
+    kind, parts = get_origin(wanted) or wanted, get_args(wanted)
+    if kind in (Union, UnionType):  # X | None
+        return None if value is None else _mismatch(key, value, parts[0])
+    length, largest = None, LARGEST
+    if kind is Annotated:
+        wanted, limit = parts
+        kind, parts = get_origin(wanted) or wanted, get_args(wanted)
+        length, largest = (limit, LARGEST) if kind is list else (None, limit)
+    if kind is Literal:
+        fits, expected = value in parts, f"one of {', '.join(parts)}"
+    elif kind is list:
+        fits = isinstance(value, list) and length in (None, len(value))
+        expected = "a list" if length is None else f"a list of {length}"
+    elif kind is dict:
+        fits, expected = isinstance(value, dict), "an object"
+    elif kind is float:
+        fits = type(value) in (int, float) and (abs(value) <= largest or value != value)
+        expected = f"a number of at most {largest:.3g}"
+    elif kind is int:
+        fits, expected = type(value) is int and abs(value) <= LARGEST, "an integer of at most 64 bits"
+    else:
+        fits, expected = isinstance(value, kind), "a string"
+    if not fits:
+        return f"{key} must be {expected}, got {shortened(value)}"
+    items = enumerate(value) if kind is list else value.items() if kind is dict else ()
+    return next(filter(None, (_mismatch(f"{key}[{shortened(at)}]", item, parts[-1]) for at, item in items)), None)

@@ -74,7 +74,7 @@ def test_peer_paused_beyond_give_up_rejoins_in_its_neighbors_round(
             logged(folder, neighbor, "neighbor declared dead peer=1: no connection for 1 s") for neighbor in (0, 2)
         )
     )
-    until(lambda: all(rounds_done(folder, other) > rounds_done(folder, 1) + 30 for other in (0, 2, 3)))
+    until(lambda: all(rounds_done(folder, other) > rounds_done(folder, 1) + 10 for other in (0, 2, 3)))
     os.kill(pids[1], signal.SIGCONT)
     until(lambda: logged(folder, 1, "the neighbors continued without this peer"))
     until(lambda: all(logged(folder, neighbor, "neighbor reconnected peer=1") for neighbor in (0, 2)))

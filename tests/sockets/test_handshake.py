@@ -80,6 +80,16 @@ async def test_refusal_ends_waits_and_is_logged_in_one_line(
     assert max(len(record.getMessage()) for record in caplog.records) < 500
 
 
+@pytest.mark.parametrize("same_host", [False, True])
+async def test_the_journals_token_is_sent_only_if_neighbors_may_read_it(
+    sockets: Any, raw: Any, same_host: bool
+) -> None:
+    other = raw(1)
+    endpoint = await up(sockets, 0, same_host=same_host)
+    hello = await other.expect(Hello)
+    assert (hello.boot, hello.token) == (endpoint.link.world.journals.own if same_host else ("", ""))
+
+
 @pytest.mark.parametrize("settled", [False, True])
 async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
     sockets: Any, raw: Any, settled: bool, caplog: Any, eventually: Any

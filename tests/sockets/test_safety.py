@@ -100,7 +100,7 @@ async def test_refuses_a_neighbor_that_claims_another_identity(
     endpoint = await up(encrypted, 0, FORK)
     for identity in ("1>0", "1>0.0123456789abcdef"):
         dealer = stranger.connect(endpoint.link.address, identity, encrypted.pairs[2], encrypted.pairs[0][0])
-        dealer.send_multipart(hello())
+        dealer.send_multipart(hello(), zmq.NOBLOCK)
     text = "message refused identity=b'1>0': the connection has the key of peer 2"
     await eventually(lambda: caplog.text.count(text) == 2)
     await still_works(encrypted, endpoint)
@@ -113,7 +113,7 @@ async def test_neighbor_cannot_take_over_anothers_connection(
     endpoint, neighbor = await up(encrypted, 0, FORK), await up(encrypted, 1, FORK)
     await eventually(lambda: neighbor.link.io.connections and neighbor.link.io.connections[0].up)
     dealer = stranger.connect(endpoint.link.address, "1>0", encrypted.pairs[2], encrypted.pairs[0][0])
-    dealer.send_multipart(hello())
+    dealer.send_multipart(hello(), zmq.NOBLOCK)
     await eventually(lambda: "message refused" in caplog.text)
     await neighbor.begin(0).broadcast(Word("still here"))
     assert await endpoint.begin(0).gather(Word, of=[1]) == {1: Word("still here")}
@@ -231,10 +231,10 @@ async def test_counts_a_flood_of_unknown_clients_instead_of_logging_it(
     endpoint = await up(sockets, 0)
     dealer = stranger.connect(endpoint.link.address, "7>0")
     for _ in range(500):
-        dealer.send_multipart(hello())
+        dealer.send_multipart(hello(), zmq.NOBLOCK)
     other = stranger.connect(endpoint.link.address, "1>0")
     for _ in range(300):
-        other.send_multipart([b"garbage"])
+        other.send_multipart([b"garbage"], zmq.NOBLOCK)
     await eventually(lambda: endpoint.dropped == {1: 300})
     await eventually(lambda: endpoint.link.io.limited_log._categories["messages from unknown senders"].count == 500)
     await sockets.shut(endpoint.link)

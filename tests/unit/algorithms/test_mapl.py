@@ -208,7 +208,7 @@ def test_graph_learning_does_not_modify_its_arguments() -> None:
 def test_two_clusters_give_a_block_diagonal_graph(preset: str, inside: float, across: float) -> None:
     peers, h = 10, hyper(preset=preset)
     cluster = np.arange(peers) // 5
-    for me in range(peers):
+    for me in (0, peers - 1):  # one of each cluster
         s = np.where(cluster == cluster[me], inside, across)
         if h.scale_similarity:
             s = s / inside
@@ -728,6 +728,14 @@ def test_all_peers_end_in_the_round_that_reaches_the_budget(budget: int, rounds:
     assert [len(peer) for peer in traffic] == [rounds] * 4
     assert sum(messages(record.sent, "Prototypes") for peer in traffic for record in peer) == 8 * rounds
     assert [peer.spent for peer in peers] == [2 * rounds] * 4
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**63), 12 * 3, 2**63 - 100])
+def test_an_impossible_count_of_a_neighbor_does_not_end_the_run(wrong: int) -> None:
+    peers = make(hyper(cgl=False, message_budget=24), peers=4)
+    peers[3].spent = wrong  # it sends another 3 in each round
+    traffic = play(peers, complete(4), 3)
+    assert [len(peer) for peer in traffic] == [3] * 4
 
 
 def test_pruned_messages_do_not_count_toward_the_budget() -> None:

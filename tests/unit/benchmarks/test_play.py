@@ -109,6 +109,7 @@ def test_reports_the_last_line_of_a_command_that_fails(folder: Path) -> None:
     assert played.failure == "exit status 1: no such thing"
 
 
+@pytest.mark.exhaustive
 def test_stops_a_command_that_takes_too_long_with_its_children(folder: Path) -> None:
     code = f"""
 import os, time

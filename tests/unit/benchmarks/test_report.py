@@ -188,6 +188,7 @@ def test_light_and_checkpointed_runs_are_valid() -> None:
         assert from_dict(runs.checkpointed(method, 10, 3, 1)).file.checkpoint_every == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("exchange", [*transports.EXCHANGES.values(), *transports.QUICK.values()])
 def test_bodies_have_the_size_of_the_model_that_is_sent(exchange: transports.Exchange) -> None:
     assert cost(exchange.tree()["models"], 1, (8, 8), 10).model_bytes == exchange.size

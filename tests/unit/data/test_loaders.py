@@ -300,6 +300,7 @@ def test_synthetic_images_are_reproducible(root: Path, cache: Path) -> None:
     assert not np.array_equal(dataset.train.images, other.train_images)
 
 
+@pytest.mark.exhaustive
 def test_synthetic_task_is_learnable_but_not_linearly(root: Path) -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier

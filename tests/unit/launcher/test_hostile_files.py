@@ -79,6 +79,10 @@ def test_compare_prints_no_control_characters_of_differing_runs(evil: RunFolder,
 
 
 def test_collect_prints_no_control_characters(evil: RunFolder, into: Path, invoke: Invoke) -> None:
+    assert_harmless(invoke("collect", into, evil.root).output)  # group must be an integer
+    for files in evil.peers():
+        replace_json(files.root / "result.json", group=0)
+        replace_json(files.root / "status.json", phase="failed", t=0)
     outcome = invoke("collect", into, evil.root)
     assert_harmless(outcome.output)
     assert "peers 0-1: failed: evil\\x1b]0;title\\x07" in outcome.stderr

@@ -19,12 +19,18 @@ def digests(run: Any) -> list[str]:
     return [result.digest for result in simulate(run)]
 
 
-def test_equal_runs_are_bit_identical(make_run: Any) -> None:
-    assert digests(make_run()) == digests(make_run())
+@pytest.fixture(scope="module")
+def unchanged(make_run: Any) -> list[str]:
+    """The digests of the run that other tests change."""
+    return digests(make_run())
 
 
-def test_peers_end_with_different_models(make_run: Any) -> None:
-    assert len(set(digests(make_run()))) == 4
+def test_equal_runs_are_bit_identical(make_run: Any, unchanged: list[str]) -> None:
+    assert digests(make_run()) == unchanged
+
+
+def test_peers_end_with_different_models(unchanged: list[str]) -> None:
+    assert len(set(unchanged)) == 4
 
 
 @pytest.mark.parametrize(
@@ -40,15 +46,15 @@ def test_peers_end_with_different_models(make_run: Any) -> None:
     ],
     ids=str,
 )
-def test_result_does_not_depend_on_local_settings(make_run: Any, change: Any) -> None:
-    assert digests(make_run(**change)) == digests(make_run())
+def test_result_does_not_depend_on_local_settings(make_run: Any, change: Any, unchanged: list[str]) -> None:
+    assert digests(make_run(**change)) == unchanged
 
 
 @pytest.mark.parametrize(
     "change", [{"seed": 4}, {"rounds": 4}, {"graph": "ring"}, {"algorithm": {"name": "dpsgd", "lr": 0.01}}], ids=str
 )
-def test_result_depends_on_the_inputs(make_run: Any, change: Any) -> None:
-    assert digests(make_run(**change)) != digests(make_run())
+def test_result_depends_on_the_inputs(make_run: Any, change: Any, unchanged: list[str]) -> None:
+    assert digests(make_run(**change)) != unchanged
 
 
 def test_run_folder_does_not_change_the_result(make_run: Any, prepare: Any, tmp_path: Path) -> None:
