@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from multiprocessing.context import ForkProcess  # noqa: TID251  # only a type
@@ -66,10 +67,18 @@ class _Fork:
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        if (code := self._process.exitcode) is None:
-            raise subprocess.TimeoutExpired("peers --warm", timeout or 0.0)
-        return code
+        if timeout is not None and self._process.exitcode is None:
+            # Not join(timeout): it waits for the end of a pipe that the peers hold open too.
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+            if self._process.exitcode is None:
+                raise subprocess.TimeoutExpired("peers --warm", timeout)
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
 
 
 class WarmProcess:
@@ -108,9 +117,12 @@ class WarmProcess:
         def serve() -> None:
             for descriptor, target in ((requests[0], 0), (events[1], 1), (warm._errors.fileno(), 2)):
                 os.dup2(descriptor, target)
-            for descriptor in (*requests, *events):
-                os.close(descriptor)
+            # Peers outlive the launcher, and must not hold open what it has inherited or opened.
             warm._errors.close()
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) > 2:
+                    with suppress(OSError):
+                        os.close(int(name))
             sys.argv = ["peers", "--warm"]
             runpy.run_module("peers", run_name="__main__", alter_sys=True)
 
@@ -148,14 +160,15 @@ class WarmProcess:
         self._start()
 
     def fork(self, folder: RunFolder, peers: Iterable[PeerId]) -> None:
-        """Request the peers. Each is answered by a ``started`` event and, at its end, by ``exited``."""
+        """Request the peers. Each is answered by a ``started`` event and, at its end, by ``exited``.
+
+        If the process has died, ``events`` will tell, after those that it sent before.
+        """
         self.fork_requested = True
         assert self._process.stdin is not None
         request = json.dumps({"run": str(folder.root), "peers": list(peers)}) + "\n"
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.write(request.encode())
-        except BrokenPipeError:
-            self.exited = True
 
     def events(self, timeout: float) -> list[Event]:
         """Return the events since the last call; wait up to ``timeout`` seconds. Set ``exited`` at end of file."""

@@ -194,7 +194,8 @@ class Endpoint:
         """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
 
         Args:
-            stored: return the body as it is in the journal. None if there are no receivers.
+            stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
+                them is left, or somebody has deleted the file.
         """
         if not (receivers := tuple(to)):
             return None
@@ -214,9 +215,12 @@ class Endpoint:
                 await self.link.caught_up(behind)
         return copy
 
-    def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B:
-        """Return ``body`` with tensors in the journal. Reads none of them."""
-        raw, places = self.journal.map(entry), iter(encoded.tensors)
+    def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B | None:
+        """Return ``body`` with tensors in the journal, unless it cannot be mapped. Reads none of them."""
+        try:
+            raw, places = self.journal.map(entry), iter(encoded.tensors)
+        except OSError:
+            return None
         tensors = {}
         for path, tensor in tensors_of(body).items():
             if raw is None or not tensor.numel():

@@ -168,10 +168,9 @@ def test_follows_peers_that_outlive_the_warm_process(play: Any) -> None:
     assert summarize(folder, processes.exit_codes).finished
 
 
-def kill_warm_process() -> None:
-    """kill -9 the warm process of this process's launcher."""
+def warm_process() -> psutil.Process:
     (warm,) = (child for child in psutil.Process().children() if "--warm" in child.cmdline())
-    warm.kill()
+    return warm
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
@@ -185,12 +184,10 @@ def test_restarts_a_peer_after_the_death_of_the_warm_process(play: Any, until: A
         pids.append(until(lambda: len(running()) == 2 and running()))
         peer = folder.peer(1).status()
         assert peer is not None
-        if dies == "before":
-            os.kill(peer.pid, signal.SIGKILL)
-            kill_warm_process()
-        else:
-            kill_warm_process()
-            os.kill(peer.pid, signal.SIGKILL)
+        warm = warm_process()
+        warm.suspend()  # otherwise it might start the peer again before its own death
+        for process in (psutil.Process(peer.pid), warm) if dies == "before" else (warm, psutil.Process(peer.pid)):
+            process.kill()
         pids.append(until(lambda: (status := folder.peer(1).status()) and status.pid != peer.pid and running()))
         for pid in running():
             os.kill(pid, signal.SIGTERM)
@@ -488,6 +485,46 @@ def test_parses_events_that_arrive_in_pieces(fake_peers: Any) -> None:
             warm._process.stdout.close()
             warm._process.stdout = real
     assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
+
+
+def test_events_of_a_dead_warm_process_are_read_before_its_end_counts(
+    make_folder: MakeFolder, fake_peers: Any
+) -> None:
+    with WarmProcess(fake_peers(["waits"])) as warm:
+        warm._process.kill()
+        warm._process.wait()
+        read, write = os.pipe()
+        os.write(write, json.dumps({"event": "exited", "peer": 4, "code": 3}).encode() + b"\n")
+        os.close(write)
+        assert warm._process.stdout is not None
+        warm._process.stdout.close()
+        warm._process.stdout = os.fdopen(read, "rb", buffering=0)
+        warm.fork(make_folder(), [0])
+        assert [(event.peer, event.code) for event in warm.events(1)] == [(4, 3)]
+        assert not warm.exited
+        assert warm.events(1) == []
+        assert warm.exited
+
+
+def test_does_not_wait_for_the_peers_of_a_forked_warm_process(
+    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They outlive it, and hold nothing open that others wait for."""
+    replace_peers(fake_peers(["waits"]), monkeypatch)
+    read, write = os.pipe()
+    warm, _ = WarmProcess.after(lambda: None)
+    os.close(write)
+    with warm, os.fdopen(read, "rb") as pipe:
+        warm.fork(make_folder(peers=1, results={0: None}), [0])
+        while not (started := [event.pid for event in warm.events(1) if event.event == "started"]):
+            pass
+        try:
+            warm._process.kill()
+            assert warm._process.wait(100) == -signal.SIGKILL
+            assert pipe.read() == b""
+            assert psutil.Process(started[0]).is_running()
+        finally:
+            os.kill(started[0], signal.SIGKILL)
 
 
 def test_rejects_resuming_a_simulation(file: Path) -> None:
