@@ -1,4 +1,4 @@
-"""Call a function in a child process, so that this one does not keep what it imports."""
+"""Call functions in a child process, so that this one does not keep what they import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection  # noqa: TID251  # as above
+from multiprocessing.context import ForkProcess  # noqa: TID251  # as above
 from typing import TypeVar
 
 from launcher.errors import LaunchError
@@ -22,9 +23,16 @@ def in_child(function: Callable[[], T]) -> T:
     Importing torch takes 300 MiB, and the launcher lives as long as its peers. Any other exception is printed by the
     child, and raises SystemExit here.
     """
+    result, child = in_lasting_child(function, lambda: None)
+    child.join()
+    return result
+
+
+def in_lasting_child(function: Callable[[], T], afterwards: Callable[[], None]) -> tuple[T, ForkProcess]:
+    """Return what ``function`` returns, as ``in_child`` does, and the process, which then calls ``afterwards``."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_call, args=(function, sender), daemon=True)
+    child = context.Process(target=_call, args=(function, sender, afterwards), daemon=True)
     child.start()
     sender.close()
     try:
@@ -38,18 +46,22 @@ def in_child(function: Callable[[], T]) -> T:
         sys.exit(code)
     except KeyboardInterrupt:
         child.terminate()
+        child.join()
         raise
     finally:
-        child.join()
         receiver.close()
     if error is not None:
+        child.join()
         raise error
-    return result  # type: ignore[no-any-return]
+    return result, child
 
 
-def _call(function: Callable[[], T], sender: Connection) -> None:
+def _call(function: Callable[[], object], sender: Connection, afterwards: Callable[[], None]) -> None:
     with suppress(KeyboardInterrupt):  # the parent has received it too
         try:
             sender.send((function(), None))
         except P2pflError as error:
             sender.send((None, error))
+            return
+        sender.close()
+        afterwards()

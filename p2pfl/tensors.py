@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ Tensors = Mapping[str, Tensor]
 LIMIT = 1e6
 """Parameters, features and statistics of models that train are orders of magnitude below it; those of a model that
 diverges pass it in its last round before infinity, or the one before."""
+
+PART = 1 << 16
+"""Numbers in a part of a tensor: it stays in the processor's cache while others are added to it."""
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
@@ -38,24 +41,42 @@ def assign(target: Tensors, values: Tensors) -> None:
 def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = None) -> Tensors:
     """Return Σ w · x over the terms (w, x), in the given order, in the dtype of the first x.
 
-    Works tensor by tensor: reads each once, and adds it in place to one accumulator.
+    Works tensor by tensor and reads each once, which matters if that reads a file (``Spool``). Of tensors in memory,
+    it adds part by part, so that no temporary one is larger than ``PART``.
 
     Args:
         terms: all x have the same names.
         out: receives the sums, and may be one of the x; default: new tensors.
     """
-    (first_weight, first), *others = terms
+    weights = [weight for weight, _ in terms]
+    in_memory = all(isinstance(tensors, dict) for _, tensors in terms)
     sums: dict[str, Tensor] = {}
-    for name, tensor in first.items():
-        total = tensor * first_weight
-        for weight, tensors in others:
-            # Not ``total += weight * x``, which rounds twice where this rounds once.
-            total.add_(tensors[name].to(total), alpha=weight)
-        if out is None:
-            sums[name] = total
-        else:
-            out[name].copy_(total)
+    for name, tensor in terms[0][1].items():
+        rest = (tensors[name].to(tensor) for _, tensors in terms[1:])
+        if not in_memory:
+            total = _sum(weights, tensor, rest)
+            sums[name] = total if out is None else out[name].copy_(total)
+            continue
+        target = torch.empty_like(tensor, dtype=torch.result_type(tensor, 1.0)) if out is None else out[name]
+        for part, first, *others in zip(*_parts([target, tensor, *rest]), strict=True):
+            part.copy_(_sum(weights, first, others))
+        sums[name] = target
     return sums if out is None else out
+
+
+def _sum(weights: Sequence[float], first: Tensor, others: Iterable[Tensor]) -> Tensor:
+    total = first * weights[0]
+    for weight, tensor in zip(weights[1:], others, strict=True):
+        # Not ``total += weight * x``, which rounds twice where this rounds once.
+        total.add_(tensor.to(total), alpha=weight)
+    return total
+
+
+def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
+    """Divide all of the tensors alike into parts, if they are contiguous."""
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return [torch.split(tensor.view(-1), PART) if tensor.numel() > PART else [tensor] for tensor in tensors]
+    return [[tensor] for tensor in tensors]
 
 
 def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Tensors | None = None) -> Tensors:
@@ -112,10 +133,11 @@ def digest(state: Any) -> str:
 
 def _feed(sha: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
-        tensor = value.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
         sha.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} ".encode())
         if tensor.numel():
-            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            # Not ``reshape``: a single element counts as contiguous with any stride.
+            sha.update(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data)
     elif isinstance(value, Mapping):
         sha.update(f"map {len(value)} ".encode())
         for key in sorted(value, key=str):

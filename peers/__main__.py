@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from p2pfl.errors import P2pflError
+from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
 
@@ -48,11 +49,7 @@ def main(
     P2PFL_RUN_ID can replace the options.
     """
     if warm:
-        # Libraries must not start threads before the fork, so the limit comes before they are imported.
-        os.environ |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")}
-        # Threads of peers that wait for work sleep. By default they spin, which takes cores from other peers: with
-        # two threads each, four peers on two cores took 28 to 44 s that way and 8 s this way.
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ |= ENVIRONMENT
         from peers.warm import serve
 
         # Not sys.exit: objects frozen before the fork are never collected, and extension modules would report them

@@ -136,10 +136,10 @@ class ConnectionGuard:
         connection = self.connections.setdefault(int(identity.get(zmq.SRCFD)), _Connection(unannounced=True))
         connection.bytes_read += size + frames * _MIN_FRAMING
 
-    def check(self, log: LimitedLog) -> None:
-        """Handle monitor events and enforce the limits. Call it when the monitor has events, and periodically."""
+    def check(self, log: LimitedLog, *, events: bool = True) -> None:
+        """Handle monitor events, if there may be some, and enforce the limits. Call it periodically."""
         for _ in range(_EVENTS_PER_TURN):
-            if not readable(self.monitor):
+            if not events or not readable(self.monitor):
                 break
             message = recv_monitor_message(self.monitor)
             self._handle_event(message["event"], message["value"], log)

@@ -157,7 +157,7 @@ class Receiver:
                 reader.cannot_open()
                 connection.pump()
                 return False
-            self._complete(connection, entry.id, plan, body)
+            self._complete(connection, entry.id, plan, body, in_place=True)
         elif plan.size == 0:
             self._complete(connection, entry.id, plan, None)
         else:
@@ -185,13 +185,17 @@ class Receiver:
             self._complete(connection, entry.id, assembly.plan, assembly.body)
         return True
 
-    def _complete(self, connection: Connection, id: Id, plan: Plan, body: Tensor | None) -> None:
+    def _complete(
+        self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False
+    ) -> None:
         io, peer = self._io, connection.peer
         had_finished = connection.reader.finished
         connection.reader.passed(id, plan.header, plan.size)
         if had_finished and id.t < FOREVER:
             connection.neighbor_returned()
         message = self.endpoint.decode(plan, id.t, peer, body)
+        if body is not None and in_place:
+            io.world.journals.forget(body)  # until the round uses it; decoding has read all of it
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:

@@ -30,6 +30,7 @@ from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import deterministic
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
+from peers.free_memory import free_heap
 from peers.health import Health
 from peers.io_loop import Leaving
 from peers.journal_files import FileStore, NeighborJournals
@@ -174,6 +175,7 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
 
     Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again.
     """
+    free_heap()
     closing, stop = asyncio.ensure_future(link.close(leaving)), asyncio.ensure_future(stopped.wait())
     await asyncio.wait((closing, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()

@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from p2pfl.session.files import write_errors
+from peers.free_memory import free_heap
 
 FIRST_TIMEOUT = 1.0
 """Seconds in the queue after which a peer tries to take a slot out of turn; they double with each attempt.
@@ -81,6 +82,7 @@ class HostSlot:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+            free_heap()  # whoever computes next can use it
 
 
 class _Turnstile:

@@ -130,7 +130,7 @@ class Sockets:
                 if self.monitors.fileno() in ready:
                     owners |= self.monitors.ready()
                 timeout = io.send(owners)
-                guard.check(self.limited_log)
+                guard.check(self.limited_log, events=guard.monitor in ready)
                 if self.health:
                     self.health.answer(ready, self.poller)
                 self.limited_log.summarize()

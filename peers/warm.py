@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import json
 import mmap
 import os
@@ -41,6 +42,7 @@ from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.run_folder import RunFolder
+from peers.free_memory import forget_files, free_heap
 from peers.runtime import Data, run_peer
 
 MAX_ERROR = 4096
@@ -98,6 +100,8 @@ class Forks:
         run, data = self._load(folder)
         gc.collect()
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children
+        free_heap()
+        forget_files()
         for peer in request["peers"]:
             message = mmap.mmap(-1, MAX_ERROR)
             try:
@@ -152,7 +156,8 @@ def _import_what_peers_import(run: Run, data: Data) -> None:
     """Build and drop one peer of each architecture, so that forked peers share its imports."""
     first_of = {architecture(run.file.models.name, peer): peer for peer in reversed(range(run.peers))}
     for peer in first_of.values():
-        make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
+        algorithm = make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
+        torch.save(algorithm.state_dict(), io.BytesIO())
 
 
 def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, message: mmap.mmap) -> None:

@@ -38,6 +38,7 @@ def calls_of(do: Callable[[], object], monkeypatch: pytest.MonkeyPatch, fail_at:
             "open",
             lambda self, mode="r", **options: Watched(self, mode) if mode == "wb" else opened(self, mode, **options),
         )
+        patch.setattr(os, "pwrite", watched("write", os.pwrite))
         patch.setattr(os, "fsync", watched("fsync", os.fsync))
         patch.setattr(Path, "replace", watched("rename", Path.replace))
         with contextlib.suppress(RunFolderError):

@@ -18,7 +18,6 @@ from launcher.backends.mps import multi_process_service
 from launcher.backends.processes import find_process, outcome
 from launcher.backends.this_host import remote_peers
 from launcher.backends.warm import WarmProcess
-from launcher.child import in_child
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from launcher.views import formatting
@@ -58,9 +57,8 @@ def launch(request: LaunchRequest, console: Console, restart: Restart = "on-fail
         check_limits(run, range(run.peers))
         return request.prepare(run), _Settings.of(run)
 
-    with WarmProcess() as warm:
-        # It imports torch while another process imports torch and checks the run file.
-        folder, settings = in_child(prepare)
+    warm, (folder, settings) = WarmProcess.after(prepare)
+    with warm:
         return folder, _run(settings, folder, range(settings.peers), warm, console, restart)
 
 
@@ -100,8 +98,8 @@ def resume(
         check_limits(run, ended)
         return _Settings.of(run), running, ended
 
-    with WarmProcess() as warm:
-        settings, running, ended = in_child(select)
+    warm, (settings, running, ended) = WarmProcess.after(select)
+    with warm:
         seconds_before = 0.0
         if not running:  # otherwise another launcher may still measure, and the time would count twice
             with suppress(RunFolderError):

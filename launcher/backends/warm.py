@@ -15,17 +15,25 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from io import FileIO
+from multiprocessing.context import ForkProcess  # noqa: TID251  # only a type
+from typing import Literal, TypeVar
 
+from launcher.child import in_lasting_child
 from p2pfl import PeerId
+from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.run_folder import RunFolder
+
+T = TypeVar("T")
 
 EXIT_TIMEOUT = 30.0
 """Seconds that an idle warm process may take to exit."""
@@ -42,6 +50,37 @@ class Event:
     error: str = ""
 
 
+class _Fork:
+    """A fork of this process, as a Popen."""
+
+    def __init__(self, process: ForkProcess, stdin: FileIO, stdout: FileIO) -> None:
+        self.stdin, self.stdout = stdin, stdout
+        self.pid = process.pid or 0
+        self.kill = process.kill
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None and self._process.exitcode is None:
+            # Not join(timeout): it waits for the end of a pipe that the peers hold open too.
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+            if self._process.exitcode is None:
+                raise subprocess.TimeoutExpired("peers --warm", timeout)
+        self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
+
+
 class WarmProcess:
     """The warm process, in a session of its own, so that the terminal's Ctrl-C reaches the launcher only.
 
@@ -49,17 +88,62 @@ class WarmProcess:
     was requested.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, start: bool = True) -> None:
         self._environment = dict(environment or {})
         self.fork_requested = False
         # In memory, because the disk may be full. Closed in __exit__.
         self._errors = os.fdopen(os.memfd_create("p2pfl warm"), "w+b")
-        self._start()
+        if start:
+            self._start()
+
+    @classmethod
+    def after(cls, function: Callable[[], T]) -> tuple[WarmProcess, T]:
+        """Call a function that imports torch in a new process, which then becomes the warm process.
+
+        Returns:
+            The warm process, and what the function returned.
+
+        Raises:
+            P2pflError, SystemExit: as ``in_child``.
+        """
+        warm = cls(start=False)
+        requests, events = os.pipe(), os.pipe()
+
+        def prepare() -> T:
+            os.setsid()
+            os.environ.update(ENVIRONMENT)
+            return function()
+
+        def serve() -> None:
+            for descriptor, target in ((requests[0], 0), (events[1], 1), (warm._errors.fileno(), 2)):
+                os.dup2(descriptor, target)
+            # Peers outlive the launcher, and must not hold open what it has inherited or opened.
+            warm._errors.close()
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) > 2:
+                    with suppress(OSError):
+                        os.close(int(name))
+            sys.argv = ["peers", "--warm"]
+            runpy.run_module("peers", run_name="__main__", alter_sys=True)
+
+        try:
+            result, process = in_lasting_child(prepare, serve)
+        except BaseException:
+            warm._errors.close()
+            for descriptor in (requests[1], events[0]):
+                os.close(descriptor)
+            raise
+        finally:
+            os.close(requests[0])
+            os.close(events[1])
+        warm._process = _Fork(process, FileIO(requests[1], "w"), FileIO(events[0]))
+        warm.exited, warm._pending = False, b""
+        return warm, result
 
     def _start(self) -> None:
         self.exited = False
         self._pending = b""
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[bytes] | _Fork = subprocess.Popen(
             # -P: ignore folders called peers or p2pfl in the working directory.
             [sys.executable, "-P", "-m", "peers", "--warm"],
             stdin=subprocess.PIPE,
@@ -76,14 +160,15 @@ class WarmProcess:
         self._start()
 
     def fork(self, folder: RunFolder, peers: Iterable[PeerId]) -> None:
-        """Request the peers. Each is answered by a ``started`` event and, at its end, by ``exited``."""
+        """Request the peers. Each is answered by a ``started`` event and, at its end, by ``exited``.
+
+        If the process has died, ``events`` will tell, after those that it sent before.
+        """
         self.fork_requested = True
         assert self._process.stdin is not None
         request = json.dumps({"run": str(folder.root), "peers": list(peers)}) + "\n"
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.write(request.encode())
-        except BrokenPipeError:
-            self.exited = True
 
     def events(self, timeout: float) -> list[Event]:
         """Return the events since the last call; wait up to ``timeout`` seconds. Set ``exited`` at end of file."""

@@ -33,7 +33,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, clone, parameters_of, weighted_sum
+from p2pfl.tensors import Tensors, parameters_of, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,21 @@ def with_self_weight(row: Mapping[PeerId, float], me: PeerId) -> dict[PeerId, fl
 
 
 def average_neighborhood(
-    x: Tensors, received: Mapping[PeerId, Parameters], row: Mapping[PeerId, float], me: PeerId
+    x: Tensors,
+    received: Mapping[PeerId, Parameters],
+    row: Mapping[PeerId, float],
+    me: PeerId,
+    step: Tensors | None = None,
 ) -> None:
-    """Line 2: x_i ← Σ_j W_ij x_j in ascending order of j, in place. Weights of missing neighbors go to x_i itself."""
+    """Line 2: x_i ← Σ_j W_ij x_j in ascending order of j, in place. Weights of missing neighbors go to x_i itself.
+
+    Args:
+        step: line 3: it is added to the sum, and receives it in place of ``x``.
+    """
     models = {j: body.values for j, body in received.items()} | {me: x}
     weights = with_self_weight({j: row[j] for j in received}, me)
-    weighted_sum([(weight, models[j]) for j, weight in weights.items()], out=x)
+    terms = [(weight, models[j]) for j, weight in weights.items()]
+    weighted_sum(terms if step is None else [*terms, (1.0, step)], out=x if step is None else step)
 
 
 class DPSGD(Algorithm[Hyper]):
@@ -105,13 +114,12 @@ class DPSGD(Algorithm[Hyper]):
             received = await net.exchange(Parameters(x))
             average_neighborhood(x, received, self.row, self.me)
         else:
-            before = clone(x)
+            before = (await net.publish(Parameters(x))).values  # while this peer trains, for line 2 of the neighbors
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
-            received = await net.exchange(Parameters(before))
+            received = await net.gather(Parameters)
             for name, trained in x.items():
                 trained.sub_(before[name])  # the displacement
-            average_neighborhood(before, received, self.row, self.me)  # line 2
-            weighted_sum([(1.0, before), (1.0, x)], out=x)  # line 3
+            average_neighborhood(before, received, self.row, self.me, step=x)  # lines 2 and 3
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Parameters(parameters_of(self.model)))]

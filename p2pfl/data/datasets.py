@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -72,7 +73,14 @@ class Split:
             IndexError: an index is out of range.
         """
         images, labels = np.take(self.images, indices, axis=0), np.take(self.labels, indices)
+        self.unmap()
         return torch.from_numpy(np.asarray(images)), torch.from_numpy(np.asarray(labels))
+
+    def unmap(self) -> None:
+        """Drop the pages read so far from this process; they stay in the system's file cache."""
+        pages = getattr(self.images, "_mmap", None)
+        if pages is not None:
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +108,8 @@ class Pool:
         images = np.empty((len(indices), *self.train.images.shape[1:]), np.uint8)
         images[~from_test] = self.train.images[indices[~from_test]]
         images[from_test] = self.test.images[indices[from_test] - len(self.train)]
+        self.train.unmap()
+        self.test.unmap()
         return torch.from_numpy(images), torch.from_numpy(self.labels[indices])
 
 

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from p2pfl.learning.peer_data import PeerData, Samples
 
+PREDICTION_BATCH = 64
+"""Samples; a batch of training is as large. Larger ones only take more memory."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -70,7 +73,7 @@ def evaluate(
         return None
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels]) if masked else None
     for x, labels in data.sweep(samples):
-        scores = predict(x)
+        scores = torch.cat([predict(part) for part in torch.split(x, PREDICTION_BATCH)])
         if excluded is not None:
             scores = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
         correct += int((scores.argmax(1) == labels).sum())

@@ -138,6 +138,7 @@ class Trainer:
         finally:
             for module in self._modules():
                 module.eval()
+                module.zero_grad(set_to_none=True)  # takes as much memory as the model
 
     def _modules(self) -> Iterator[nn.Module]:
         return (value for value in vars(self).values() if isinstance(value, nn.Module))

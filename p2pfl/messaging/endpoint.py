@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from p2pfl import PeerId
@@ -16,14 +18,14 @@ from p2pfl.errors import NetError, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.journal import BodyStore, Journal
+from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.receivers import Begin, Receivers
-from p2pfl.messaging.schema import Body, Layout, MessageSchema, shown
+from p2pfl.messaging.schema import B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.topology import Topology
-from p2pfl.messaging.wire import Buffer, Message, Plan
+from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 
 Counts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
@@ -75,6 +77,8 @@ class Endpoint:
         self.neighbors = topology.neighbors[me]
         begin = Layout.of(Begin(()), ranges={"sources": range(topology.peers)})
         self.schema = MessageSchema((*layouts, begin))
+        # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
+        self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
         self.joins = dict(joins or {})
         self.prunes = prunes
@@ -186,10 +190,15 @@ class Endpoint:
             return self._receivers
         return {neighbor for neighbor in self.joined if self.edges.receives(neighbor, self.t)}
 
-    async def send(self, to: Iterable[PeerId], body: Body, count: int = 1) -> None:
-        """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind."""
+    async def send(self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False) -> B | None:
+        """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
+
+        Args:
+            stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
+                them is left, or somebody has deleted the file.
+        """
         if not (receivers := tuple(to)):
-            return
+            return None
         encoded = wire.encode(body, count)
         if encoded.size > self.max_message:
             raise NetError(
@@ -197,18 +206,35 @@ class Endpoint:
                 "set it higher"
             )
         entry = self.journal.append(encoded, receivers)
+        copy = self._stored(body, encoded, entry) if stored else None
         for receiver in receivers:
             _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
         self.link.announce(entry)
         if behind := self.link.behind(receivers):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)
+        return copy
+
+    def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B | None:
+        """Return ``body`` with tensors in the journal, unless it cannot be mapped. Reads none of them."""
+        try:
+            raw, places = self.journal.map(entry), iter(encoded.tensors)
+        except OSError:
+            return None
+        tensors = {}
+        for path, tensor in tensors_of(body).items():
+            if raw is None or not tensor.numel():
+                tensors[path] = torch.empty_like(tensor)
+                continue
+            offset, part = next(places)
+            tensors[path] = raw[offset : offset + len(part)].view(tensor.dtype).view(tensor.shape).to(tensor.device)
+        return with_tensors(body, tensors)
 
     # ---- receiving
 
     def check(self, header: Buffer) -> Plan:
         """Check the header of an entry; on any thread. Raises WireError."""
-        plan = wire.check(header, self.schema)
+        plan = self._check(bytes(header))
         if plan.count > self.topology.peers:
             raise Unexpected(f"count must be at most {self.topology.peers}, got {shown(plan.count)}")
         return plan

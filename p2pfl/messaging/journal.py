@@ -16,6 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from p2pfl import PeerId
 from p2pfl.messaging.control import BEFORE, FOREVER, Id
 from p2pfl.messaging.wire import Buffer, Encoded
@@ -52,6 +55,10 @@ class BodyStore:
         if (body := self._bodies.get(place.segment)) is None:
             raise FileNotFoundError(f"segment {place.segment}")
         return memoryview(body)[offset : offset + length]
+
+    def map(self, place: Place, size: int) -> Tensor:
+        """Return a body, uint8 [size], which may be modified: that does not modify the store. Raises OSError."""
+        return torch.frombuffer(self.read(place, 0, size), dtype=torch.uint8).clone()  # aligned
 
     def release(self, segment: int) -> None:
         """Delete a segment; called when no entry refers to it and no body will be appended to it."""
@@ -188,6 +195,10 @@ class Journal:
     def read(self, entry: JournalEntry, offset: int, length: int) -> Buffer:
         """Return a part of an entry's body. Raises OSError if the entry was released."""
         return b"" if entry.place is None else self.store.read(entry.place, offset, length)
+
+    def map(self, entry: JournalEntry) -> Tensor | None:
+        """Return an entry's body, uint8 [size], which may be modified; None if it is empty. Raises OSError."""
+        return None if entry.place is None else self.store.map(entry.place, entry.size)
 
     # ---- dropping
 

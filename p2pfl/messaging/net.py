@@ -99,6 +99,16 @@ class Net:
         """Send ``body`` to every receiver."""
         await self._endpoint.send(sorted(await self._endpoint.receivers()), body)
 
+    async def publish(self, body: B) -> B:
+        """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
+
+        They may be modified; that modifies neither ``body`` nor the journal.
+        """
+        stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True)
+        if stored is None:
+            return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
+        return stored
+
     async def scatter(self, bodies: Mapping[PeerId, Body]) -> None:
         """Send a different body to each of some receivers, in ascending order.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,12 +66,26 @@ class Topology:
     @cached_property
     def components(self) -> tuple[tuple[int, ...], ...]:
         """Connected components, ascending by their lowest id, with ascending ids."""
-        return tuple(sorted(tuple(sorted(component)) for component in nx.connected_components(self._graph)))
+        components, seen = [], set[int]()
+        for first in range(self.peers):
+            if first not in seen:
+                component = [first]
+                seen.add(first)
+                for peer in component:
+                    new = [neighbor for neighbor in self.neighbors[peer] if neighbor not in seen]
+                    seen.update(new)
+                    component.extend(new)
+                components.append(tuple(sorted(component)))
+        return tuple(components)
 
     @cached_property
     def diameter(self) -> int | None:
         """Hops between the two peers farthest apart; None if the graph is disconnected."""
-        return int(nx.diameter(self._graph)) if self.connected else None
+        if not self.connected:
+            return None
+        import networkx as nx  # takes 12 MiB, which peers do without
+
+        return int(nx.diameter(nx.Graph(self.edges))) if self.edges else 0
 
     def metropolis(self) -> NDArray[np.float64]:
         """Return Metropolis-Hastings mixing weights, shape (peers, peers): symmetric, doubly stochastic."""
@@ -113,9 +126,3 @@ class Topology:
                 height[peer] = max((height[child] + 1 for child in children[peer]), default=0)
                 size[peer] = 1 + sum(size[child] for child in children[peer])
         return SpanningTree(tuple(parent), tuple(map(tuple, children)), tuple(root), tuple(height), tuple(size))
-
-    @cached_property
-    def _graph(self) -> nx.Graph:
-        graph = nx.Graph(self.edges)
-        graph.add_nodes_from(range(self.peers))
-        return graph

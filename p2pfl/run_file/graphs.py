@@ -10,12 +10,13 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median_low
+from types import ModuleType
 from typing import Annotated, Any, ClassVar
 from xml.etree.ElementTree import ParseError
 
-import networkx as nx
 from pydantic import Field, PositiveInt
 
 from p2pfl import rng
@@ -80,7 +81,7 @@ class Complete(Graph):
     """All peers are neighbors of each other."""
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        yield from nx.complete_graph(peers).edges
+        return combinations(range(peers), 2)
 
 
 class Ring(Graph):
@@ -94,14 +95,14 @@ class Line(Graph):
     """Peer i is a neighbor of i-1 and i+1."""
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        yield from nx.path_graph(peers).edges
+        return pairwise(range(peers))
 
 
 class Star(Graph):
     """All peers are neighbors of peer 0."""
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        yield from nx.star_graph(peers - 1).edges
+        return ((0, i) for i in range(1, peers))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +145,7 @@ class Regular(Graph):
             raise _error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
         if self.degree * peers % 2:
             raise _error(f"degree {self.degree} with {peers} peers: degree or peers must be even")
-        yield from nx.random_regular_graph(self.degree, peers, seed=seed).edges
+        yield from _networkx().random_regular_graph(self.degree, peers, seed=seed).edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,7 @@ class ErdosRenyi(Graph):
     """Probability of each edge."""
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        yield from nx.gnp_random_graph(peers, self.p, seed=seed).edges
+        yield from _networkx().gnp_random_graph(peers, self.p, seed=seed).edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,7 @@ class SmallWorld(Graph):
             )
         if self.degree >= peers:
             raise _error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
-        yield from nx.watts_strogatz_graph(peers, self.degree, self.p, seed=seed).edges
+        yield from _networkx().watts_strogatz_graph(peers, self.degree, self.p, seed=seed).edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +194,7 @@ class BarabasiAlbert(Graph):
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
         if self.links >= peers:
             raise _error(f"links {self.links} needs more than {self.links} peers; there are {peers}")
-        yield from nx.barabasi_albert_graph(peers, self.links, seed=seed).edges
+        yield from _networkx().barabasi_albert_graph(peers, self.links, seed=seed).edges
 
 
 class Bridge(Graph):
@@ -203,7 +204,7 @@ class Bridge(Graph):
         if peers < 2:
             raise _error("a bridge connects two cliques, which takes at least 2 peers")
         cliques = range(0, peers, 2), range(1, peers, 2)
-        yield from (edge for clique in cliques for edge in nx.complete_graph(clique).edges)
+        yield from (edge for clique in cliques for edge in combinations(clique, 2))
         yield median_low(cliques[0]), median_low(cliques[1])
 
 
@@ -268,7 +269,15 @@ def _edge_list(file: Path, peers: int) -> list[Edge]:
     return edges
 
 
+def _networkx() -> ModuleType:
+    """Import networkx when it is needed: it takes 12 MiB."""
+    import networkx as nx
+
+    return nx  # type: ignore[no-any-return]
+
+
 def _graphml(file: Path, peers: int) -> list[Edge]:
+    nx = _networkx()
     try:
         graph = nx.read_graphml(file)
     except (ParseError, nx.NetworkXError, KeyError, ValueError) as error:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from p2pfl.errors import RunFolderError, WriteError
 
 Buffer = bytes | memoryview
+
+_numbers = count()
 
 
 @contextmanager
@@ -23,34 +26,64 @@ def write_errors(path: Path) -> Iterator[Path]:
         raise WriteError(path, error) from error
 
 
-def write_atomically(path: Path, data: Buffer, *, durable: bool = False, keep: Path | None = None) -> None:
+def write_atomically(path: Path, data: Buffer, *, durable: bool = False) -> None:
     """Replace a whole file: a reader sees either the old bytes or the new ones.
 
     Args:
         durable: wait until the data is on disk, so that it survives a power failure.
-        keep: where to move the old file. Between the two renames, and after a crash there, only ``keep`` exists.
 
     Raises:
         WriteError: the old file is left in place.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with write_errors(path):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            if keep is not None:
-                with suppress(FileNotFoundError):
-                    path.replace(keep)
-            temporary.replace(path)
-            if durable:
-                _fsync(path.parent)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+    with write_errors(path), closing(NewFile(path)) as file:
+        file.write(data, 0)
+        file.replace(durable=durable)
+
+
+class NewFile:
+    """A file that can replace ``path``. Its methods raise OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.tmp")
+        self._file = self._temporary.open("w+b", buffering=0)
+
+    def write(self, data: Buffer, at: int) -> None:
+        rest = memoryview(data).cast("B")
+        while rest:
+            written = os.pwrite(self._file.fileno(), rest, at)
+            rest, at = rest[written:], at + written
+
+    def parts(self, at: int) -> Iterator[bytes]:
+        """Return the content from an offset on, in parts."""
+        while part := os.pread(self._file.fileno(), 1 << 20, at):
+            yield part
+            at += len(part)
+
+    def truncate(self, size: int) -> None:
+        self._file.truncate(size)
+
+    def replace(self, keep: Path | None = None, *, durable: bool = True) -> None:
+        """Replace ``path`` by this file.
+
+        Args:
+            durable: only when it is on disk.
+            keep: where to move the old file. Between the two renames, and after a crash there, only ``keep`` exists.
+        """
+        if durable:
+            os.fsync(self._file.fileno())
+        if keep is not None:
+            with suppress(FileNotFoundError):
+                self.path.replace(keep)
+        self._temporary.replace(self.path)
+        if durable:
+            _fsync(self.path.parent)
+
+    def close(self) -> None:
+        """Close the file, and delete it unless it has replaced ``path``."""
+        self._file.close()
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
 
 
 def overwrite(path: Path, data: Buffer) -> None:

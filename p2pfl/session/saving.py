@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 MAX_INTERVAL = 30.0
 """Seconds between two checkpoints, at most, with ``checkpoint_every: auto``: work that a crash repeats."""
-MAX_TAKEN = 1 << 28
+MAX_TAKEN = 1 << 26
 """Bytes received since the last checkpoint, at most, with ``auto``: the senders keep them on their disks."""
 COST = 50.0
 """With ``auto``, the next checkpoint follows after this many times the seconds that the last one took."""
@@ -48,6 +48,10 @@ class Saver:
         self._endpoint = endpoint
         self._every = every
         self._log = log
+        self._draft: checkpoint.Draft | None = None
+        """The state after the last round; None if it became a checkpoint."""
+        self.kept = -1
+        """Rounds in the last state that was kept; -1 before the first."""
         self._writing: asyncio.Task[None] | None = None
         self._due_at = perf_counter() + MAX_INTERVAL * (me * 0.618034 % 1.0)
         self._taken = 0
@@ -60,12 +64,22 @@ class Saver:
         busy = self._writing is not None and not self._writing.done()
         return not busy and (perf_counter() >= self._due_at or taken > MAX_TAKEN)
 
-    async def begin(self, state: checkpoint.State) -> None:
-        """Write ``state`` in the background, when the last one is written. Raises what writing that raised."""
+    def keep(self, state: checkpoint.State) -> None:
+        """Keep ``state``, between two rounds, for the next checkpoint. Raises WriteError."""
+        if self._draft is None:
+            self._draft = checkpoint.Draft(self._folder.checkpoint)
+        self._draft.write(state)
+        self.kept = state["rounds_done"]
+
+    async def begin(self) -> None:
+        """Make a checkpoint of the last state in the background, once the last one is written.
+
+        Raises what writing that one raised.
+        """
         await self.wait()
-        if state["rounds_done"] > self.saved:
+        if self.kept > self.saved:
             self._taken = self._endpoint.taken_bytes
-            self._writing = asyncio.create_task(self._write(state))
+            self._writing = asyncio.create_task(self._write())
 
     async def wait(self) -> None:
         """Wait until the checkpoint in progress is written. Raises WriteError if it cannot be."""
@@ -73,24 +87,40 @@ class Saver:
             writing, self._writing = self._writing, None
             await writing
 
-    async def finish(self, state: checkpoint.State, *, final: bool) -> None:
+    async def finish(self, keep: Callable[[], None] | None) -> None:
         """Write the last checkpoint of this process.
 
         Args:
-            final: none will follow, and the neighbors will disconnect: write both files.
+            keep: keeps the present state again. Given if no process of this peer will follow and the neighbors will
+                disconnect: then both files are written.
         """
         await self.wait()
-        while self.saved < state["rounds_done"] or (final and self._endpoint.durable < state["rounds_done"]):
-            await self._write(state)
+        while self.saved < self.kept or (keep is not None and self._endpoint.durable < self.kept):
+            if self._draft is None and keep is not None:
+                keep()
+            await self._write()
 
-    async def _write(self, state: checkpoint.State) -> None:
+    def read(self) -> checkpoint.State:
+        """Return the last state that was kept."""
+        return checkpoint.read(self._folder.checkpoint) if self._draft is None else self._draft.read()
+
+    def close(self) -> None:
+        """Delete the state that was not saved."""
+        if self._draft is not None:
+            self._draft.close()
+
+    async def _write(self) -> None:
         began = perf_counter()
-        done = state["rounds_done"]
+        done = self.kept
+        draft, self._draft = self._draft, None
+        assert draft is not None
 
         def write() -> None:
-            sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write these records again
-            journal = self._endpoint.journal.state_dict(before=done)
-            checkpoint.save(self._folder.checkpoint, {**state, "journal": journal})
+            try:
+                sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write them again
+                draft.publish({"journal": self._endpoint.journal.state_dict(before=done)})
+            finally:
+                draft.close()
             self._endpoint.journal.saved(before=done)
 
         await on_thread(write)

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from time import perf_counter
-from typing import Any
 
 import torch
 
@@ -108,7 +107,6 @@ class Session:
         self.evaluations = Evaluations()
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
-        self._saved: dict[str, Any] | None = None
         every = self.settings.checkpoint_every
         self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
         self._resumed = False
@@ -134,6 +132,8 @@ class Session:
         finally:
             status_updates.cancel()
             self.slot.release()
+            if self.saver is not None:
+                self.saver.close()
 
     async def _run_rounds(self) -> Result:
         try:
@@ -160,8 +160,8 @@ class Session:
 
     async def _finish_saving(self, *, final: bool) -> None:
         self.slot.release()
-        if self.saver is not None and self._saved is not None:
-            await self.saver.finish(self._saved, final=final)
+        if self.saver is not None:
+            await self.saver.finish(self._take_snapshot if final else None)
 
     def _catch_up(self) -> bool:
         """Skip the rounds that the neighbors completed without this peer. Returns False if there are none."""
@@ -225,9 +225,9 @@ class Session:
             metrics.append(self.folder.metrics, record)
         log_round(self.log, record, self.totals.best, self.endpoint.nonfinite)
         self._take_snapshot()
-        if self.saver is not None and self._saved is not None and self.saver.is_due(self.rounds_done):
+        if self.saver is not None and self.saver.is_due(self.rounds_done):
             async with self._idle(list):
-                await self.saver.begin(self._saved)
+                await self.saver.begin()
         self.faults.ends(t)
         self.on_round(self.me, t)
 
@@ -252,8 +252,8 @@ class Session:
 
     def _end(self, phase: Phase, error: str = "") -> Result:
         state = self.algorithm.state_dict()
-        if phase == "stopped" and self._saved is not None:
-            state = self._saved["algorithm"]  # the unfinished round is discarded
+        if phase == "stopped" and self.saver is not None and self.saver.kept >= 0:
+            state = self.saver.read()["algorithm"]  # the unfinished round is discarded
         result = make_result(
             *(self.me, phase, self.rounds_done, digest(state), self.algorithm, self.evaluations, self.totals, error),
             dropped=self.endpoint.dropped,
@@ -285,20 +285,21 @@ class Session:
     # -- checkpoints
 
     def _take_snapshot(self) -> None:
-        """Copy the state between two rounds; a stop during a round rolls back to it."""
-        if self.folder is None:
-            return
-        self._saved = {
-            "format": checkpoint.FORMAT,
-            "run": self.run_id,
-            "peer": self.me,
-            "rounds_done": self.rounds_done,
-            "finished": self.algorithm.finished,
-            "algorithm": checkpoint.snapshot(self.algorithm.state_dict()),
-            "streams": checkpoint.snapshot(self.streams.state_dict()),
-            "endpoint": self.endpoint.state_dict(),
-            "totals": checkpoint.snapshot(asdict(self.totals)),
-        }
+        """Keep the state between two rounds; a stop during a round rolls back to it."""
+        if self.saver is not None:
+            self.saver.keep(
+                {
+                    "format": checkpoint.FORMAT,
+                    "run": self.run_id,
+                    "peer": self.me,
+                    "rounds_done": self.rounds_done,
+                    "finished": self.algorithm.finished,
+                    "algorithm": self.algorithm.state_dict(),
+                    "streams": self.streams.state_dict(),
+                    "endpoint": self.endpoint.state_dict(),
+                    "totals": asdict(self.totals),
+                }
+            )
 
     def resume(self) -> None:
         """Restore the last usable checkpoint, if there is one.

@@ -13,16 +13,16 @@ from p2pfl.session.simulate import simulate
 
 PRELUDE = """
 import time
-from p2pfl.session import checkpoint
+from p2pfl.session.checkpoint import Draft
 
-save = checkpoint.save
+publish = Draft.publish
 
-def save_later(path, *arguments, **options):
-    while (path.parent / "hold").exists():
+def publish_later(draft, *arguments, **options):
+    while (draft.path.parent / "hold").exists():
         time.sleep(0.005)
-    save(path, *arguments, **options)
+    publish(draft, *arguments, **options)
 
-checkpoint.save = save_later
+Draft.publish = publish_later
 """
 """Peers whose folder has a file ``hold`` do not save their checkpoint until it is removed."""
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -167,10 +168,9 @@ def test_follows_peers_that_outlive_the_warm_process(play: Any) -> None:
     assert summarize(folder, processes.exit_codes).finished
 
 
-def kill_warm_process() -> None:
-    """kill -9 the warm process of this process's launcher."""
+def warm_process() -> psutil.Process:
     (warm,) = (child for child in psutil.Process().children() if "--warm" in child.cmdline())
-    warm.kill()
+    return warm
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
@@ -184,12 +184,10 @@ def test_restarts_a_peer_after_the_death_of_the_warm_process(play: Any, until: A
         pids.append(until(lambda: len(running()) == 2 and running()))
         peer = folder.peer(1).status()
         assert peer is not None
-        if dies == "before":
-            os.kill(peer.pid, signal.SIGKILL)
-            kill_warm_process()
-        else:
-            kill_warm_process()
-            os.kill(peer.pid, signal.SIGKILL)
+        warm = warm_process()
+        warm.suspend()  # otherwise it might start the peer again before its own death
+        for process in (psutil.Process(peer.pid), warm) if dies == "before" else (warm, psutil.Process(peer.pid)):
+            process.kill()
         pids.append(until(lambda: (status := folder.peer(1).status()) and status.pid != peer.pid and running()))
         for pid in running():
             os.kill(pid, signal.SIGTERM)
@@ -291,6 +289,15 @@ def test_kills_an_unused_warm_process(fake_peers: Any) -> None:
 # ---- the command as a whole --------------------------------------------------------------------------------
 
 
+def replace_peers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have new processes and forks of this one start the fake peers of ``environment``."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
+    for module in [module for module in sys.modules if module.partition(".")[0] == "peers"]:
+        monkeypatch.delitem(sys.modules, module)
+
+
 @pytest.fixture
 def launch(
     tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
@@ -302,8 +309,7 @@ def launch(
         file.write_text(
             f"name: toy\nrounds: 3\npeers: {len(behaviors)}\nalgorithm: local\ndata: {{dataset: digits}}\n"
         )
-        for key, value in fake_peers(behaviors).items():
-            monkeypatch.setenv(key, value)
+        replace_peers(fake_peers(behaviors), monkeypatch)
         return invoke("launch", file, "--run-dir", tmp_path / "run", *arguments), tmp_path / "run"
 
     return run
@@ -481,6 +487,46 @@ def test_parses_events_that_arrive_in_pieces(fake_peers: Any) -> None:
     assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
 
 
+def test_events_of_a_dead_warm_process_are_read_before_its_end_counts(
+    make_folder: MakeFolder, fake_peers: Any
+) -> None:
+    with WarmProcess(fake_peers(["waits"])) as warm:
+        warm._process.kill()
+        warm._process.wait()
+        read, write = os.pipe()
+        os.write(write, json.dumps({"event": "exited", "peer": 4, "code": 3}).encode() + b"\n")
+        os.close(write)
+        assert warm._process.stdout is not None
+        warm._process.stdout.close()
+        warm._process.stdout = os.fdopen(read, "rb", buffering=0)
+        warm.fork(make_folder(), [0])
+        assert [(event.peer, event.code) for event in warm.events(1)] == [(4, 3)]
+        assert not warm.exited
+        assert warm.events(1) == []
+        assert warm.exited
+
+
+def test_does_not_wait_for_the_peers_of_a_forked_warm_process(
+    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They outlive it, and hold nothing open that others wait for."""
+    replace_peers(fake_peers(["waits"]), monkeypatch)
+    read, write = os.pipe()
+    warm, _ = WarmProcess.after(lambda: None)
+    os.close(write)
+    with warm, os.fdopen(read, "rb") as pipe:
+        warm.fork(make_folder(peers=1, results={0: None}), [0])
+        while not (started := [event.pid for event in warm.events(1) if event.event == "started"]):
+            pass
+        try:
+            warm._process.kill()
+            assert warm._process.wait(100) == -signal.SIGKILL
+            assert pipe.read() == b""
+            assert psutil.Process(started[0]).is_running()
+        finally:
+            os.kill(started[0], signal.SIGKILL)
+
+
 def test_rejects_resuming_a_simulation(file: Path) -> None:
     request = LaunchRequest(file, rounds=1)
     folder = request.prepare(request.load(), simulated=True)
@@ -495,8 +541,7 @@ def test_resume_starts_only_peers_of_this_folder(
     folder = make_folder(peers=2, results={0: None, 1: None})
     network = {"peers": 5, "transport": {"port": 5700, "hosts": {"0-4": "192.0.2.1"}}}
     folder.run_file.write_text(yaml.safe_dump(yaml.safe_load(folder.run_file.read_text()) | network))
-    for name, value in fake_peers(["finishes", "finishes", *["crashes"] * 3]).items():
-        monkeypatch.setenv(name, value)
+    replace_peers(fake_peers(["finishes", "finishes", *["crashes"] * 3]), monkeypatch)
     _, summary = resume(folder, (), Console(file=io.StringIO()))
     assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
     with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
@@ -509,8 +554,7 @@ def test_the_time_of_a_resumed_run_includes_earlier_parts(
 ) -> None:
     folder = make_folder(peers=2, results={0: {"seconds": {"total": 700.0}}, 1: {"phase": "stopped"}})
     folder.summary.write_text(written)
-    for name, value in fake_peers(["waits", "finishes"]).items():
-        monkeypatch.setenv(name, value)
+    replace_peers(fake_peers(["waits", "finishes"]), monkeypatch)
     _, summary = resume(folder, [1], Console(file=io.StringIO()))
     assert summary.finished
     # Without a measured first part, the time is at least that of the slowest peer.

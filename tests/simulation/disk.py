@@ -9,6 +9,9 @@ from errno import ENOENT
 from os import strerror
 from typing import TypeVar
 
+import torch
+from torch import Tensor
+
 from p2pfl.messaging.journal import BodyStore, Place
 from p2pfl.messaging.wire import Buffer, Encoded
 
@@ -109,6 +112,9 @@ class SimulatedStore(BodyStore):
             raise FileNotFoundError(ENOENT, strerror(ENOENT))
         return self.segments[place.segment][place.at + offset :][:length]
 
+    def map(self, place: Place, size: int) -> Tensor:
+        return torch.frombuffer(bytearray(self.read(place, 0, size)), dtype=torch.uint8)
+
     def release(self, segment: int) -> None:
         self.segments.pop(segment, None)
 
@@ -135,10 +141,27 @@ async def on_thread(function: Callable[[], T]) -> T:
     return function()
 
 
-def write_atomically(
-    path: SimulatedPath, data: bytes, *, durable: bool = False, keep: SimulatedPath | None = None
-) -> None:
-    """Replace run_folder.write_atomically; the process may be killed between any two steps."""
-    if keep is not None and path.exists():
-        path.replace(keep)
-    path.write_bytes(data)
+class NewFile:
+    """Replaces files.NewFile; the process may be killed between any two steps."""
+
+    def __init__(self, path: SimulatedPath) -> None:
+        self.path = path
+        self.content = bytearray()
+
+    def write(self, data: Buffer, at: int) -> None:
+        self.content.extend(bytes(max(0, at - len(self.content))))
+        self.content[at : at + memoryview(data).nbytes] = data
+
+    def parts(self, at: int) -> Iterable[bytes]:
+        return [bytes(self.content[at:])]
+
+    def truncate(self, size: int) -> None:
+        del self.content[size:]
+
+    def replace(self, keep: SimulatedPath | None = None, *, durable: bool = True) -> None:
+        if keep is not None and self.path.exists():
+            self.path.replace(keep)
+        self.path.write_bytes(bytes(self.content))
+
+    def close(self) -> None:
+        pass

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from p2pfl import PeerId
+from p2pfl.session import checkpoint
 from p2pfl.session.session import Stopped
 from tests.simulation.clock import Stuck, VirtualLoop
-from tests.simulation.disk import Disk
+from tests.simulation.disk import Disk, SimulatedPath
 from tests.simulation.network import Killed, Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.process import SimulatedProcess
@@ -22,12 +20,6 @@ from tests.simulation.schedule import Fault
 
 if TYPE_CHECKING:
     from tests.simulation.play import Outcome
-
-
-def _state(content: bytes) -> dict[str, Any]:
-    """The state in a checkpoint, without its checksum."""
-    state: dict[str, Any] = torch.load(io.BytesIO(content[32:]), weights_only=True)
-    return state
 
 
 class Mesh:
@@ -195,8 +187,8 @@ class Mesh:
     def _corrupt_journal(self, me: PeerId) -> None:
         """Flip a bit in a body that the checkpoint before the last one does not refer to."""
         disk = self.disks[me]
-        previous = disk.files.get("/checkpoint-previous.pt")
-        entries = _state(previous)["journal"]["entries"] if previous else []
+        previous: Any = SimulatedPath(disk, lambda step: None, "/checkpoint-previous.pt")
+        entries = checkpoint.read(previous)["journal"]["entries"] if previous.exists() else []
         places = [place for *_, place, _, _, _ in entries if place is not None]
         if found := sorted(disk.segments.keys() - {segment for segment, _ in places}):
             segment = self.random.choice(found)

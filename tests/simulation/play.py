@@ -82,9 +82,8 @@ def _simulated() -> Iterator[None]:
             (edge, "BY_VALUE", 0),
             (edge, "CHUNK", 8),
             (schema, "MAX_HEADER", 256),  # so that windows close
-            (checkpoint, "write_atomically", disks.write_atomically),
-            (files, "write_atomically", disks.write_atomically),
-            (metrics, "write_atomically", disks.write_atomically),
+            (checkpoint, "NewFile", disks.NewFile),
+            (files, "NewFile", disks.NewFile),
             (metrics, "append_line", disks.append_line),
             (saving, "sync", disks.sync),
             (saving, "on_thread", disks.on_thread),

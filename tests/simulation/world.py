@@ -59,6 +59,9 @@ class SimulatedWorld:
             raise FileNotFoundError(ENOENT, strerror(ENOENT))
         return torch.frombuffer(bytearray(bodies[segment][at : at + size]), dtype=torch.uint8)
 
+    def forget(self, body: Tensor) -> None:
+        pass
+
     def listen(self) -> SimulatedRouter:
         self.process.step("listen")
         router = SimulatedRouter(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,6 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.models.fedstyle import mlp
 from p2pfl.run_file.options import OptionErrors
-from p2pfl.session.checkpoint import snapshot
 from p2pfl.tensors import digest, has_diverged
 from tests.bodies import RUN_ID
 from tests.support import messages, payload, peer_data, play, random_dataset, setting
@@ -597,7 +597,7 @@ def test_evaluation_depends_on_the_state_only() -> None:
     play(peers, LINE, 2)
     for peer, other in zip(peers, again, strict=True):
         evaluations(other)  # of the initial nets; loading a state must discard these
-        other.load_state_dict(snapshot(peer.state_dict()))
+        other.load_state_dict(copy.deepcopy(peer.state_dict()))
         assert evaluations(other) == evaluations(peer)
 
 
@@ -661,7 +661,7 @@ def test_probe_and_generator_are_trained_by_adam_on_local_samples(stylized: bool
     found: Any = peer.classifier
     # The same, with Adam written out.
     start = make(hyper(stylized=stylized, probe_epochs=1, probe_lr=1e-30), 1)[0]
-    start.load_state_dict(snapshot(peer.state_dict()))
+    start.load_state_dict(copy.deepcopy(peer.state_dict()))
     start.predict(x)
     initial: Any = start.classifier
     values = [parameter.detach().double() for parameter in initial.parameters()]

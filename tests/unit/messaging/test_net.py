@@ -39,6 +39,25 @@ async def test_exchange_among_some_peers_reaches_every_peer(local: Any) -> None:
     assert [len(endpoint.sent) for endpoint in endpoints] == [0, 3, 0, 3]
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_publish_returns_a_copy_although_the_journal_has_lost_the_body(
+    local: Any, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """All receivers were declared dead meanwhile, or somebody has deleted the file."""
+
+    def missing(place: object, size: int) -> torch.Tensor:
+        raise FileNotFoundError
+
+    zero, _ = await local.open(PAIR, LAYOUTS)
+    if lost:
+        monkeypatch.setattr(zero.journal.store, "map", missing)
+    body = vector(1.0, 2.0, 3.0)
+    copy = await zero.begin(0).publish(body)
+    assert copy.x.tolist() == [1.0, 2.0, 3.0]
+    copy.x.zero_()
+    assert body.x.tolist() == [1.0, 2.0, 3.0]
+
+
 @pytest.mark.parametrize("verb", ["send", "scatter", "gather"])
 async def test_peers_that_are_not_neighbors_are_rejected(local: Any, verb: str) -> None:
     endpoints = await local.open(line(3), LAYOUTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import logging
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from p2pfl.algorithms.mapl import MAPL, Hyper
-from p2pfl.errors import CheckpointError, RunFolderError
+from p2pfl.errors import CheckpointError, RunFolderError, WriteError
 from p2pfl.rng import Streams
 from p2pfl.session import checkpoint, saving
 from p2pfl.tensors import digest
@@ -53,49 +54,92 @@ def test_rejects_another_format_and_leaves_the_files(path: Path) -> None:
     for rounds in (2, 4):
         checkpoint.save(path, state(rounds_done=rounds, format=1))
     before = contents(path)
-    with pytest.raises(CheckpointError, match=r"checkpoint.pt: has format 1, but .* reads format 4: resume the run"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.pt: has format 1, but .* reads format 5: resume the run"):
         checkpoint.load(path, RUN, 3)
     assert contents(path) == before
 
 
-# ---- snapshots ---------------------------------------------------------------------------------------------
+# ---- drafts ------------------------------------------------------------------------------------------------
 
 
-def test_snapshot_is_independent_of_the_original() -> None:
+def test_a_draft_is_independent_of_what_was_written(path: Path) -> None:
     original: dict[str, Any] = {
         "tensor": torch.ones(2),
         "nested": {"list": [torch.ones(2), {"number": 1}], "tuple": (torch.ones(2), "x")},
         "plain": [1, 2],
     }
-    taken = checkpoint.snapshot(original)
-    before = digest(taken)
+    before = digest(state(**original))
+    draft = checkpoint.Draft(path)
+    draft.write(state(**original))
     original["tensor"].zero_()
     original["nested"]["list"][0].zero_()
     original["nested"]["list"][1]["number"] = 2
-    original["nested"]["tuple"][0].zero_()
     original["plain"].append(3)
-    original["nested"]["more"] = 1
-    assert digest(taken) == before
-    assert taken["plain"] == [1, 2]
-    assert type(taken["nested"]["tuple"]) is tuple
+    draft.publish({})
+    draft.close()
+    found = loaded(path)
+    assert digest(found) == before
+    assert type(found["nested"]["tuple"]) is tuple
 
 
-def test_training_does_not_change_a_snapshot() -> None:
+def test_a_draft_becomes_a_checkpoint_of_its_last_state_and_what_is_added(path: Path) -> None:
+    draft = checkpoint.Draft(path)
+    for rounds, size in ((1, 1000), (2, 5000), (3, 10)):
+        draft.write(state(rounds_done=rounds, x=torch.ones(size)))
+    assert checkpoint.load(path, RUN, 3) is None
+    assert digest(draft.read()) == digest(state(rounds_done=3, x=torch.ones(10)))
+    draft.publish({"journal": [torch.zeros(3)]})
+    draft.close()
+    assert digest(loaded(path)) == digest(state(rounds_done=3, x=torch.ones(10), journal=[torch.zeros(3)]))
+    assert os.listdir(path.parent) == ["checkpoint.pt"]
+
+
+def test_a_closed_draft_leaves_no_file(path: Path) -> None:
+    draft = checkpoint.Draft(path)
+    draft.write(state())
+    draft.close()
+    assert not os.listdir(path.parent)
+
+
+def test_training_does_not_change_a_draft(path: Path) -> None:
     algorithm = MAPL(Hyper(projector_hidden=4), setting(0, 2, linear_model(4, 5, 3), peer_data(random_dataset(8))))
     algorithm.train(epochs=1, batch=4)
-    taken = checkpoint.snapshot(algorithm.state_dict())
-    before = digest(taken)
-    assert before == digest(algorithm.state_dict())
+    draft = checkpoint.Draft(path)
+    draft.write(state(algorithm=algorithm.state_dict()))
+    before = digest(algorithm.state_dict())
     algorithm.train(epochs=1, batch=4)
-    assert digest(taken) == before
-    assert digest(algorithm.state_dict()) != before
+    draft.publish({})
+    draft.close()
+    assert digest(loaded(path)["algorithm"]) == before != digest(algorithm.state_dict())
 
 
-def test_snapshot_has_no_gradients() -> None:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    taken = checkpoint.snapshot({"p": parameter})
-    assert not taken["p"].requires_grad
-    assert type(taken["p"]) is torch.Tensor
+def test_saves_no_gradients_and_only_the_numbers_of_a_view(path: Path) -> None:
+    large = torch.arange(1_000_000.0)
+    checkpoint.save(path, state(p=torch.nn.Parameter(torch.ones(2)), view=large[10:12]))
+    found = loaded(path)
+    assert type(found["p"]) is torch.Tensor
+    assert not found["p"].requires_grad
+    assert found["view"].tolist() == [10.0, 11.0]
+    assert path.stat().st_size < 20_000
+
+
+@pytest.mark.parametrize("size", [0, 10, 5_000, 50_000])
+def test_a_full_disk_is_an_error_that_keeps_the_old_checkpoint(
+    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_two(path)
+    before = contents(path)
+    written = os.pwrite
+
+    def pwrite(file: int, data: Any, at: int) -> int:
+        if at + len(data) > size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(WriteError, match="No space left on device"):
+        checkpoint.save(path, state(w=torch.zeros(20_000)))
+    assert contents(path) == before
 
 
 # ---- saving and loading ------------------------------------------------------------------------------------
@@ -118,7 +162,7 @@ def test_training_after_loading_is_bit_identical(path: Path) -> None:
     first.train(epochs=1, batch=4)
     first.spent = 7
     parts = {"algorithm": first.state_dict(), "streams": first.streams.state_dict()}
-    checkpoint.save(path, state(**checkpoint.snapshot(parts)))
+    checkpoint.save(path, state(**parts))
     found = checkpoint.load(path, RUN, 3)
     assert found is not None
     second.load_state_dict(found["algorithm"])
@@ -157,19 +201,19 @@ def test_new_checkpoint_is_on_disk_before_it_replaces_the_old_one(
 ) -> None:
     save_two(path)
     calls = calls_of(lambda: checkpoint.save(path, state(rounds_done=7)), monkeypatch)
+    while calls[1] == "write":
+        del calls[1]
     assert calls == ["write", "fsync", "rename", "rename", "fsync"]
 
 
-@pytest.mark.parametrize("steps", range(5))
-def test_interrupted_save_leaves_the_old_or_the_new_state(
-    path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
+def test_interrupted_save_leaves_the_old_or_the_new_state(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_two(path)
-    calls = calls_of(lambda: checkpoint.save(path, state(rounds_done=7)), monkeypatch, fail_at=steps)
-    assert len(calls) == steps + 1
-    expected = 4 if steps < 4 else 7
-    assert loaded(path)["rounds_done"] == expected
-    assert all(name.startswith("checkpoint") for name in os.listdir(path.parent))
+    steps = len(calls_of(lambda: checkpoint.save(path, state(rounds_done=4)), monkeypatch))
+    for step in range(steps):
+        calls = calls_of(lambda: checkpoint.save(path, state(rounds_done=7)), monkeypatch, fail_at=step)
+        assert len(calls) == step + 1
+        assert loaded(path)["rounds_done"] == (4 if step < steps - 1 else 7)
+        assert all(name.startswith("checkpoint") for name in os.listdir(path.parent))
 
 
 def test_save_to_a_missing_folder_is_a_run_folder_error(path: Path) -> None:
