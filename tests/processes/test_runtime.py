@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,15 @@ def test_peers_finish_without_the_warm_process(
 # ---- seen from outside
 
 
+def open_files(pid: int) -> set[str]:
+    """What the descriptors of a running process lead to; without those that it closes meanwhile."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.add(os.readlink(descriptor))
+    return found
+
+
 def test_peer_process_has_a_title_and_no_files_of_its_parent(
     make_run: Any, prepare: Any, warm: Any, until: Any, tmp_path: Path
 ) -> None:
@@ -286,16 +296,13 @@ def test_peer_process_has_a_title_and_no_files_of_its_parent(
     pids = warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) for peer in pids))
     try:
-        parents = {
-            os.readlink(f"/proc/{warm.process.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{warm.process.pid}/fd")
-        }
+        parents = open_files(warm.process.pid)
         for peer, pid in pids.items():
             process = psutil.Process(pid)
             assert " ".join(process.cmdline()).strip() == f"p2pfl peer {peer} {folder.root}"
             files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2)}
             assert files == {os.devnull, str(folder.peer(peer).output)}
-            pipes = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-            assert not {one for one in pipes & parents if one.startswith(("pipe:", "socket:"))}
+            assert not {one for one in open_files(pid) & parents if one.startswith(("pipe:", "socket:"))}
             connections = process.net_connections("tcp")
             listening = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
             assert len(listening) == 1
