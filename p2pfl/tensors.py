@@ -98,6 +98,13 @@ def clone(tensors: Tensors) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
+def raw(tensor: Tensor) -> Tensor:
+    """Return the elements in C order, on the CPU, uint8 [bytes]; without a copy if they lie there in this way."""
+    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    # Not ``reshape``: a single element counts as contiguous with any stride.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Return whether no entry is NaN or infinite."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -133,11 +140,9 @@ def digest(state: Any) -> str:
 
 def _feed(sha: hashlib._Hash, value: Any) -> None:
     if isinstance(value, Tensor):
-        tensor = value.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-        sha.update(f"tensor {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        if tensor.numel():
-            # Not ``reshape``: a single element counts as contiguous with any stride.
-            sha.update(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data)
+        sha.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
+        if value.numel():
+            sha.update(raw(value).numpy().data)
     elif isinstance(value, Mapping):
         sha.update(f"map {len(value)} ".encode())
         for key in sorted(value, key=str):

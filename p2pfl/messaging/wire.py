@@ -48,6 +48,7 @@ from p2pfl.messaging.schema import (
     shown,
     take_apart,
 )
+from p2pfl.tensors import raw
 
 ALIGNMENT = 64
 """Bytes."""
@@ -100,16 +101,9 @@ def encode(body: Body, count: int = 1) -> Encoded:
     tensors, plain = take_apart(body)
     entries = [[field, key, DTYPE_NAMES[x.dtype], list(x.shape)] for (field, key), x in tensors.items()]
     header: bytes = msgpack.packb([body.kind(), count, plain, entries], use_bin_type=True)
-    stored = [_raw(tensor) for tensor in tensors.values() if tensor.numel()]
+    stored = [raw(tensor) for tensor in tensors.values() if tensor.numel()]
     offsets, size = _placed(map(len, stored))
     return Encoded(body.kind(), header, tuple(zip(offsets, stored, strict=True)), sum(map(len, stored)), size)
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """Return the elements in C order, uint8 [bytes]."""
-    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
-    # Not ``reshape``: a single element counts as contiguous with any stride.
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _placed(lengths: Iterable[int]) -> tuple[list[int], int]:

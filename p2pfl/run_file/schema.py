@@ -175,7 +175,7 @@ class RunFile(Section):
     """Restrict evaluation on the local test split to the peer's local classes; default: as in the method's paper."""
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
-    least every 30 s, and when 64 MiB were received since the last one."""
+    least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""
     out: Path = Path("runs")
     """Folder in which run folders are created."""
 

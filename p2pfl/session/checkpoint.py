@@ -1,9 +1,8 @@
 """Checkpoints: the complete state of a peer after a round.
 
-A checkpoint is one file, replaced atomically and durably: a SHA-256 checksum of the rest (torch does not verify its
-own), ``_MAGIC``, the offset of the second part, and two outputs of ``torch.save``, which are loaded as one mapping.
-They are loaded with ``weights_only``: tensors and plain containers, and nothing is executed. They contain the run and
-the peer that the checkpoint belongs to, and its format.
+A checkpoint is one file, replaced atomically and durably: a SHA-256 checksum, then the output of ``torch.save``
+(torch does not verify its own checksums). It is loaded with ``weights_only``: tensors and plain containers, and
+nothing is executed. It contains the run and the peer that it belongs to, and its format.
 
 The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only once
 the *previous* checkpoint contains it.
@@ -11,29 +10,33 @@ the *previous* checkpoint contains it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import logging
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import CheckpointError, WriteError
-from p2pfl.session.files import NewFile, write_errors
+from p2pfl.errors import CheckpointError
+from p2pfl.session.files import NewFile, write_all, write_errors
+from p2pfl.tensors import raw
 
 State = dict[str, Any]
 
-FORMAT = 5
+FORMAT = 4
 """Version of the state's layout. A format mismatch is not corruption: both files are left in place."""
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
-_MAGIC = b"p2pfl\x00\x00\x05"
-_START = _CHECKSUM_BYTES + len(_MAGIC) + 8
-"""Offset of the first part."""
+_ALIGNMENT = 64
+"""Bytes; at least the size of every dtype, and a divisor of the page size."""
 
 
 def previous(path: Path) -> Path:
@@ -46,81 +49,103 @@ def damaged(path: Path) -> Path:
     return path.with_stem(f"{path.stem}-damaged")
 
 
-class Draft:
-    """A state in a file that is not the checkpoint yet: later states may replace it, and one may become it.
+class _Place(NamedTuple):
+    """Where a tensor of a kept state lies in the file."""
 
-    To write a state there takes no memory for a copy of it, and less time than to copy it. Nothing waits for the disk
-    until ``publish``.
+    at: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+class KeptState:
+    """A copy of a state, with the tensors in a file without a name.
+
+    It takes no memory for them, and less time than to copy them: the pages of the file are reused.
 
     Args:
-        path: of the checkpoint.
-
-    Raises:
-        WriteError: from any method, if the file cannot be written.
+        folder: on the disk to use.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._size = self._divide = 0
-        with write_errors(path):
-            self._file = NewFile(path)
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with write_errors(folder):
+            self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # ``close`` closes it
+        self._size = 0
+        self._state: State = {}
 
     def write(self, state: State) -> None:
-        """Replace the content by ``state``; later training does not modify it."""
-        self._size = _START
-        self._save(state)
-        self._divide = self._size
+        """Copy ``state`` in place of what was kept; later training does not modify the copy. Raises WriteError."""
+        self._size = 0
+        with write_errors(self._folder):
+            self._state = self._put(state)
 
     def read(self) -> State:
-        """Return the state that was written."""
-        content = memoryview(b"".join(self._file.parts(_START)))
-        state: State = _load(content[: self._divide - _START])
-        return state
-
-    def publish(self, more: State) -> None:
-        """Make a checkpoint of the state together with ``more``, and keep the old one as the previous checkpoint.
-
-        After a crash at any point, at least one of the two is intact and not older than the old file.
-        """
-        self._save(more)
-        with write_errors(self.path):
-            self._file.truncate(self._size)
-            self._file.write(_MAGIC + self._divide.to_bytes(8, "little"), _CHECKSUM_BYTES)
-            sha = hashlib.sha256()
-            for part in self._file.parts(_CHECKSUM_BYTES):
-                sha.update(part)
-            self._file.write(sha.digest(), 0)
-            self._file.replace(keep=previous(self.path))
+        """Return the state, with dense tensors on the CPU, valid until the next ``write``."""
+        file = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY) if self._size else None
+        return self._get(self._state, file)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Close the file, and delete it if it is not the checkpoint."""
         self._file.close()
 
-    def _save(self, state: State) -> None:
-        sink = _Sink(self._file, self._size)
+    def _put(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not value.numel():
+                return value.detach().cpu()
+            place = _Place(self._size, value.dtype, value.shape)
+            end = write_all(self._file.fileno(), raw(value).numpy().data, place.at)
+            self._size = -(-end // _ALIGNMENT) * _ALIGNMENT
+            return place
+        if isinstance(value, dict):
+            return {key: self._put(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([self._put(item) for item in value])
+        return copy.deepcopy(value)
+
+    def _get(self, value: Any, file: mmap.mmap | None) -> Any:
+        if isinstance(value, _Place):
+            assert file is not None
+            count = value.shape.numel()
+            return torch.frombuffer(file, dtype=value.dtype, count=count, offset=value.at).view(value.shape)
+        if isinstance(value, dict):
+            return {key: self._get(item, file) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)([self._get(item, file) for item in value])
+        return value
+
+
+def save(path: Path, state: State) -> None:
+    """Write ``state`` to ``path``, and keep the old file as the previous checkpoint. Raises WriteError.
+
+    After a crash at any point, at least one of the two is intact and not older than the old file.
+    """
+    with write_errors(path), closing(NewFile(path)) as file:
+        sink = _Sink(file)
         with _without_crc32():
-            torch.save(_dense(state), sink)  # type: ignore[arg-type]  # it only writes and flushes
-        self._size = sink.end
+            torch.save(state, sink)  # type: ignore[arg-type]  # it only writes and flushes
         if sink.error is not None:
-            raise WriteError(self.path, sink.error) from sink.error
+            raise sink.error
+        file.write(sink.checksum.digest(), 0)
+        file.replace(keep=previous(path))
 
 
 class _Sink:
-    """Writes to a file from an offset on. Keeps an error to itself: torch's C++ code may abort on one."""
+    """Writes a file behind its checksum. Keeps an error to itself: torch's C++ code may abort on one."""
 
-    def __init__(self, file: NewFile, at: int) -> None:
-        self._file = file
-        self.end = at
+    def __init__(self, file: NewFile) -> None:
+        self.checksum = hashlib.sha256()
         self.error: OSError | None = None
+        self._file = file
+        self._end = _CHECKSUM_BYTES
 
     def write(self, data: memoryview | bytes) -> int:
         size = memoryview(data).nbytes
+        self.checksum.update(data)
         try:
             if self.error is None:
-                self._file.write(data, self.end)
+                self._file.write(data, self._end)
         except OSError as error:
             self.error = error
-        self.end += size
+        self._end += size
         return size
 
     def flush(self) -> None:
@@ -140,25 +165,6 @@ def _without_crc32() -> Iterator[None]:
         yield
     finally:
         setter(before)
-
-
-def _dense(state: Any) -> Any:
-    """Return the state without gradients, and with tensors that have no other numbers in their memory."""
-    if isinstance(state, torch.Tensor):
-        tensor = state.detach()
-        return tensor if tensor.nbytes == tensor.untyped_storage().nbytes() else tensor.clone()
-    if isinstance(state, dict):
-        return {key: _dense(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_dense(value) for value in state)
-    return state
-
-
-def save(path: Path, state: State) -> None:
-    """Write ``state`` to ``path``, as ``Draft`` does."""
-    with closing(Draft(path)) as draft:
-        draft.write(state)
-        draft.publish({})
 
 
 def load(
@@ -201,27 +207,15 @@ def read(path: Path) -> State:
     if hashlib.sha256(content[_CHECKSUM_BYTES:]).digest() != content[:_CHECKSUM_BYTES]:
         raise CheckpointError(f"{path}: damaged: checksum mismatch")
     try:
-        parts = [_load(part) for part in _parts(content)]
+        state = torch.load(io.BytesIO(content[_CHECKSUM_BYTES:]), map_location="cpu", weights_only=True)  # noqa: TID251  # weights only
     except MemoryError:
         raise
     except Exception as error:  # torch.load interprets the bytes and may raise anything
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise CheckpointError(f"{path}: damaged: {reason}") from None
-    if not all(isinstance(part, dict) for part in parts):
+    if not isinstance(state, dict):
         raise CheckpointError(f"{path}: damaged: not a mapping")
-    return {key: value for part in parts for key, value in part.items()}
-
-
-def _parts(content: memoryview) -> list[memoryview]:
-    head, rest = content[_CHECKSUM_BYTES:_START], content[_CHECKSUM_BYTES:]
-    if head[: len(_MAGIC)] != _MAGIC:
-        return [rest]  # an older format, which says so
-    divide = int.from_bytes(head[len(_MAGIC) :], "little")
-    return [content[_START:divide], content[divide:]]
-
-
-def _load(part: memoryview) -> Any:
-    return torch.load(io.BytesIO(part), map_location="cpu", weights_only=True)  # noqa: TID251  # weights only
+    return state
 
 
 def _load_usable(

@@ -40,28 +40,25 @@ def write_atomically(path: Path, data: Buffer, *, durable: bool = False) -> None
         file.replace(durable=durable)
 
 
+def write_all(file: int, data: Buffer, at: int) -> int:
+    """Write all of ``data`` at an offset of an open file and return the end. Raises OSError."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        written = os.pwrite(file, rest, at)
+        rest, at = rest[written:], at + written
+    return at
+
+
 class NewFile:
     """A file that can replace ``path``. Its methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.tmp")
-        self._file = self._temporary.open("w+b", buffering=0)
+        self._file = self._temporary.open("wb", buffering=0)
 
     def write(self, data: Buffer, at: int) -> None:
-        rest = memoryview(data).cast("B")
-        while rest:
-            written = os.pwrite(self._file.fileno(), rest, at)
-            rest, at = rest[written:], at + written
-
-    def parts(self, at: int) -> Iterator[bytes]:
-        """Return the content from an offset on, in parts."""
-        while part := os.pread(self._file.fileno(), 1 << 20, at):
-            yield part
-            at += len(part)
-
-    def truncate(self, size: int) -> None:
-        self._file.truncate(size)
+        write_all(self._file.fileno(), data, at)
 
     def replace(self, keep: Path | None = None, *, durable: bool = True) -> None:
         """Replace ``path`` by this file.

@@ -19,9 +19,10 @@ T = TypeVar("T")
 MAX_INTERVAL = 30.0
 """Seconds between two checkpoints, at most, with ``checkpoint_every: auto``: work that a crash repeats."""
 MAX_TAKEN = 1 << 26
-"""Bytes received since the last checkpoint, at most, with ``auto``: the senders keep them on their disks."""
-COST = 50.0
-"""With ``auto``, the next checkpoint follows after this many times the seconds that the last one took."""
+"""Bytes received after which ``auto`` brings the next checkpoint forward: the senders keep them on their disks."""
+COST, COST_FORWARD = 50.0, 10.0
+"""With ``auto``, the next checkpoint follows after this many times the seconds that the last one took; the second
+number is the minimum if it is brought forward."""
 
 
 async def on_thread(function: Callable[[], T]) -> T:
@@ -48,12 +49,16 @@ class Saver:
         self._endpoint = endpoint
         self._every = every
         self._log = log
-        self._draft: checkpoint.Draft | None = None
-        """The state after the last round; None if it became a checkpoint."""
         self.kept = -1
         """Rounds in the last state that was kept; -1 before the first."""
+        self._last: checkpoint.KeptState | None = None
+        """Holds the last state that was kept."""
+        self._spare: checkpoint.KeptState | None = None
+        self._in_use: checkpoint.KeptState | None = None
+        """The one of the two that is being written to a checkpoint, if any is."""
         self._writing: asyncio.Task[None] | None = None
         self._due_at = perf_counter() + MAX_INTERVAL * (me * 0.618034 % 1.0)
+        self._earliest = 0.0
         self._taken = 0
 
     def is_due(self, rounds_done: int) -> bool:
@@ -62,14 +67,20 @@ class Saver:
             return rounds_done % self._every == 0
         taken = self._endpoint.taken_bytes - self._taken
         busy = self._writing is not None and not self._writing.done()
-        return not busy and (perf_counter() >= self._due_at or taken > MAX_TAKEN)
+        due_at = self._earliest if taken > MAX_TAKEN else self._due_at
+        return not busy and perf_counter() >= due_at
 
     def keep(self, state: checkpoint.State) -> None:
         """Keep ``state``, between two rounds, for the next checkpoint. Raises WriteError."""
-        if self._draft is None:
-            self._draft = checkpoint.Draft(self._folder.checkpoint)
-        self._draft.write(state)
+        if self._last is None or self._last is self._in_use:
+            self._last, self._spare = self._spare or checkpoint.KeptState(self._folder.root), self._last
+        self._last.write(state)
         self.kept = state["rounds_done"]
+
+    def read(self) -> checkpoint.State:
+        """Return the last state that was kept, valid until the next one is."""
+        assert self._last is not None
+        return self._last.read()
 
     async def begin(self) -> None:
         """Make a checkpoint of the last state in the background, once the last one is written.
@@ -79,7 +90,8 @@ class Saver:
         await self.wait()
         if self.kept > self.saved:
             self._taken = self._endpoint.taken_bytes
-            self._writing = asyncio.create_task(self._write())
+            self._in_use = self._last
+            self._writing = asyncio.create_task(self._write(self.read()))
 
     async def wait(self) -> None:
         """Wait until the checkpoint in progress is written. Raises WriteError if it cannot be."""
@@ -87,49 +99,41 @@ class Saver:
             writing, self._writing = self._writing, None
             await writing
 
-    async def finish(self, keep: Callable[[], None] | None) -> None:
+    async def finish(self, *, final: bool) -> None:
         """Write the last checkpoint of this process.
 
         Args:
-            keep: keeps the present state again. Given if no process of this peer will follow and the neighbors will
-                disconnect: then both files are written.
+            final: none will follow, and the neighbors will disconnect: write both files.
         """
         await self.wait()
-        while self.saved < self.kept or (keep is not None and self._endpoint.durable < self.kept):
-            if self._draft is None and keep is not None:
-                keep()
-            await self._write()
-
-    def read(self) -> checkpoint.State:
-        """Return the last state that was kept."""
-        return checkpoint.read(self._folder.checkpoint) if self._draft is None else self._draft.read()
+        while self.saved < self.kept or (final and self._endpoint.durable < self.kept):
+            await self._write(self.read())
 
     def close(self) -> None:
-        """Delete the state that was not saved."""
-        if self._draft is not None:
-            self._draft.close()
+        """Delete what was kept."""
+        for state in (self._last, self._spare):
+            if state is not None:
+                state.close()
 
-    async def _write(self) -> None:
+    async def _write(self, state: checkpoint.State) -> None:
         began = perf_counter()
-        done = self.kept
-        draft, self._draft = self._draft, None
-        assert draft is not None
+        done = state["rounds_done"]
 
         def write() -> None:
-            try:
-                sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write them again
-                draft.publish({"journal": self._endpoint.journal.state_dict(before=done)})
-            finally:
-                draft.close()
+            sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write these records again
+            journal = self._endpoint.journal.state_dict(before=done)
+            checkpoint.save(self._folder.checkpoint, {**state, "journal": journal})
             self._endpoint.journal.saved(before=done)
 
         await on_thread(write)
+        self._in_use = None
         # If this checkpoint is damaged, messages since the previous one are needed again.
         self._endpoint.durable = max(0, self.saved)
         self.saved = done
         self._endpoint.link.checkpointed(self._endpoint.durable)
         now = perf_counter()
         self._due_at = now + min(MAX_INTERVAL, COST * (now - began))
+        self._earliest = now + min(MAX_INTERVAL, COST_FORWARD * (now - began))
         self._log.debug("checkpoint written t=%d", done - 1)
 
 

@@ -161,7 +161,9 @@ class Session:
     async def _finish_saving(self, *, final: bool) -> None:
         self.slot.release()
         if self.saver is not None:
-            await self.saver.finish(self._take_snapshot if final else None)
+            if final and self.saver.kept < self.rounds_done:  # the last rounds were skipped
+                self._take_snapshot()
+            await self.saver.finish(final=final)
 
     def _catch_up(self) -> bool:
         """Skip the rounds that the neighbors completed without this peer. Returns False if there are none."""

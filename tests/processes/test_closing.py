@@ -13,16 +13,16 @@ from p2pfl.session.simulate import simulate
 
 PRELUDE = """
 import time
-from p2pfl.session.checkpoint import Draft
+from p2pfl.session import checkpoint
 
-publish = Draft.publish
+save = checkpoint.save
 
-def publish_later(draft, *arguments, **options):
-    while (draft.path.parent / "hold").exists():
+def save_later(path, state):
+    while (path.parent / "hold").exists():
         time.sleep(0.005)
-    publish(draft, *arguments, **options)
+    save(path, state)
 
-Draft.publish = publish_later
+checkpoint.save = save_later
 """
 """Peers whose folder has a file ``hold`` do not save their checkpoint until it is removed."""
 

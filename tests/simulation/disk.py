@@ -152,12 +152,6 @@ class NewFile:
         self.content.extend(bytes(max(0, at - len(self.content))))
         self.content[at : at + memoryview(data).nbytes] = data
 
-    def parts(self, at: int) -> Iterable[bytes]:
-        return [bytes(self.content[at:])]
-
-    def truncate(self, size: int) -> None:
-        del self.content[size:]
-
     def replace(self, keep: SimulatedPath | None = None, *, durable: bool = True) -> None:
         if keep is not None and self.path.exists():
             self.path.replace(keep)

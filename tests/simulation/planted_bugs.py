@@ -104,9 +104,9 @@ def _number_anew(begin: Method) -> Method:
 
 
 def _send_durable_before_saving(save: Method) -> Method:
-    async def planted(self: Saver) -> None:
-        self._endpoint.link.checkpointed(self.kept)
-        await save(self)
+    async def planted(self: Saver, state: Any) -> None:
+        self._endpoint.link.checkpointed(state["rounds_done"])
+        await save(self, state)
 
     return planted
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from tempfile import TemporaryFile
 from typing import Any
 from unittest.mock import patch
 
@@ -83,6 +84,7 @@ def _simulated() -> Iterator[None]:
             (edge, "CHUNK", 8),
             (schema, "MAX_HEADER", 256),  # so that windows close
             (checkpoint, "NewFile", disks.NewFile),
+            (checkpoint, "TemporaryFile", lambda **options: TemporaryFile()),  # noqa: SIM115
             (files, "NewFile", disks.NewFile),
             (metrics, "append_line", disks.append_line),
             (saving, "sync", disks.sync),
