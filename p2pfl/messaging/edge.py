@@ -334,16 +334,15 @@ class Reader:
         if self.state is ReaderState.SILENT:
             return None
         window = max(0, self._received + self._budget - pending)
-        want = Want(self._epoch, self.next, self.durable, window, pending == 0, self.references, self._hello)
         stated = self._stated
         if (
             stated is None
             or window - stated.window >= self._budget // 4
-            or want.durable > stated.durable
-            or (self.finished and want.next > stated.next)
+            or self.durable > stated.durable
+            or (self.finished and self.next > stated.next)
             or now - self._stated_at > (self._repeat if waiting else REPEAT)
         ):
-            return want
+            return Want(self._epoch, self.next, self.durable, window, pending == 0, self.references, self._hello)
         return None
 
     def stated(self, want: Want, now: float) -> None:

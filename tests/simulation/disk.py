@@ -28,6 +28,8 @@ class Disk:
     files: dict[str, bytes] = field(default_factory=dict)
     segments: dict[int, bytes] = field(default_factory=dict)
     """The bodies of the journal."""
+    last_segment: int = 0
+    """The highest number that was ever used."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,15 @@ class SimulatedStore(BodyStore):
     """Its segments survive the process; two bodies a segment."""
 
     def __init__(self, disk: Disk, step: Step) -> None:
+        self.disk = disk
         self.segments = disk.segments
         self.step = step
-        self.current = max(self.segments, default=0) + 1
+        self.current = disk.last_segment + 1
 
     def write(self, encoded: Encoded) -> Place:
         body = b"".join(encoded.parts())
         self.step(f"write a body to segment {self.current}")
+        self.disk.last_segment = self.current
         before = self.segments.get(self.current, b"")
         self.segments[self.current] = before + body
         place = Place(self.current, len(before))
