@@ -270,14 +270,16 @@ class Reader:
         self._ask_anew()
 
     def start(self, start: Start) -> int | None:
-        """Return the round before which messages are lost for good, if any are."""
+        """Return the round before which messages are lost for good, if this peer may need any of them."""
         if self.state is not ReaderState.ASKING or start.epoch != self._epoch:
             return None
         self.state = ReaderState.READING
         if start.begins <= self.next.t:
             return None
         self.next = Id(start.begins, 0)
-        return None if self.finished else start.begins  # after the last Begin, nothing was awaited
+        # After the last Begin, nothing was awaited. What is durable may never have been read: a method without
+        # messages does not wait for a neighbor that connects late.
+        return None if self.finished or start.begins <= self.durable else start.begins
 
     def is_current(self, epoch: int) -> bool:
         return self.state is ReaderState.READING and epoch == self._epoch

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.child import in_child
@@ -62,7 +64,10 @@ def interrupts() -> Iterator[None]:
 
 def test_an_interrupt_ends_the_child_without_a_word(interrupts: None, capfd: pytest.CaptureFixture[str]) -> None:
     def interrupted() -> None:
-        os.kill(os.getppid(), signal.SIGINT)
+        parent = psutil.Process(os.getppid())
+        while parent.status() != psutil.STATUS_SLEEPING:  # while it forks, Python ignores exceptions
+            time.sleep(0.01)
+        parent.send_signal(signal.SIGINT)
         signal.pause()
 
     with pytest.raises(KeyboardInterrupt):

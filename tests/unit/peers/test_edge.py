@@ -258,12 +258,14 @@ def test_hello_makes_the_reader_ask_and_only_the_start_of_that_epoch_opens_it() 
     assert reader.next == Id(2, 0)
 
 
-def test_a_start_beyond_next_says_which_rounds_are_lost() -> None:
-    """R8."""
+@pytest.mark.parametrize(("durable", "lost_before"), [(2, 5), (4, 5), (5, None), (9, None)])
+def test_a_start_beyond_next_says_which_rounds_are_lost(durable: int, lost_before: int | None) -> None:
+    """R8. What is durable is not missed, even if it was never read."""
     reader = reader_of((2, 3))
-    for epoch, lost_before in ((2, 5), (3, None)):
+    reader.durable = durable
+    for epoch, expected in ((2, lost_before), (3, None)):
         reader.hello(references=False)
-        assert reader.start(Start(epoch, 5, 0)) == lost_before
+        assert reader.start(Start(epoch, 5, 0)) == expected
         assert reader.next == Id(5, 0)
 
 
