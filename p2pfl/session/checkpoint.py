@@ -1,7 +1,7 @@
 """Checkpoints: the complete state of a peer after a round.
 
 A checkpoint is one file, replaced atomically and durably: a SHA-256 checksum, then the output of ``torch.save``
-(torch does not verify its own checksums). It is loaded with ``weights_only``: tensors and plain containers, and
+(torch does not verify those that it writes). It is loaded with ``weights_only``: tensors and plain containers, and
 nothing is executed. It contains the run and the peer that it belongs to, and its format.
 
 The previous checkpoint is kept and replaces a damaged one. So neighbors may discard a message to this peer only once
