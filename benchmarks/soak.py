@@ -149,6 +149,7 @@ def _is_running(files: PeerFolder) -> bool:
 def main(peers: int, rounds: int, every: float, sample: float, seed: int, record: Path | None) -> None:
     tree = light(peers, {"name": "regular", "degree": 4}, rounds)
     tree["transport"] = {"give_up": 120, "deadline": 600}  # a restarted peer must not be declared dead
+    tree["eval_every"] = max(1, int(WARM_UP * rounds) // 2)  # the first evaluation takes memory: during the warm-up
     chance, samples, kills = random.Random(seed), list[Sample](), 0
     with scratch_folder() as root:
         (root / "run.yaml").write_text(json.dumps(tree))

@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ class FileStore(BodyStore):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._name = str(folder)
         self._lock = threading.Lock()
         self._file = -1
         self._size = 0
@@ -82,7 +84,7 @@ class FileStore(BodyStore):
 
     def release(self, segment: int) -> None:
         with suppress(OSError):
-            self._path(segment).unlink(missing_ok=True)
+            os.unlink(self._path(segment))
 
     def restore(self, segments: Iterable[int]) -> set[int]:
         kept = set(segments)
@@ -103,8 +105,8 @@ class FileStore(BodyStore):
                     os.close(file)
         sync(self.folder)  # the names of new segments
 
-    def _path(self, segment: int) -> Path:
-        return self.folder / str(segment)
+    def _path(self, segment: int) -> str:
+        return _path(self._name, segment)
 
 
 def _write(file: int, parts: list[memoryview], at: int) -> int:
@@ -130,24 +132,29 @@ class NeighborJournals:
 
     def __init__(self, token: str, folder_of: Callable[[PeerId], Path]) -> None:
         self.own = (_boot_id(), token)
-        self._folder_of = folder_of
+        self._folder_of = cache(lambda peer: str(folder_of(peer)))
 
     def can_open(self, peer: PeerId, boot: str, token: str) -> bool:
         """Return whether a neighbor's journal is here: same host, same run folder, readable by this user."""
         if not boot or boot != self.own[0] or not token.startswith("token-") or "/" in token or "\0" in token:
             return False
-        return os.access(self._folder_of(peer) / token, os.R_OK)
+        return os.access(f"{self._folder_of(peer)}/{token}", os.R_OK)
 
     def open_body(self, peer: PeerId, segment: int, at: int, size: int) -> Tensor:
         """Map a body copy-on-write; it is unmapped with its last tensor. Raises OSError."""
-        return _map(self._folder_of(peer) / str(segment), at, size, populate=True)
+        return _map(_path(self._folder_of(peer), segment), at, size, populate=True)
 
     def forget(self, body: Tensor) -> None:
         """Free the memory of a body from ``open_body``, which was not modified, until it is read again."""
         forget(body)
 
 
-def _map(path: Path, at: int, size: int, *, populate: bool = False) -> Tensor:
+def _path(folder: str, segment: int) -> str:
+    # Not a ``Path``: each interns the names in it, and the table of interned strings would grow with every segment.
+    return f"{folder}/{segment}"
+
+
+def _map(path: str, at: int, size: int, *, populate: bool = False) -> Tensor:
     start = at - at % mmap.ALLOCATIONGRANULARITY
     # Not blocking, in case that it is a named pipe.
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,19 +26,9 @@ def calls_of(do: Callable[[], object], monkeypatch: pytest.MonkeyPatch, fail_at:
 
         return call
 
-    class Watched(io.FileIO):
-        write = watched("write", io.FileIO.write)
-
     with monkeypatch.context() as patch:
-        opened = Path.open
-        patch.setattr(
-            Path,
-            "open",
-            lambda self, mode="r", **options: Watched(self, mode) if mode == "wb" else opened(self, mode, **options),
-        )
-        patch.setattr(os, "pwrite", watched("write", os.pwrite))
-        patch.setattr(os, "fsync", watched("fsync", os.fsync))
-        patch.setattr(Path, "replace", watched("rename", Path.replace))
+        for name, function in (("write", "pwrite"), ("fsync", "fsync"), ("rename", "replace")):
+            patch.setattr(os, function, watched(name, getattr(os, function)))
         with contextlib.suppress(RunFolderError):
             do()
     return made

@@ -18,12 +18,12 @@ _numbers = count()
 
 
 @contextmanager
-def write_errors(path: Path) -> Iterator[Path]:
+def write_errors(path: Path | str) -> Iterator[None]:
     """Raise WriteError for ``path`` in place of OSError."""
     try:
-        yield path
+        yield
     except OSError as error:
-        raise WriteError(path, error) from error
+        raise WriteError(Path(path), error) from error
 
 
 def write_atomically(path: Path, data: Buffer, *, durable: bool = False) -> None:
@@ -54,11 +54,12 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}.tmp")
-        self._file = self._temporary.open("wb", buffering=0)
+        # Not a ``Path``: each interns the names in it, and the table of interned strings would grow with every file.
+        self._temporary = f"{path.parent}/.{path.name}.{os.getpid()}.{next(_numbers)}.tmp"
+        self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write(self, data: Buffer, at: int) -> None:
-        write_all(self._file.fileno(), data, at)
+        write_all(self._file, data, at)
 
     def replace(self, keep: Path | None = None, *, durable: bool = True) -> None:
         """Replace ``path`` by this file.
@@ -68,19 +69,19 @@ class NewFile:
             keep: where to move the old file. Between the two renames, and after a crash there, only ``keep`` exists.
         """
         if durable:
-            os.fsync(self._file.fileno())
+            os.fsync(self._file)
         if keep is not None:
             with suppress(FileNotFoundError):
                 self.path.replace(keep)
-        self._temporary.replace(self.path)
+        os.replace(self._temporary, self.path)
         if durable:
             _fsync(self.path.parent)
 
     def close(self) -> None:
         """Close the file, and delete it unless it has replaced ``path``."""
-        self._file.close()
+        os.close(self._file)
         with suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+            os.unlink(self._temporary)
 
 
 def overwrite(path: Path, data: Buffer) -> None:

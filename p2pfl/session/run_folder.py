@@ -211,7 +211,8 @@ class PeerFolder:
 
     def clear_result(self) -> None:
         """Delete the result of an earlier process of this peer; called when a new one starts."""
-        with write_errors(self.root / "result.json") as path:
+        path = self.root / "result.json"
+        with write_errors(path):
             path.unlink(missing_ok=True)
 
     def sweep(self) -> None:
