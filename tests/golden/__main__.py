@@ -23,7 +23,7 @@ def check() -> None:
         sys.exit(3)
     changed = 0
     for name in pinned.NAMES:
-        lines = pinned.differences(expected.get(name, {}), pinned.outcome(name))
+        lines = pinned.differences({name: expected.get(name, {})}, {name: pinned.outcome(name)})
         changed += bool(lines)
         click.echo(f"{'differs' if lines else 'same':8}{name}")
         for line in lines:

@@ -66,17 +66,29 @@ def pinned() -> Pinned | None:
 def renew(reason: str) -> Path:
     """Write the outcomes of the present code for this platform, with the reason and the date.
 
-    If they replace other outcomes, the files of other platforms are outdated, and removed.
+    Where they replace other outcomes, those of other platforms are outdated: null takes their place.
     """
     file, before = pinned_file(), pinned()
     history = json.loads(file.read_text())["history"] if file.exists() else []
     history.append({"date": date.today().isoformat(), "reason": reason})
     content = {"platform": platform_key(), "history": history, "runs": {name: outcome(name) for name in NAMES}}
-    if before is not None and before != content["runs"]:
-        for other in set(FOLDER.glob("*.json")) - {file}:
-            other.unlink()
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    for other in set(FOLDER.glob("*.json")) - {file} if before is not None else ():
+        outdated = json.loads(other.read_text())
+        outdated["runs"] = _unchanged(outdated["runs"], before, content["runs"])
+        _write(other, outdated)
+    _write(file, content)
     return file
+
+
+def _write(file: Path, content: Pinned) -> None:
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _unchanged(other: Any, before: Any, after: Any) -> Any:
+    """Return the outcomes of another platform with null wherever ``before`` and ``after`` differ."""
+    if all(isinstance(value, dict) for value in (other, before, after)):
+        return {key: _unchanged(other.get(key), before.get(key), after[key]) for key in after}
+    return other if before == after else None
 
 
 def outcome(name: str) -> Pinned:
@@ -149,12 +161,12 @@ def _leaves(value: Any) -> list[str]:
 
 
 def differences(expected: Pinned, found: Pinned, path: str = "") -> list[str]:
-    """The paths at which two outcomes differ, with both values."""
+    """The paths at which two outcomes differ, with both values. Null stands for an outcome that is not known."""
     lines = []
     for key in (*expected, *(key for key in found if key not in expected)):
         below, one, other = f"{path}/{key}", expected.get(key), found.get(key)
         if isinstance(one, dict) and isinstance(other, dict):
             lines += differences(one, other, below)
-        elif one != other:
+        elif one != other and not (key in expected and one is None):
             lines.append(f"{below}: pinned {one}, found {other}")
     return lines

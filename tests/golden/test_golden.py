@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.golden import pinned
@@ -12,7 +15,7 @@ def test_run_ends_as_pinned(name: str) -> None:
     expected = pinned.pinned()
     if expected is None:
         pytest.skip(f"nothing pinned for {pinned.platform_key()}: python -m tests.golden renew --reason TEXT")
-    assert pinned.differences(expected.get(name, {}), pinned.outcome(name)) == []
+    assert pinned.differences({name: expected.get(name, {})}, {name: pinned.outcome(name)}) == []
 
 
 def test_values_digest_ignores_names_and_nothing_else() -> None:
@@ -24,10 +27,32 @@ def test_values_digest_ignores_names_and_nothing_else() -> None:
 
 
 def test_differences_names_each_path() -> None:
-    expected = {"0": {"state": "a", "sent": {"Head": [1, 2, 3]}}}
-    found = {"0": {"state": "b", "sent": {}}, "1": {}}
+    expected = {"0": {"state": "a", "records": None, "sent": {"Head": [1, 2, 3]}}}
+    found = {"0": {"state": "b", "records": "c", "sent": {}}, "1": {}}
     assert [line.partition(":")[0] for line in pinned.differences(expected, found)] == [
         "/0/state",
         "/0/sent/Head",
         "/1",
+    ]
+
+
+def test_renewing_voids_only_what_has_changed_on_other_platforms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(name: str, state: str, records: str) -> None:
+        runs = {"local": {"0": {"state": state, "records": records}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"history": [], "runs": runs}))
+
+    monkeypatch.setattr(pinned, "FOLDER", tmp_path)
+    monkeypatch.setattr(pinned, "NAMES", ("local", "new"))
+    monkeypatch.setattr(pinned, "platform_key", lambda: "this")
+    monkeypatch.setattr(pinned, "outcome", lambda name: {"0": {"state": "a", "records": f"renewed {name}"}})
+    write("this", "a", "b")
+    write("other", "c", "d")
+    pinned.renew("records have a new field")
+    runs = {name: json.loads((tmp_path / f"{name}.json").read_text())["runs"] for name in ("this", "other")}
+    assert runs["this"]["local"] == {"0": {"state": "a", "records": "renewed local"}}
+    assert runs["other"] == {"local": {"0": {"state": "c", "records": None}}, "new": None}
+    assert pinned.differences(runs["other"], {"local": {"0": {"state": "x"}}}) == [
+        "/local/0/state: pinned c, found x"
     ]
