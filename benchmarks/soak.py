@@ -174,7 +174,7 @@ def main(peers: int, rounds: int, every: float, sample: float, seed: int, record
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.1, min(next_kill, next_sample) - time.monotonic()))
-                exists = (root / "run" / "run.json").exists()
+                exists = (root / "run" / "run.yaml").exists()
                 if exists and time.monotonic() >= next_sample:
                     next_sample = time.monotonic() + sample
                     samples.append(look(process.pid, RunFolder.open(root / "run"), set(kills), began))
