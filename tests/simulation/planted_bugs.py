@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-from p2pfl.messaging.control import Entry, Id
+from p2pfl.messaging.control import BEFORE, Entry, Id
 from p2pfl.messaging.edge import Reader, Writer
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import Journal
@@ -41,15 +41,17 @@ class PlantedBug:
             yield
 
 
-def _take_instead_of(verdict: str) -> Callable[[Method], Method]:
-    def change(entry: Method) -> Method:
-        def planted(self: Reader, message: Entry) -> str:
-            found: str = entry(self, message)
-            return "take" if found == verdict else found
+def _take_duplicates(entry: Method) -> Method:
+    def planted(self: Reader, message: Entry) -> str:
+        verdict: str = entry(self, message)
+        return "take" if verdict == "ignore" else verdict
 
-        return planted
+    return planted
 
-    return change
+
+def _see_no_gap(entry: Method) -> Method:
+    # Not the verdict alone: a reader that has found a gap has asked anew, and its window is closed.
+    return lambda self, message: entry(self, replace(message, previous=BEFORE))
 
 
 def _send_durable_too_early(checkpointed: Method) -> Method:
@@ -150,9 +152,9 @@ def _leak_window(pending: Method) -> Method:
 
 PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "duplicates": PlantedBug(
-        "a reader takes what it has, and what old epochs repeat", Reader, "entry", _take_instead_of("ignore")
+        "a reader takes what it has, and what old epochs repeat", Reader, "entry", _take_duplicates
     ),
-    "gaps": PlantedBug("a reader takes entries after a gap", Reader, "entry", _take_instead_of("gap")),
+    "gaps": PlantedBug("a reader takes entries after a gap", Reader, "entry", _see_no_gap),
     "durable-early": PlantedBug(
         "Want.durable covers rounds that are not saved", ZmqLink, "checkpointed", _send_durable_too_early
     ),
