@@ -2,6 +2,7 @@
 
     P2pflError
     ├── RunFileError            the run file is invalid: where, which key, what was found, what is allowed
+    │   └── PluginError         the code of a plug-in is wrong or has failed: its file and line
     ├── DataError               a dataset is missing, damaged, or too small for its partition
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
@@ -77,6 +78,13 @@ class RunFileError(P2pflError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+class PluginError(RunFileError):
+    """The code of a plug-in is wrong or has failed; the message begins with its file and line."""
+
+    def __init__(self, file: str, line: int, message: str) -> None:
+        super().__init__([Problem(f"{file}:{line}", "", message)])
 
 
 class DataError(P2pflError):

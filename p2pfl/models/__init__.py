@@ -165,14 +165,23 @@ GROUPS: Table[Group] = Table(
 def _single(member: str) -> Group:
     """A group of one member, with the number of features of the first group that contains it."""
     features = next((group.features for group in GROUPS.values() if member in group.members), None)
+    backbone, plus, _ = member.partition("+")
+    if features is None and plus:
+        features = MODELS[backbone].features
     return Group((member,), features)
+
+
+def _is_member(name: str) -> bool:
+    """Whether ``name`` is a backbone, or one with a head, outside of the tables."""
+    backbone, plus, head = name.partition("+")
+    return backbone in BACKBONES and (not plus or (head in HEADS and not mlp.parse_name(backbone)))
 
 
 _MEMBERS = dict.fromkeys(member for group in GROUPS.values() for member in group.members)
 
 MODELS: Table[Group] = Table(
     {**GROUPS, **{member: _single(member) for member in (*BACKBONES, *_MEMBERS)}},
-    family=lambda name: _single(name) if mlp.parse_name(name) else None,
+    family=lambda name: _single(name) if _is_member(name) else None,
 )
 """Every name that a run file may use: the groups, and each architecture as a group of one."""
 
@@ -186,7 +195,8 @@ def architecture(name: str, peer: int) -> str:
 def unknown_model(name: str) -> str:
     """Describe the error of a name that is not in MODELS: list the groups and suggest the closest name."""
     close = difflib.get_close_matches(name, MODELS, n=1)
-    known = f"{', '.join(GROUPS)}, the members of each (`p2pfl models` lists them), and {mlp.MLP}"
+    known = ", ".join((*GROUPS, *MODELS.registered))
+    known += f", the members of each (`p2pfl models` lists them), and {mlp.MLP}"
     text = f"unknown {name!r}; known: {known}"
     return f"{text}; did you mean {close[0]!r}?" if close else text
 

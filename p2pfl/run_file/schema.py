@@ -60,6 +60,21 @@ def _run_name(value: str) -> str:
     return value
 
 
+class PluginEntry(Section):
+    """A plug-in: a file, or a module beside the run file or installed; see docs/guide/plugins.md."""
+
+    name: str
+    """Path of a .py file, or name of a module."""
+    sha256: str | None = None
+    """Hash of its sources, in the run file of a run folder: other sources are refused."""
+    version: str | None = None
+    """Version of the installed package, in the run file of a run folder."""
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class Data(Section):
     """What the peers learn from."""
 
@@ -156,6 +171,9 @@ class RunFile(Section):
     data: Data
     models: Models = Models()
     algorithm: Named
+    plugins: tuple[Annotated[PluginEntry, BeforeValidator(PluginEntry.from_value)], ...] = ()
+    """Python files and modules whose algorithms, models, datasets, partitions, augmentations and graphs this file
+    names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
     transport: Transport = Transport()

@@ -15,6 +15,7 @@ from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model, architecture, build
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
+from p2pfl.run_file.plugin_files import naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session.pretrained import load_pretrained
 
@@ -25,6 +26,12 @@ def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     Raises:
         RunFileError: the dataset is not available, or cannot be partitioned as requested.
     """
+    run.activate()
+    with naming_lines():
+        return _load_data(run)
+
+
+def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     data = run.file.data
     try:
         dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download)
@@ -60,6 +67,14 @@ def make_algorithm(
     Raises:
         RunFileError: the model does not fit the dataset's images, or the algorithm the model.
     """
+    run.activate()
+    with naming_lines():
+        return _make_algorithm(run, me, data, device, streams)
+
+
+def _make_algorithm(
+    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
+) -> Algorithm[Any]:
     dataset, subsets = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
     models = run.file.models
