@@ -76,7 +76,7 @@ def models(
     from p2pfl.models import GROUPS, MODELS, unknown_model
     from p2pfl.run_file.load import load_plugins
 
-    load_plugins(plugins)
+    load_plugins(plugins, [name] if name else [])
     if name is not None and name not in MODELS:
         raise click.BadParameter(unknown_model(name), param_hint="NAME")
     grouped = {member for group in GROUPS.values() for member in group.members}

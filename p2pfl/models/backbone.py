@@ -146,15 +146,9 @@ class Checked:
         except P2pflError:
             raise
         except Exception as error:
-            file, line = self.location
-            traceback = error.__traceback__
-            while traceback is not None:
-                if traceback.tb_frame.f_code.co_filename == file:
-                    line = traceback.tb_lineno
-                traceback = traceback.tb_next
             reason = " ".join(str(error).split())
             text = f"{self.name!r} {what}: {type(error).__name__}: {reason}"
-            raise PluginError(file, line, text) from error
+            raise PluginError(*(plugin_line(error) or self.location), text) from error
 
 
 def output_shape(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -172,3 +166,13 @@ def output_shape(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...] 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:
     return "no tensor" if shape is None else str(list(shape))
+
+
+def plugin_line(error: BaseException) -> tuple[str, int] | None:
+    """Return file and line of the last code of a plug-in's file that an error passed; None if it passed none."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if getattr(traceback.tb_frame.f_globals.get("__loader__"), "plugin", False):
+            found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+    return found

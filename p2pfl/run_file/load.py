@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
+from p2pfl.models.import_path import parse
 from p2pfl.run_file import plugin_files, plugin_sources
 from p2pfl.run_file.checks import cross_checks
 from p2pfl.run_file.graphs import GRAPHS
@@ -59,9 +60,13 @@ def from_dict(tree: Mapping[str, Any], where: str = "run") -> Run:
     return _check(dict(tree), Source(where), Path())
 
 
-def load_plugins(names: Sequence[str], base: Path | None = None) -> None:
-    """Register the names of these plug-ins and of installed ones, as a run file does. Raises RunFileError."""
-    _load_plugins({"plugins": list(names)}, Source("--plugin"), base or Path())
+def load_plugins(names: Sequence[str], models: Sequence[str] = ()) -> None:
+    """Register the names of these plug-ins and of installed ones, as a run file does. Raises RunFileError.
+
+    Args:
+        models: names of models, some of which may be import paths.
+    """
+    _load_plugins({"plugins": list(names)}, Source("command line"), Path(), models)
 
 
 def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
@@ -72,7 +77,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     except ValidationError as error:
         problems.extend(explain(error, _known_keys))
     plain = tree if file is None else file.model_dump()
-    plugins = _load_plugins(plain, source, base)
+    plugins = _load_plugins(plain, source, base, () if file is None else file.models.texts)
 
     def resolve(loc: Loc, table: Table[type[OptionsT]]) -> OptionsT | None:
         """Parse the options at ``loc``, even if the file has other problems, so that all are reported."""
@@ -116,8 +121,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     return Run(file, *parts, tuple(plugins), source.locate)  # type: ignore[arg-type]
 
 
-def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path) -> list[Plugin]:
-    """Register the names of the run's plug-ins. Raises RunFileError."""
+def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: Sequence[str]) -> list[Plugin]:
+    """Register the names of the run's plug-ins, and find the modules of its ``models``. Raises RunFileError."""
     problems: list[OptionProblem] = []
     found: dict[str, Plugin] = {}
 
@@ -143,10 +148,16 @@ def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path) -> list[
             look_for(("plugins", number), PluginEntry.model_validate(PluginEntry.from_value(value)))
         except ValidationError:  # already reported
             continue
+    silent = []
+    for number, path in enumerate(parse(model) for model in models):
+        if path is not None and path.module.partition(".")[0] not in plugin_sources.DEPENDENCIES:
+            loc = ("models", "members", number) if len(models) > 1 else ("models", "module")
+            look_for(loc, PluginEntry(name=path.module))
+            silent.append(path.module)
     if problems:
         raise source.error(problems)
     plugin_files.announced()
-    plugin_files.activate(list(found.values()))
+    plugin_files.activate(list(found.values()), silent)
     return list(found.values())
 
 
@@ -159,8 +170,9 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
         ("augmentation", data.augment.name),
-        *(("model", file.models.name), ("backbone", file.models.name.partition("+")[0])),
-        ("head", file.models.name.partition("+")[2]),
+        *(("model", text) for text in file.models.texts),
+        *(("backbone", member.partition("+")[0]) for member in file.models.group.members),
+        *(("head", member.partition("+")[2]) for member in file.models.group.members),
     ]
 
 

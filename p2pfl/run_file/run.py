@@ -90,6 +90,7 @@ class Run:
     def resolved(self) -> dict[str, Any]:
         """The run as plain values with every default filled in; loading it gives an equal run."""
         plain = self.file.model_dump(mode="json")
+        plain["models"] = self.file.models.resolved()
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology)
         plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict()}

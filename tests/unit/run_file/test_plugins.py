@@ -269,7 +269,13 @@ MISTAKES = [
         "@plugins",
         "HeadMean.Hyper must be a dataclass derived",
     ),
-    ("my_method", "async def round", "round = None\n\n    async def rnd", "@plugins", "HeadMean.round must be `async def`"),
+    (
+        "my_method",
+        "async def round",
+        "round = None\n\n    async def rnd",
+        "@plugins",
+        "HeadMean.round must be `async def`",
+    ),
     (
         "my_method",
         "(self, t: int, net: Net)",
