@@ -8,6 +8,7 @@
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
+    ├── RunFailed               a run that was started from Python has failed
     ├── KeysError               the peers' keys are missing, damaged, or readable by others
     ├── OutOfMemory             a peer does not fit into the available memory
     ├── MissingExtra            an optional package is not installed
@@ -125,6 +126,10 @@ class OutOfMemory(P2pflError):
 
 class CheckpointError(RunFolderError):
     """A checkpoint is unreadable or belongs to another run."""
+
+
+class RunFailed(P2pflError):
+    """A run that was started from Python has failed: why."""
 
 
 class KeysError(P2pflError):

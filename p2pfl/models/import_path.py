@@ -166,7 +166,7 @@ def _import(spec: ImportPath) -> Callable[..., Any]:
 
 
 def _last_linear(name: str, network: nn.Module) -> str:
-    linear = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
+    linear: list[str] = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise ModelError(f"{name!r} has no linear layer; name its head: `head: classifier`")
     return linear[-1]

@@ -5,6 +5,7 @@ All problems are reported at once, each as ``file:line: key: what was found; wha
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -28,10 +29,16 @@ from p2pfl.run_file.yaml_source import Source
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def load(path: Path, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Run:
+def load(
+    path: Path,
+    sets: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Run:
     """Read and check a run file.
 
     Args:
+        overrides: {dotted key: value}; they take precedence over ``sets``.
         sets: overrides of the form ``dotted.key=YAML value``; they take precedence over the environment.
         environment: variables, of which ``TRANSPORT_VARIABLES`` take precedence over the file.
 
@@ -52,12 +59,15 @@ def load(path: Path, sets: Sequence[str] = (), environment: Mapping[str, str] | 
     source.apply_environment(tree, environment or {})
     for assignment in sets:
         source.apply_set(tree, assignment)
+    source.apply_values(tree, overrides or {})
     return _check(tree, source, path.parent)
 
 
-def from_dict(tree: Mapping[str, Any], where: str = "run") -> Run:
+def from_dict(tree: Mapping[str, Any], where: str = "run", overrides: Mapping[str, Any] | None = None) -> Run:
     """Check a run given as plain values. ``where`` names it in error messages. Raises RunFileError."""
-    return _check(dict(tree), Source(where), Path())
+    source, copied = Source(where), copy.deepcopy(dict(tree))
+    source.apply_values(copied, overrides or {})
+    return _check(copied, source, Path())
 
 
 def load_plugins(names: Sequence[str], models: Sequence[str] = ()) -> None:
