@@ -80,9 +80,10 @@ def test_metrics_are_a_row_per_peer_and_round(simulated: api.RecordedRun) -> Non
     }
     records = list(simulated.records())
     assert list(frame["accuracy"]) == [record["personal"]["accuracy"] for record in records]
-    totals = {result.peer: result.sent for result in simulated.results()}
-    for peer, sent in frame.groupby("peer")["sent.bytes"].sum().items():
-        assert sent == sum(entry[1] + entry[2] for kinds in totals[peer].values() for entry in kinds.values())
+    for result in simulated.results():
+        counts = [entry for kinds in result.sent.values() for entry in kinds.values()]
+        sent = sum(entry[1] + entry[2] for entry in counts)
+        assert int(frame[frame["peer"] == result.peer]["sent.bytes"].sum()) == sent
 
 
 def test_metrics_need_pandas(simulated: api.RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,16 +34,17 @@ def blocks(page: Path) -> Iterator[tuple[str, str, str | None]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_the_page_work(page: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    for name, module in (("p2pfl", "launcher.cli"), ("python", None)):
-        script = tmp_path / "bin" / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {f"-P -m {module}" if module else ""} "$@"\n')
+    for program, options in (("p2pfl", "-P -m launcher.cli"), ("python", "")):
+        script = tmp_path / "bin" / program
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
         script.chmod(0o755)
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     sources = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PATH": path, "PYTHONPATH": sources}
     folder = tmp_path / "work"
     folder.mkdir()
-    scripts, commands = [], 0
+    scripts: list[str] = []
+    commands = 0
     for language, text, name in blocks(page):
         if name is not None:
             (folder / name).write_text(text)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from p2pfl.models import BACKBONES, HEADS, MODELS, build
 from p2pfl.run_file import config_hash, plugin_files
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.load import load
+from p2pfl.run_file.options import Table
 from p2pfl.session.build import load_data
 from p2pfl.session.new_run import create
 from p2pfl.session.simulate import simulate
@@ -25,7 +28,13 @@ from tests.plugin_fixtures import HELPERS, METHOD, PARTS, RUN, Project
 
 
 def test_names_of_plugins_are_known_while_their_run_is_active(project: Project) -> None:
-    tables = {"head-mean": ALGORITHMS, "pairs": GRAPHS, "in-order": PARTITIONS, "my-cnn": MODELS, "two-layers": HEADS}
+    tables: dict[str, Table[Any]] = {
+        "head-mean": ALGORITHMS,
+        "pairs": GRAPHS,
+        "in-order": PARTITIONS,
+        "my-cnn": MODELS,
+        "two-layers": HEADS,
+    }
     run = load(project())
     assert [plugin.name for plugin in run.plugins] == ["my_method", "my_parts"]
     assert all(name in table for name, table in tables.items())
@@ -176,7 +185,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugin_files, "_INSTALLED_ENTRIES", {})
     monkeypatch.setattr(plugin_files, "_announced", None)
     before = set(sys.modules)
