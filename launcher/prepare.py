@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from p2pfl.errors import RunFolderError
-from p2pfl.session.files import write_atomically
+from p2pfl.session.new_run import create
 from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.run_info import describe_run
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -48,25 +43,5 @@ class LaunchRequest:
         return run
 
     def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:
-        """Create a run folder with run.yaml and run.json. Raises RunFolderError."""
-        now = datetime.now().astimezone()  # noqa: TID251  # for people
-        root = self.run_dir or _create_unique(run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}")
-        folder = RunFolder.create(root, range(run.peers))
-        folder.write_info({**describe_run(run, secrets.token_hex(8), now, self.launcher_pid), "simulated": simulated})
-        # Write run.yaml last: a folder that has one counts as a run.
-        write_atomically(folder.run_file, run.to_yaml().encode(), durable=True)
-        return folder
-
-
-def _create_unique(root: Path) -> Path:
-    """Create ``root``, or ``root-2``, ``root-3``, … if it exists."""
-    for number in count(1):
-        candidate = root if number == 1 else root.with_name(f"{root.name}-{number}")
-        try:
-            candidate.mkdir(parents=True)
-            return candidate
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise RunFolderError(f"{candidate}: cannot be created: {error.strerror}") from error
-    raise AssertionError("count() never ends")
+        """Create a run folder. Raises RunFolderError."""
+        return create(run, self.run_dir, launcher_pid=self.launcher_pid, simulated=simulated)

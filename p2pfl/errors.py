@@ -2,11 +2,13 @@
 
     P2pflError
     ├── RunFileError            the run file is invalid: where, which key, what was found, what is allowed
+    │   └── PluginError         the code of a plug-in is wrong or has failed: its file and line
     ├── DataError               a dataset is missing, damaged, or too small for its partition
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
+    ├── RunFailed               a run that was started from Python has failed
     ├── KeysError               the peers' keys are missing, damaged, or readable by others
     ├── OutOfMemory             a peer does not fit into the available memory
     ├── MissingExtra            an optional package is not installed
@@ -79,6 +81,13 @@ class RunFileError(P2pflError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+class PluginError(RunFileError):
+    """The code of a plug-in is wrong or has failed; the message begins with its file and line."""
+
+    def __init__(self, file: str, line: int, message: str) -> None:
+        super().__init__([Problem(f"{file}:{line}", "", message)])
+
+
 class DataError(P2pflError):
     """A dataset is missing, damaged, or too small for its partition."""
 
@@ -117,6 +126,10 @@ class OutOfMemory(P2pflError):
 
 class CheckpointError(RunFolderError):
     """A checkpoint is unreadable or belongs to another run."""
+
+
+class RunFailed(P2pflError):
+    """A run that was started from Python has failed: why."""
 
 
 class KeysError(P2pflError):

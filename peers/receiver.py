@@ -14,6 +14,7 @@ from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersio
 from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
 from p2pfl.messaging.wire import Buffer, Plan
+from p2pfl.run_file import config_hash
 from peers.connection import SENT, Connection
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class Receiver:
     def _handle_hello(self, connection: Connection, identity: bytes, hello: Hello) -> None:
         io, peer = self._io, connection.peer
         if hello.config_hash != io.hello.config_hash:
-            theirs, ours = hello.config_hash[:12], io.hello.config_hash[:12]
-            reason = f"run file differs: peer {peer} has digest {theirs}…, peer {io.me} has {ours}…"
+            reason = config_hash.mismatch(peer, hello.config_hash, io.me, io.hello.config_hash)
             io.limited_log.warning(f"refused Hellos of peer {peer}", f"Hello refused peer={peer}: {reason}")
             self._refuse(identity, reason)
             return

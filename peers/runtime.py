@@ -18,7 +18,7 @@ from setproctitle import setproctitle
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import HandshakeError, NetError, P2pflError, WriteError, error_text
+from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, WriteError, error_text
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
@@ -93,7 +93,9 @@ def run_peer(
             write_status(Status(me, os.getpid(), "stopped"))
         return 0
     except Exception as error:
-        if isinstance(error, P2pflError):
+        if isinstance(error, PluginError):
+            log.error("%s", error, exc_info=error.__cause__)
+        elif isinstance(error, P2pflError):
             log.error("%s", error)
         else:
             log.exception("peer %d failed", me)

@@ -17,7 +17,7 @@ from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
-from p2pfl.session.files import write_atomically
+from p2pfl.session.new_run import write_run
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.run_info import derive_run_id, describe_run
 
@@ -41,9 +41,7 @@ def open_or_create(
         _check_same(folder.require_local(), run, file, expected_id)
     else:
         folder.write_info(describe_run(run, expected_id))
-    text = run.to_yaml().encode()
-    if not folder.run_file.exists() or folder.run_file.read_bytes() != text:
-        write_atomically(folder.run_file, text, durable=True)  # last: a folder that has one counts as a run
+    write_run(folder, run)
     return folder, run
 
 

@@ -154,7 +154,7 @@ def _why_not_forked(error: OSError) -> str:
 
 def _import_what_peers_import(run: Run, data: Data) -> None:
     """Build and drop one peer of each architecture, so that forked peers share its imports."""
-    first_of = {architecture(run.file.models.name, peer): peer for peer in reversed(range(run.peers))}
+    first_of = {architecture(run.file.models.group, peer): peer for peer in reversed(range(run.peers))}
     for peer in first_of.values():
         algorithm = make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
         torch.save(algorithm.state_dict(), io.BytesIO())

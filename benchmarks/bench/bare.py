@@ -30,7 +30,7 @@ def train(run: Run, dataset: Dataset, subsets: list[Subset], log: logging.Logger
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) for values in (dataset.mean, dataset.std))
     stream = np.random.default_rng(0)
     models = [
-        build(run.file.models.name, 0, dataset.channels, dataset.size, dataset.classes).train() for _ in subsets
+        build(run.file.models.group, 0, dataset.channels, dataset.size, dataset.classes).train() for _ in subsets
     ]
     optimizers = [torch.optim.SGD(model.parameters(), lr=hyper["lr"]) for model in models]
     for t in range(run.rounds):

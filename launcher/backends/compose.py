@@ -89,6 +89,11 @@ class ComposeFile:
                 raise KeysError(f"{self.keys}: owned by root, but peers run as another user; chown them to that user")
         elif transport.public_keys is not None:
             raise run.error_at("transport.public_keys", ValueError("pass the folder of keys as --keys, or remove it"))
+        if self.image is None and (installed := [plugin.name for plugin in run.plugins if not plugin.sources]):
+            text = (
+                f"{installed[0]} is installed here, but not in the image; list its file, or pass an image as --image"
+            )
+            raise run.error_at("plugins", ValueError(text))
         root = data.root or Path(FILES)
         if outside := [path for path in run.loader.files(root) if not path.is_relative_to(root)]:
             raise run.error_at("data.dataset", ValueError(f"{outside[0]} is outside of data.root, which is mounted"))
@@ -184,11 +189,15 @@ class _Writer:
     def _binds(self) -> dict[str, tuple[Path, str]]:
         """Return the files to mount: {anchor: (path on the host, path in the container)}."""
         from p2pfl.run_file.graphs import FromFile
+        from p2pfl.run_file.plugin_sources import FOLDER
 
         found = {"file": (self.settings.file, self.file)}
         if isinstance(self.run.graph, FromFile):
             path = self.run.graph.path
             found["graph"] = (self.settings.file.parent / path, os.path.normpath(Path(CONFIG) / path))
+        copied = sorted({(plugin.root / top, top) for plugin in self.run.plugins for top in plugin.tops})
+        for number, (path, top) in enumerate(copied):
+            found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file
         return found
 
     def _setup_services(self) -> Iterator[str]:

@@ -8,18 +8,21 @@ from typing import Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, PNG, SETS, echo, print_table
+from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table
 
 
 @click.command()
 @click.argument("name", required=False)
+@PLUGINS
 @JSON
-def algorithms(name: str | None, as_json: bool) -> None:
+def algorithms(name: str | None, plugins: tuple[str, ...], as_json: bool) -> None:
     """List algorithms; with NAME, describe its hyper-parameters."""
     from launcher.views.describe import describe_algorithm
     from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.run_file.load import load_plugins
     from p2pfl.run_file.options import unknown
 
+    load_plugins(plugins)
     if name is not None and name not in ALGORITHMS:
         raise click.BadParameter(unknown(name, ALGORITHMS), param_hint="NAME")
     described = [describe_algorithm(algorithm) for algorithm in ([name] if name else ALGORITHMS)]
@@ -53,8 +56,17 @@ def _yaml_value(value: object) -> str:
 @click.option("--size", type=click.IntRange(min=1), default=32, show_default=True, help="Height and width in pixels.")
 @click.option("--classes", type=click.IntRange(min=1), default=10, show_default=True, help="Number of classes.")
 @click.option("--features", type=click.IntRange(min=1), help="Number of features d; overrides the group's.")
+@PLUGINS
 @JSON
-def models(name: str | None, channels: int, size: int, classes: int, features: int | None, as_json: bool) -> None:
+def models(
+    name: str | None,
+    channels: int,
+    size: int,
+    classes: int,
+    features: int | None,
+    plugins: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """List models and their costs; with NAME, of one group or model.
 
     FLOPs are those of the forward pass of one image. The last columns are the bytes that a peer sends: for the whole
@@ -62,7 +74,9 @@ def models(name: str | None, channels: int, size: int, classes: int, features: i
     """
     from launcher.views.describe import describe_models
     from p2pfl.models import GROUPS, MODELS, unknown_model
+    from p2pfl.run_file.load import load_plugins
 
+    load_plugins(plugins, [name] if name else [])
     if name is not None and name not in MODELS:
         raise click.BadParameter(unknown_model(name), param_hint="NAME")
     grouped = {member for group in GROUPS.values() for member in group.members}

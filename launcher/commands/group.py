@@ -46,6 +46,13 @@ FILE = click.argument("file", type=click.Path(path_type=Path))
 SETS = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key of the run file, e.g. algorithm.lr=0.01."
 )
+PLUGINS = click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE",
+    help="Also load this plug-in: a file or a module; repeatable.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 PNG = click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw it to this PNG file.")
 

@@ -1,9 +1,9 @@
 """Models: a backbone maps images to features, a head maps features to logits.
 
 A run file names a group, whose member m modulo its length goes to peer m, or one member for all peers: ``resnet18``,
-``htfe-resnet34+fc256`` for a backbone with one of ``HEADS``, or ``mlp-64-32`` for hidden layers of these widths. Most
-groups have members with equally many features, so that peers can exchange heads and prototypes. Initial weights are
-drawn from torch's global RNG.
+``htfe-resnet34+fc256`` for a backbone with one of ``HEADS``, ``mlp-64-32`` for hidden layers of these widths, or
+``my_nets.Net(width=32)`` for a module to import. Most groups have members with equally many features, so that peers
+can exchange heads and prototypes. Initial weights are drawn from torch's global RNG.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from p2pfl.errors import ModelError
-from p2pfl.models import dfml, fedtgp, l2c, mapl, mlp, tiny
+from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, tiny
 from p2pfl.models.backbone import Build, FixedFeatures, Size
 from p2pfl.run_file.options import Table
 
@@ -165,57 +165,86 @@ GROUPS: Table[Group] = Table(
 def _single(member: str) -> Group:
     """A group of one member, with the number of features of the first group that contains it."""
     features = next((group.features for group in GROUPS.values() if member in group.members), None)
+    backbone, plus, _ = member.partition("+")
+    if features is None and plus:
+        features = MODELS[backbone].features
     return Group((member,), features)
+
+
+def _is_member(name: str) -> bool:
+    """Whether ``name`` is an import path, a backbone, or one with a head, outside of the tables."""
+    if import_path.parse(name) is not None:
+        return True
+    backbone, plus, head = name.partition("+")
+    return backbone in BACKBONES and (not plus or (head in HEADS and not mlp.parse_name(backbone)))
 
 
 _MEMBERS = dict.fromkeys(member for group in GROUPS.values() for member in group.members)
 
 MODELS: Table[Group] = Table(
     {**GROUPS, **{member: _single(member) for member in (*BACKBONES, *_MEMBERS)}},
-    family=lambda name: _single(name) if mlp.parse_name(name) else None,
+    family=lambda name: _single(name) if _is_member(name) else None,
 )
 """Every name that a run file may use: the groups, and each architecture as a group of one."""
 
 
-def architecture(name: str, peer: int) -> str:
-    """Return the member of group ``name`` for ``peer``. Raises OptionErrors if the group is unknown."""
-    members = MODELS.find(name).members
+def architecture(group: str | Group, peer: int) -> str:
+    """Return the member of a group, or of the group of that name, for ``peer``. Raises OptionErrors if unknown."""
+    members = (MODELS.find(group) if isinstance(group, str) else group).members
     return members[peer % len(members)]
 
 
 def unknown_model(name: str) -> str:
     """Describe the error of a name that is not in MODELS: list the groups and suggest the closest name."""
     close = difflib.get_close_matches(name, MODELS, n=1)
-    known = f"{', '.join(GROUPS)}, the members of each (`p2pfl models` lists them), and {mlp.MLP}"
+    known = ", ".join((*GROUPS, *MODELS.registered))
+    known += f", the members of each (`p2pfl models` lists them), and {mlp.MLP}"
     text = f"unknown {name!r}; known: {known}"
     return f"{text}; did you mean {close[0]!r}?" if close else text
 
 
 def has_linear_head(member: str) -> bool:
-    """Whether this architecture's head is a single linear layer."""
+    """Whether this architecture's head is a single linear layer, as far as its name tells."""
     return "+" not in member
 
 
-def build(name: str, peer: int, channels: int, size: Size, classes: int, features: int | None = None) -> Model:
+def build(
+    group: str | Group, peer: int, channels: int, size: Size, classes: int, features: int | None = None
+) -> Model:
     """Create the model of ``peer`` with random weights.
 
     Args:
-        name: a group or an architecture.
+        group: a group, or the name of one or of an architecture.
         peer: selects the member of the group.
         channels, size: of the images; size is (height, width).
         classes: number of logits.
         features: size of the feature vector; by default the group's, or else the backbone's.
 
     Raises:
-        OptionErrors: ``name`` is unknown.
-        ModelError: images are too small for the model.
+        OptionErrors: the name is unknown.
+        ModelError: images are too small for the model, or an imported one does not fit the data.
     """
-    group, member = MODELS.find(name), architecture(name, peer)
+    member = architecture(group, peer)
+    if isinstance(group, str):
+        group = MODELS.find(group)
+    if import_path.parse(member) is not None:
+        return _imported(member, channels, size, classes, features or group.features)
     backbone, _, head = member.partition("+")
-    make, width = BACKBONES[backbone], features or group.features
+    make, width = BACKBONES[backbone], features or group.features or MODELS[member].features
     if width is not None:
         network = make(channels, size, width)
     else:
         assert isinstance(make, FixedFeatures), f"{member}: its group must set the number of features"
         network, width = make.layers(channels, size)
     return Model(member, network, width, classes, HEADS[head](width, classes) if head else None)
+
+
+def _imported(member: str, channels: int, size: Size, classes: int, features: int | None) -> Model:
+    network, width, head = import_path.build_parts(member, channels, size, classes)
+    if features is not None and features != width:
+        if not isinstance(head, nn.Linear):
+            raise ModelError(
+                f"{member!r} has {width} features, and its head cannot be replaced by one for {features}"
+            )
+        network, head = nn.Sequential(network, nn.AdaptiveAvgPool1d(features)), nn.Linear(features, classes)
+    return Model(member, network, features or width, classes, head)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from p2pfl.errors import ModelError
+from p2pfl.errors import ModelError, P2pflError, PluginError
 
 Size = tuple[int, int]
 """Height and width of the images."""
@@ -82,3 +84,95 @@ def plain_cnn(
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         inputs = outputs
     return nn.Sequential(*layers), inputs
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A function of a plug-in that builds a backbone or a head, whose results are checked.
+
+    Attributes:
+        name: as in the run file.
+        build: the function.
+        location: its file and line.
+
+    All methods raise PluginError if it fails, or does not return what it should.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    location: tuple[str, int]
+
+    def module(self, channels: int, size: Size, features: int) -> nn.Module:
+        """Build a backbone with this number of features."""
+        network: nn.Module = self._call(channels, size, features)
+        self._check(network, (channels, *size), features, f"images of {channels}x{size[0]}x{size[1]}")
+        return network
+
+    def layers(self, channels: int, size: Size) -> tuple[nn.Module, int]:
+        """Build a backbone that determines its number of features."""
+        with self._blaming("fails"):
+            made = self.build(channels, size)
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], int)):
+            raise PluginError(*self.location, f"{self.name!r} must return a module and its number of features")
+        network, features = made
+        self._check(network, (channels, *size), features, f"images of {channels}x{size[0]}x{size[1]}")
+        return network, features
+
+    def head(self, features: int, classes: int) -> nn.Module:
+        network: nn.Module = self._call(features, classes)
+        self._check(network, (features,), classes, f"{features} features")
+        return network
+
+    def _call(self, *arguments: Any) -> Any:
+        with self._blaming("fails"):
+            return self.build(*arguments)
+
+    def _check(self, network: Any, shape: tuple[int, ...], width: int, given: str) -> None:
+        """Check that the module maps float [B, *shape] to float [B, width]."""
+        if not isinstance(network, nn.Module):
+            kind = type(network).__name__
+            raise PluginError(*self.location, f"{self.name!r} must return a torch.nn.Module, not {kind}")
+        with self._blaming(f"fails for {given}"):
+            found = output_shape(network, shape)
+        if found != (2, width):
+            text = f"{self.name!r} maps a batch of 2 ({given}) to {shape_text(found)} instead of [2, {width}]"
+            raise PluginError(*self.location, text)
+
+    @contextmanager
+    def _blaming(self, what: str) -> Iterator[None]:
+        """Raise errors at the last line of the plug-in's file that they passed."""
+        try:
+            yield
+        except P2pflError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            text = f"{self.name!r} {what}: {type(error).__name__}: {reason}"
+            raise PluginError(*(plugin_line(error) or self.location), text) from error
+
+
+def output_shape(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of the output for a batch of two zeros of ``shape``; None if it is no tensor.
+
+    Random streams and statistics of normalizations stay as they are.
+    """
+    training = network.training
+    network.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = network(torch.zeros(2, *shape))
+    network.train(training)
+    return tuple(output.shape) if isinstance(output, Tensor) else None
+
+
+def shape_text(shape: tuple[int, ...] | None) -> str:
+    return "no tensor" if shape is None else str(list(shape))
+
+
+def plugin_line(error: BaseException) -> tuple[str, int] | None:
+    """Return file and line of the last code of a plug-in's file that an error passed; None if it passed none."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if getattr(traceback.tb_frame.f_globals.get("__loader__"), "plugin", False):
+            found = traceback.tb_frame.f_code.co_filename, traceback.tb_lineno
+        traceback = traceback.tb_next
+    return found

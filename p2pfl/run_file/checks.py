@@ -8,6 +8,7 @@ from typing import Any
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
+from p2pfl.models.import_path import parse
 from p2pfl.run_file import addresses, public_keys
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.options import Loc, OptionProblem
@@ -17,9 +18,11 @@ from p2pfl.run_file.schema import RunFile
 def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:
     """Every problem found. ``method`` is None if the algorithm section has problems of its own."""
     yield from _check_peers_and_rounds(file)
-    if file.models.name not in MODELS:
-        yield OptionProblem(("models", "name"), unknown_model(file.models.name))
-    elif method is not None:
+    unknown = [(number, text) for number, text in enumerate(file.models.texts) if text not in MODELS]
+    for number, text in unknown:
+        loc = tuple(file.models.key.split("."))
+        yield OptionProblem((*loc, number) if file.models.members else loc, unknown_model(text))
+    if not unknown and method is not None:
         yield from _check_models(file, method)
     yield from _check_security(file)
     transport = file.transport
@@ -81,22 +84,25 @@ def _check_security(file: RunFile) -> Iterator[OptionProblem]:
 
 def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[OptionProblem]:
     """The models must meet the method's requirements."""
-    name = file.models.name
-    architectures = sorted({architecture(name, peer) for peer in range(file.peers)})
+    name, group = file.models.title, file.models.group
+    architectures = sorted({architecture(group, peer) for peer in range(file.peers)})
+    loc = tuple(file.models.key.split("."))
     if method.homogeneous and len(architectures) > 1:
         text = (
             f"{file.algorithm.name} averages whole models, so all peers need the same architecture, but "
             f"{name!r} has {', '.join(architectures)}; choose one of these"
         )
-        yield OptionProblem(("models", "name"), text)
+        yield OptionProblem(loc, text)
     layered = [model for model in architectures if not has_linear_head(model)]
     if method.linear_heads and layered:
         text = (
             f"{file.algorithm.name} compares or averages the weights of linear heads, but those of "
             f"{', '.join(layered)} have several layers; choose models without '+'"
         )
-        yield OptionProblem(("models", "name"), text)
-    if method.equal_features and len(architectures) > 1 and (file.models.features or MODELS[name].features) is None:
+        yield OptionProblem(loc, text)
+    imported = [model for model in architectures if parse(model) is not None]  # built and checked with the data
+    equal = not method.equal_features or len(architectures) == 1
+    if not (equal or imported or file.models.features or group.features):
         text = (
             f"{file.algorithm.name} needs the same number of features on all peers, but the backbones of {name!r} "
             "differ in it; set one for all, e.g. 512"

@@ -5,6 +5,7 @@ All problems are reported at once, each as ``file:line: key: what was found; wha
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -13,21 +14,31 @@ from pydantic import ValidationError
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
-from p2pfl.errors import P2pflError, Problem, RunFileError
+from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
+from p2pfl.models.import_path import parse
+from p2pfl.run_file import plugin_files, plugin_sources
 from p2pfl.run_file.checks import cross_checks
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
+from p2pfl.run_file.plugin_files import naming_lines
+from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run
-from p2pfl.run_file.schema import Named, RunFile
+from p2pfl.run_file.schema import Named, PluginEntry, RunFile
 from p2pfl.run_file.yaml_source import Source
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def load(path: Path, sets: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> Run:
+def load(
+    path: Path,
+    sets: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Run:
     """Read and check a run file.
 
     Args:
+        overrides: {dotted key: value}; they take precedence over ``sets``.
         sets: overrides of the form ``dotted.key=YAML value``; they take precedence over the environment.
         environment: variables, of which ``TRANSPORT_VARIABLES`` take precedence over the file.
 
@@ -48,12 +59,24 @@ def load(path: Path, sets: Sequence[str] = (), environment: Mapping[str, str] | 
     source.apply_environment(tree, environment or {})
     for assignment in sets:
         source.apply_set(tree, assignment)
+    source.apply_values(tree, overrides or {})
     return _check(tree, source, path.parent)
 
 
-def from_dict(tree: Mapping[str, Any], where: str = "run") -> Run:
+def from_dict(tree: Mapping[str, Any], where: str = "run", overrides: Mapping[str, Any] | None = None) -> Run:
     """Check a run given as plain values. ``where`` names it in error messages. Raises RunFileError."""
-    return _check(dict(tree), Source(where), Path())
+    source, copied = Source(where), copy.deepcopy(dict(tree))
+    source.apply_values(copied, overrides or {})
+    return _check(copied, source, Path())
+
+
+def load_plugins(names: Sequence[str], models: Sequence[str] = ()) -> None:
+    """Register the names of these plug-ins and of installed ones, as a run file does. Raises RunFileError.
+
+    Args:
+        models: names of models, some of which may be import paths.
+    """
+    _load_plugins({"plugins": list(names)}, Source("command line"), Path(), models)
 
 
 def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
@@ -64,6 +87,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     except ValidationError as error:
         problems.extend(explain(error, _known_keys))
     plain = tree if file is None else file.model_dump()
+    plugins = _load_plugins(plain, source, base, () if file is None else file.models.texts)
 
     def resolve(loc: Loc, table: Table[type[OptionsT]]) -> OptionsT | None:
         """Parse the options at ``loc``, even if the file has other problems, so that all are reported."""
@@ -93,14 +117,73 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     topology = None
     if graph is not None:
         try:
-            topology = graph.build(file.peers, file.seed, base)
+            with naming_lines():
+                topology = graph.build(file.peers, file.seed, base)
+        except PluginError:
+            raise
         except P2pflError as error:
             problems.append(OptionProblem(("graph",), str(error)))
     if problems:
         raise source.error(problems)
     parts = (hyper, graph, topology, dataset, partition, augmentation)
     assert all(part is not None for part in parts)  # otherwise there are problems
-    return Run(file, *parts, source.locate)  # type: ignore[arg-type]
+    plugins += plugin_files.used_of_announced(_names(file))
+    return Run(file, *parts, tuple(plugins), source.locate)  # type: ignore[arg-type]
+
+
+def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: Sequence[str]) -> list[Plugin]:
+    """Register the names of the run's plug-ins, and find the modules of its ``models``. Raises RunFileError."""
+    problems: list[OptionProblem] = []
+    found: dict[str, Plugin] = {}
+
+    def look_for(loc: Loc, entry: PluginEntry) -> None:
+        try:
+            plugin = plugin_sources.find(entry.name, base)
+        except OptionErrors as errors:
+            problems.extend(problem._replace(path=loc) for problem in errors.problems)
+            return
+        other = found.setdefault(plugin.name, plugin)
+        if other != plugin:
+            problems.append(OptionProblem(loc, f"another plug-in is called {plugin.name!r} too; rename one"))
+        elif entry.sha256 not in (None, plugin.sha256):
+            text = f"{entry.name} has changed: this run needs the version {str(entry.sha256)[:12]}…"
+            text += f" ({entry.version})" if entry.version else ""
+            problems.append(
+                OptionProblem(loc, f"{text}, found {plugin.sha256[:12]}…; restore it, or start a new run")
+            )
+
+    given = plain.get("plugins")
+    for number, value in enumerate(given if isinstance(given, list | tuple) else ()):
+        try:
+            look_for(("plugins", number), PluginEntry.model_validate(PluginEntry.from_value(value)))
+        except ValidationError:  # already reported
+            continue
+    silent = []
+    for number, path in enumerate(parse(model) for model in models):
+        if path is not None and path.module.partition(".")[0] not in plugin_sources.DEPENDENCIES:
+            loc = ("models", "members", number) if len(models) > 1 else ("models", "module")
+            look_for(loc, PluginEntry(name=path.module))
+            silent.append(path.module)
+    if problems:
+        raise source.error(problems)
+    plugin_files.announced()
+    plugin_files.activate(list(found.values()), silent)
+    return list(found.values())
+
+
+def _names(file: RunFile) -> list[tuple[str, str]]:
+    """The kind and the name of everything that a run file names."""
+    data = file.data
+    return [
+        ("algorithm", file.algorithm.name),
+        ("graph", file.graph.name),
+        ("dataset", data.dataset.name),
+        ("partition", data.partition.name),
+        ("augmentation", data.augment.name),
+        *(("model", text) for text in file.models.texts),
+        *(("backbone", member.partition("+")[0]) for member in file.models.group.members),
+        *(("head", member.partition("+")[2]) for member in file.models.group.members),
+    ]
 
 
 def _known_keys(path: Loc) -> tuple[str, ...]:

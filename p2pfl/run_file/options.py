@@ -139,6 +139,7 @@ class Table(Mapping[str, T], Generic[T]):
     def __init__(self, entries: Mapping[str, T], family: Callable[[str], T | None] = lambda name: None) -> None:
         self._entries = dict(entries)
         self._family = family
+        self._builtin = frozenset(entries)
 
     def __getitem__(self, name: str) -> T:
         if name in self._entries:
@@ -153,12 +154,39 @@ class Table(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def registered(self) -> dict[str, T]:
+        """The entries that plug-ins have added."""
+        return {name: value for name, value in self._entries.items() if name not in self._builtin}
+
+    def register(self, name: str, value: T) -> None:
+        """Add an entry. One with the same name and definition is replaced: a cell of a notebook may run again.
+
+        Raises:
+            OptionErrors: the name is taken.
+        """
+        if name in self and not (name in self.registered and _definition(self[name]) == _definition(value)):
+            owner = "built in" if name not in self.registered else f"registered by {_definition(self[name])}"
+            raise OptionErrors([((), f"the name {name!r} is taken: it is {owner}; choose another")])
+        self._entries[name] = value
+
+    def unregister(self, name: str) -> None:
+        """Remove an entry that ``register`` added."""
+        if name not in self._builtin:
+            self._entries.pop(name, None)
+
     def find(self, name: str) -> T:
         """Look up ``name``. Raises OptionErrors with the known names and the closest one."""
         try:
             return self[name]
         except KeyError:
             raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
+
+
+def _definition(value: object) -> str:
+    """The class or function that was registered: ``my_method.Mine``."""
+    defined = value if hasattr(value, "__qualname__") else type(value)
+    return f"{defined.__module__}.{defined.__qualname__}"
 
 
 def unknown(found: object, known: Iterable[str], what: str = "") -> str:

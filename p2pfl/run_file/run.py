@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -15,8 +16,11 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.messaging.topology import Topology
+from p2pfl.run_file import config_hash
 from p2pfl.run_file.graphs import Graph
 from p2pfl.run_file.options import Loc, OptionErrors, Options
+from p2pfl.run_file.plugin_files import activate
+from p2pfl.run_file.plugin_sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile
 
 
@@ -28,6 +32,7 @@ class Run:
         file: the run file as written, with overrides applied.
         hyper: the algorithm's hyper-parameters.
         loader: loads the dataset.
+        plugins: code from outside that it uses.
     """
 
     file: RunFile
@@ -37,6 +42,7 @@ class Run:
     loader: Loader
     partition: Partition
     augmentation: Augmentation
+    plugins: tuple[Plugin, ...]
     _locate: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
 
     def error_at(self, key: str, error: Exception) -> RunFileError:
@@ -73,9 +79,19 @@ class Run:
     def algorithm(self) -> type[Algorithm[Any]]:
         return ALGORITHMS[self.file.algorithm.name]
 
+    def activate(self) -> None:
+        """Make the tables of names those of this run; another one may have been loaded since."""
+        activate(self.plugins)
+
+    def copies(self, folder: Path) -> list[tuple[Path, bytes]]:
+        """Return the files of plug-ins that a run folder keeps beside ``run.yaml``: paths and contents."""
+        return list(copy(self.plugins, folder))
+
     def resolved(self) -> dict[str, Any]:
         """The run as plain values with every default filled in; loading it gives an equal run."""
         plain = self.file.model_dump(mode="json")
+        plain["models"] = self.file.models.resolved()
+        plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology)
         plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict()}
         data = plain["data"]
@@ -88,11 +104,13 @@ class Run:
         return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=100)
 
     def config_hash(self) -> str:
-        """SHA-256 over everything that determines the result; equal on all peers of one run."""
+        """SHA-256 over everything that determines the result, equal on all peers of one run; then the plug-ins."""
         plain = self.resolved()
+        del plain["plugins"]
         local = ("name", "out", "transport", "chaos", "slots", "gpu", "device", "eval_every", "checkpoint_every")
         for key in local:
             plain.pop(key)
         plain["data"].pop("root")
         plain["data"].pop("download")
-        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        settings = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins})

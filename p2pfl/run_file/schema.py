@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -17,13 +17,19 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
+    model_validator,
 )
 
 from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.models import MODELS, Group
+from p2pfl.models.import_path import ImportPath, parse
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
 from p2pfl.run_file.options import Section
+
+DEFAULT = "tiny4"
+"""The models of a run file that names none."""
 
 
 class Named(BaseModel):
@@ -60,6 +66,21 @@ def _run_name(value: str) -> str:
     return value
 
 
+class PluginEntry(Section):
+    """A plug-in: a file, or a module beside the run file or installed; see docs/guide/plugins.md."""
+
+    name: str
+    """Path of a .py file, or name of a module."""
+    sha256: str | None = None
+    """Hash of its sources, in the run file of a run folder: other sources are refused."""
+    version: str | None = None
+    """Version of the installed package, in the run file of a run folder."""
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class Data(Section):
     """What the peers learn from."""
 
@@ -77,13 +98,104 @@ class Data(Section):
     _short = field_validator("dataset", "partition", "augment", mode="before")(Named.from_value)
 
 
+class Member(Section):
+    """An architecture: a name, or a module to import."""
+
+    name: str | None = None
+    """One that ``p2pfl models`` lists, or an import path such as my_nets.Net(width=32)."""
+    module: str | None = None
+    """Import path of a torch.nn.Module class, or of a function that returns a module."""
+    args: dict[str, Any] = Field(default={})
+    """Its keyword arguments."""
+    head: str | None = None
+    """Attribute of the module that is its head; default: its last linear layer."""
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.name is None) == (self.module is None):
+            raise ValueError("set either name or module")
+        _check_imported(self)
+        return self
+
+    @property
+    def text(self) -> str:
+        """The name of the architecture."""
+        return _text(self, self.name or "")
+
+
+def _check_imported(section: Member | Models) -> None:
+    if section.module is None and (section.args or section.head is not None):
+        raise ValueError("args and head need a module")
+    if section.module is not None and parse(_text(section, "")) is None:
+        raise ValueError(f"{section.module!r} is no import path of a class; expected e.g. my_nets.Net")
+
+
+def _text(section: Member | Models, name: str) -> str:
+    """The normal form of a name or of an import path."""
+    if section.module is not None:
+        return ImportPath(section.module, section.args, section.head).name
+    found = parse(name)
+    return name if found is None else found.name
+
+
 class Models(Section):
     """Which networks the peers train: peer m gets member m mod len(group) of the group."""
 
-    name: str = "tiny4"
-    """A group, e.g. tiny4, or one member of a group for all peers; ``p2pfl models`` lists them."""
+    name: str | None = None
+    """A group, by default tiny4, or one architecture for all peers; ``p2pfl models`` lists them."""
+    module: str | None = None
+    """In place of a name: import path of a torch.nn.Module, e.g. my_nets.Net, beside the run file or installed."""
+    args: dict[str, Any] = Field(default={})
+    """Keyword arguments of the module."""
+    head: str | None = None
+    """Attribute of the module that is its head; default: its last linear layer."""
+    members: tuple[Annotated[Member, BeforeValidator(Member.from_value)], ...] = ()
+    """In place of a name: a group of names and modules."""
     features: PositiveInt | None = None
     """Width d of the feature vector; default: the group's, or else that of each backbone."""
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        """Expand the short forms: a name, or a list of members."""
+        return {"members": value} if isinstance(value, list | tuple) else Named.from_value(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.name is not None) + (self.module is not None) + bool(self.members) > 1:
+            raise ValueError("set only one of name, module and members")
+        _check_imported(self)
+        return self
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The name of the group, or those of the members."""
+        return tuple(member.text for member in self.members) or (_text(self, self.name or DEFAULT),)
+
+    @property
+    def key(self) -> str:
+        """The key that selects the models, for errors."""
+        return f"models.{'members' if self.members else 'name' if self.module is None else 'module'}"
+
+    @property
+    def title(self) -> str:
+        return ", ".join(self.texts)
+
+    @property
+    def group(self) -> Group:
+        """The group of architectures. Raises OptionErrors if a name is unknown."""
+        if not self.members:
+            return MODELS.find(self.texts[0])
+        widths = {MODELS.find(text).features for text in self.texts}
+        return Group(self.texts, widths.pop() if len(widths) == 1 else None)
+
+    def resolved(self) -> dict[str, Any]:
+        """The section as written to a resolved run file."""
+        given = {"members": list(self.texts)} if self.members else {"name": self.texts[0]}
+        return {**given, "features": self.features}
 
 
 class Transport(Section):
@@ -156,6 +268,9 @@ class RunFile(Section):
     data: Data
     models: Models = Models()
     algorithm: Named
+    plugins: tuple[Annotated[PluginEntry, BeforeValidator(PluginEntry.from_value)], ...] = ()
+    """Python files and modules whose algorithms, models, datasets, partitions, augmentations and graphs this file
+    names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
     transport: Transport = Transport()
@@ -180,4 +295,4 @@ class RunFile(Section):
     """Folder in which run folders are created."""
 
     _short = field_validator("graph", "algorithm", mode="before")(Named.from_value)
-    _short_models = field_validator("models", mode="before")(Named.from_value)
+    _short_models = field_validator("models", mode="before")(Models.from_value)

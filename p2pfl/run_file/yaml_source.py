@@ -116,6 +116,11 @@ class Source:
             raise _error(position, path, f"the value is invalid YAML: {text!r}") from None
         self._put(tree, path, value, position)
 
+    def apply_values(self, tree: dict[str, Any], values: Mapping[str, Any]) -> None:
+        """Apply {dotted key: value}. Raises RunFileError."""
+        for dotted, value in values.items():
+            self._put(tree, tuple(dotted.split(".")), value, _Position(f"{dotted}={value!r}"))
+
     def _put(self, tree: dict[str, Any], path: tuple[str, ...], value: Any, position: _Position) -> None:
         section: dict[str, Any] = tree
         for depth, part in enumerate(path[:-1], start=1):

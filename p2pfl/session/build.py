@@ -13,8 +13,10 @@ from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.errors import DataError, ModelError
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model, architecture, build
+from p2pfl.models.import_path import parse
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
+from p2pfl.run_file.plugin_files import naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session.pretrained import load_pretrained
 
@@ -25,6 +27,12 @@ def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     Raises:
         RunFileError: the dataset is not available, or cannot be partitioned as requested.
     """
+    run.activate()
+    with naming_lines():
+        return _load_data(run)
+
+
+def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     data = run.file.data
     try:
         dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download)
@@ -49,7 +57,30 @@ def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
             "or more"
         )
         raise run.error_at("data.partition.validation", reason)
+    _check_imported(run, dataset)
     return dataset, subsets
+
+
+def _check_imported(run: Run, dataset: Dataset) -> None:
+    """Check imported models, of which the run file alone tells neither features nor head. Raises RunFileError."""
+    models, group = run.file.models, run.file.models.group
+    first_of = {architecture(group, peer): peer for peer in reversed(range(run.peers))}
+    if not any(parse(member) for member in first_of):
+        return
+    features: dict[str, int] = {}
+    for member, peer in sorted(first_of.items()):
+        try:
+            with rng.torch_seeded(run.seed, "check"):
+                model = build(group, peer, dataset.channels, dataset.size, dataset.classes, models.features)
+            features[member] = model.features
+            if run.algorithm.linear_heads:
+                _ = model.linear_head
+        except ModelError as error:
+            raise run.error_at(run.file.models.key, error) from None
+    if run.algorithm.equal_features and len(set(features.values())) > 1:
+        listed = ", ".join(f"{member} has {width}" for member, width in features.items())
+        text = f"{run.algorithm.name} needs the same number of features on all peers, but {listed}; set one for all"
+        raise run.error_at("models.features", ModelError(text))
 
 
 def make_algorithm(
@@ -60,20 +91,28 @@ def make_algorithm(
     Raises:
         RunFileError: the model does not fit the dataset's images, or the algorithm the model.
     """
+    run.activate()
+    with naming_lines():
+        return _make_algorithm(run, me, data, device, streams)
+
+
+def _make_algorithm(
+    run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], device: torch.device, streams: Streams
+) -> Algorithm[Any]:
     dataset, subsets = data
     augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
-    models = run.file.models
+    models, group = run.file.models, run.file.models.group
 
     def build_on_device(peer: PeerId) -> Model:
         size, classes = dataset.size, dataset.classes
-        return build(models.name, peer, dataset.channels, size, classes, models.features).to(device)
+        return build(group, peer, dataset.channels, size, classes, models.features).to(device)
 
     model_stream = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
     with model_stream:
         try:
             model = build_on_device(me)
         except ModelError as error:
-            raise run.error_at("models.name", error) from None
+            raise run.error_at(run.file.models.key, error) from None
     context = Context(
         me=me,
         peers=run.peers,
@@ -82,7 +121,7 @@ def make_algorithm(
         data=PeerData(dataset, subsets[me], augment, device),
         streams=streams,
         device=device,
-        architectures=tuple(architecture(models.name, peer) for peer in range(run.peers)),
+        architectures=tuple(architecture(group, peer) for peer in range(run.peers)),
         build=build_on_device,
         samples=tuple(len(subset.train) for subset in subsets),
     )

@@ -2,6 +2,7 @@
 
     runs/mesh20-20261121-093000/
         run.yaml            the resolved run file; can be launched again
+        plugins/            copies of the plug-ins that run.yaml lists, which peers import
         run.json            run id, versions, command line, host           (RunFolder.info)
         addresses/03        the address of peer 3, e.g. tcp://127.0.0.1:40123
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha

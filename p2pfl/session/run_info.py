@@ -12,6 +12,8 @@ from datetime import datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from p2pfl.run_file.config_hash import settings_of
+
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
@@ -34,7 +36,8 @@ def describe_run(
 
 def derive_run_id(run: Run) -> str:
     """A run id for peers that share nothing but the run file."""
-    return hashlib.sha256(f"{run.name} {run.config_hash()}".encode()).hexdigest()[:16]
+    # Not of the plug-ins' code: peers of one run that have different versions name these when they refuse each other.
+    return hashlib.sha256(f"{run.name} {settings_of(run.config_hash())}".encode()).hexdigest()[:16]
 
 
 def _versions() -> dict[str, str]:

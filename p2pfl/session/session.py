@@ -20,8 +20,10 @@ from p2pfl.errors import error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
+from p2pfl.messaging.schema import Layout
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults, NoFaults
+from p2pfl.run_file.plugin_files import naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
@@ -92,7 +94,7 @@ class Session:
             run.topology,
             run_id,
             run.seed,
-            self.algorithm.layouts(),
+            self._layouts(),
             wait_policy,
             self._idle,
             self.algorithm.on_receive,
@@ -111,6 +113,10 @@ class Session:
         self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
         self._resumed = False
 
+    def _layouts(self) -> Sequence[Layout]:
+        with naming_lines():
+            return self.algorithm.layouts()
+
     # -- the loop
 
     async def run(self) -> Result:
@@ -121,7 +127,7 @@ class Session:
         """
         status_updates = asyncio.create_task(self._status_file.keep_current())
         try:
-            with memory_errors(self.me, self.algorithm.device, self.settings):
+            with naming_lines(passing=(Stopped,)), memory_errors(self.me, self.algorithm.device, self.settings):
                 return await self._run_rounds()
         except (Stopped, asyncio.CancelledError):
             raise

@@ -46,6 +46,8 @@ class DatasetArrays:
 class Loader(Options, ABC):
     """Base class of all datasets: the options of ``dataset: {name: …}`` in a run file."""
 
+    code: ClassVar[str] = ""
+    """Hash of the plug-in that defines the dataset: if it changes, the files are read again."""
     instructions: ClassVar[str] = ""
     """How to get the files of a dataset that ``download`` cannot fetch."""
 

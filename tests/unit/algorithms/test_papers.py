@@ -12,7 +12,7 @@ import torch
 
 from p2pfl.data import DatasetLabels
 from p2pfl.errors import RunFileError
-from p2pfl.models import MODELS, architecture, build
+from p2pfl.models import architecture, build
 from p2pfl.run_file.load import load
 from p2pfl.session.build import load_data
 
@@ -97,9 +97,9 @@ def test_models_can_be_built_for_images_of_that_size(path: Path) -> None:
     dataset = run.resolved()["data"]["dataset"]
     key = Path(str(dataset["path"])).parts[0] if dataset["name"] == "folder" else dataset["name"]
     channels, pixels = SHAPES.get(key, (3, 32))
-    group = run.file.models.name
+    group = run.file.models.group
     for peer in range(run.peers):
-        features = run.file.models.features or MODELS[group].features
+        features = run.file.models.features or group.features
         check_model(architecture(group, peer), channels, pixels, features)
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher import prepare
 from launcher.prepare import LaunchRequest
 from p2pfl.errors import RunFolderError
 from p2pfl.run_file.load import load
+from p2pfl.session import new_run
 from p2pfl.session.run_folder import RunFolder
 
 
@@ -64,7 +64,7 @@ def test_the_default_folder_is_unique(file: Path, tmp_path: Path, monkeypatch: p
         def now(cls, tz: tzinfo | None = None) -> Noon:
             return cls(2026, 11, 21, 12, 0, 0)
 
-    monkeypatch.setattr(prepare, "datetime", Noon)
+    monkeypatch.setattr(new_run, "datetime", Noon)
     run = LaunchRequest(file).load()
     names = [LaunchRequest(file).prepare(run).root.name for _ in range(3)]
     assert names == ["toy-20261121-120000", "toy-20261121-120000-2", "toy-20261121-120000-3"]

@@ -32,8 +32,8 @@ device: cpu
 """
 
 TOP = (
-    "name, seed, rounds, peers, graph, data, models, algorithm, joins_at, transport, chaos, device, gpu, threads, "
-    "slots, eval_every, global_test, masked_test, checkpoint_every, out"
+    "name, seed, rounds, peers, graph, data, models, algorithm, plugins, joins_at, transport, chaos, device, gpu, "
+    "threads, slots, eval_every, global_test, masked_test, checkpoint_every, out"
 )
 GRAPH_NAMES = (
     "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file"
@@ -141,7 +141,7 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "models: tiny4",
             "models: {name: tiny4, width: 3}",
-            "run.yaml:9: models.width: unknown key 'width'; known: name, features",
+            "run.yaml:9: models.width: unknown key 'width'; known: name, module, args, head, members, features",
             id="unknown key in models",
         ),
         pytest.param(
@@ -259,9 +259,9 @@ def test_loads_a_valid_file() -> None:
         ),
         pytest.param(
             "models: tiny4",
-            "models: [tiny-cnn]",
-            "run.yaml:9: models: should be a name, or a mapping with a name and its parameters (found ['tiny-cnn'])",
-            id="list for models",
+            "models: 3",
+            "run.yaml:9: models: should be a name, or a mapping with a name and its parameters (found 3)",
+            id="number for models",
         ),
         pytest.param(
             "rounds: 3", "rounds: -3", "run.yaml:3: rounds: should be greater than 0 (found -3)", id="negative rounds"

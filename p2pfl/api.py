@@ -1,0 +1,415 @@
+"""The Python API: check a run, run it, and read its records. ``import p2pfl`` exports it.
+
+    run = p2pfl.load("mine.yaml", seed=7, algorithm__lr=0.01)
+    run.simulate().metrics()                      # in this process
+    with run.launch() as launched:                # one process per peer
+        for record in launched.records(): ...
+
+``launch`` starts the command ``p2pfl launch`` as a process, as a shell does: this package imports neither sockets nor
+the launcher, nothing of the caller's process is forked, and it does not matter whether an event loop is running or
+whether a script has a ``__main__`` guard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from p2pfl import PeerId
+from p2pfl.data import Subset
+from p2pfl.errors import MissingExtra, RunFailed, RunFolderError
+from p2pfl.messaging.topology import Topology
+from p2pfl.rng import Streams
+from p2pfl.run_file import load as run_files
+from p2pfl.run_file.run import Run
+from p2pfl.session import checkpoint, metrics
+from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.new_run import create, create_unique, write_run
+from p2pfl.session.run_folder import Result, RunFolder, Status
+from p2pfl.session.simulate import simulate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["LaunchedRun", "PlannedRun", "RecordedRun", "load", "open_run"]
+
+T = TypeVar("T")
+
+POLL = 0.1
+"""Seconds between two looks at the files of a run."""
+
+
+def load(source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> PlannedRun:
+    """Check a run.
+
+    Args:
+        source: a run file, or the same as nested dicts, whose relative paths start from the working directory.
+        overrides: other values for keys, with ``__`` for the dots: ``seed=7, algorithm__lr=0.01``.
+
+    Raises:
+        RunFileError: with every problem found, by line and key.
+    """
+    changes = {key.replace("__", "."): value for key, value in overrides.items()}
+    if isinstance(source, Mapping):
+        return PlannedRun(run_files.from_dict(source, overrides=changes))
+    return PlannedRun(run_files.load(Path(source), overrides=changes))
+
+
+def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
+    """Open the folder of a run, finished or not. Raises RunFolderError if there is none."""
+    return RecordedRun(RunFolder.open(Path(folder)))
+
+
+class PlannedRun:
+    """A checked run that has not been started. It can be started any number of times."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __repr__(self) -> str:
+        run = self._run
+        return f"<PlannedRun {run.name}: {run.algorithm.name}, {run.peers} peers, {run.rounds} rounds>"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run file as plain values, with every default filled in."""
+        return self._run.resolved()
+
+    @property
+    def topology(self) -> Topology:
+        """The graph: edges, neighbors, spectral gap."""
+        return self._run.topology
+
+    def partition(self) -> list[Subset]:
+        """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
+        return load_data(self._run)[1]
+
+    def simulate(
+        self, run_dir: str | os.PathLike[str] | None = None, on_round: Callable[[PeerId, int], None] | None = None
+    ) -> RecordedRun:
+        """Run all peers to the end in this process, on the CPU.
+
+        Args:
+            run_dir: the run folder, new or empty; by default a new one in the run file's ``out``.
+            on_round: called after each round with the peer and the round.
+
+        Raises:
+            P2pflError: the run failed.
+        """
+        interrupted = threading.Event()
+
+        def after_round(peer: PeerId, t: int) -> None:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            if on_round is not None:
+                on_round(peer, t)
+
+        folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
+        threads = torch.get_num_threads()
+        try:
+            _without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
+        finally:
+            torch.set_num_threads(threads)
+        return RecordedRun(folder)
+
+    def launch(self, run_dir: str | os.PathLike[str] | None = None) -> LaunchedRun:
+        """Start one process per peer on this host, and return while they run.
+
+        Args:
+            run_dir: as in ``simulate``.
+
+        Raises:
+            RunFailed: the peers could not be started.
+        """
+        root = create_unique(self._run) if run_dir is None else Path(run_dir)
+        scratch = Path(tempfile.mkdtemp(prefix="p2pfl-"))
+        launched = LaunchedRun(self._run, root, scratch)
+        try:
+            return launched._when_created()
+        except BaseException:
+            launched.stop()
+            raise
+
+
+def _without_event_loop(function: Callable[[], T], interrupted: threading.Event) -> T:
+    """Call a function that starts an event loop: in a thread if one is running in this one, as in Jupyter."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return function()
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="p2pfl simulate")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        interrupted.set()  # it ends after its round
+        thread.join()
+        raise
+    if errors:
+        raise errors[0]
+    return outcome[0]
+
+
+class RecordedRun:
+    """The folder of a run: what its peers have recorded so far."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._run: Run | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.folder}>"
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self._folder.root
+
+    def plan(self) -> PlannedRun:
+        """Return the run as it was started, to start it again. Raises RunFileError."""
+        return PlannedRun(self._checked())
+
+    def status(self) -> list[Status]:
+        """What each peer does now, or how it ended; peers that have not started yet are missing."""
+        return [status for files in self._folder.peers() if (status := files.status()) is not None]
+
+    def results(self) -> list[Result]:
+        """The results of the peers that have ended: accuracy, digest, traffic, mixing weights."""
+        return [result for files in self._folder.peers() if (result := files.result()) is not None]
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the record of each peer and round, by peer; p2pfl/session/metrics.py lists the fields."""
+        for files in self._folder.peers():
+            if files.metrics.exists():
+                yield from metrics.read(files.metrics)
+
+    def metrics(self) -> pd.DataFrame:
+        """Return a tidy table: a row for each peer and round, a column for each number.
+
+        Columns are ``peer``, ``t``, ``accuracy``, ``test_loss``, ``correct`` and ``samples`` on the local test split,
+        ``loss.ce`` and other terms of the training loss, ``seconds.training``, …, ``sent.messages``, ``sent.bytes``
+        (with headers), ``received.messages``, ``received.bytes``, ``missing``, and what else the method records.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise MissingExtra("pandas", "pandas", "a table of metrics") from None
+        return pd.DataFrame([_row(record) for record in self.records()])
+
+    def graph(self, t: int | None = None) -> npt.NDArray[np.float64]:
+        """Return the mixing weights after round ``t``, by default the last that all peers have completed.
+
+        Returns:
+            float64 [M, M]: row m holds the weights that peer m gives to each peer; NaN if it did not take part.
+
+        Raises:
+            RunFolderError: there are none: the method has no mixing weights, or the round was not completed.
+        """
+        weights = {(record["peer"], record["t"]): record["weights"] for record in self.records()}
+        known = {key: row for key, row in weights.items() if row is not None}
+        if not known:
+            raise RunFolderError(f"{self.folder}: no mixing weights: no round is completed, or the method has none")
+        peers = [files.peer for files in self._folder.peers()]
+        last = min(max((s for peer, s in known if peer == m), default=-1) for m in peers)
+        t = max(last, 0) if t is None else t
+        if not any((peer, t) in known for peer in peers):
+            raise RunFolderError(f"{self.folder}: no mixing weights of round {t}; the last complete round is {last}")
+        matrix = np.full((len(peers), len(peers)), np.nan)
+        for m in peers:
+            row = known.get((m, t))
+            if row is not None:
+                matrix[m] = 0.0
+                for peer, weight in row.items():
+                    matrix[m, int(peer)] = weight
+        return matrix
+
+    def model(self, peer: PeerId) -> nn.Module:
+        """Return a peer's model from its last checkpoint, in evaluation mode, on the CPU.
+
+        It maps normalized images, float [B, C, H, W], to logits, float [B, classes].
+
+        Raises:
+            RunFolderError: the peer has written no checkpoint.
+        """
+        run = self._checked()
+        if not 0 <= peer < run.peers:
+            raise RunFolderError(f"{self.folder}: no peer {peer}; the {run.peers} peers are 0 to {run.peers - 1}")
+        path = self._folder.peer(peer).checkpoint
+        if not path.is_file():
+            raise RunFolderError(f"{path}: peer {peer} has written no checkpoint yet")
+        state = checkpoint.read(path)["algorithm"]
+        algorithm = make_algorithm(run, peer, load_data(run), torch.device("cpu"), Streams(run.seed, peer))
+        algorithm.load_state_dict(state)
+        return algorithm.model.eval()
+
+    def partition(self) -> list[Subset]:
+        """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
+        return load_data(self._checked())[1]
+
+    def _checked(self) -> Run:
+        """The run. A collection may come from other hosts: code of plug-ins in it is not executed."""
+        if self._run is None:
+            self._run = run_files.load(self._folder.require_local().run_file)
+        return self._run
+
+
+def _row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten a record: ``{"loss": {"ce": 1}}`` to ``{"loss.ce": 1}``."""
+    row: dict[str, Any] = {}
+    for key, value in record.items():
+        if key == "weights":
+            continue
+        if key in ("sent", "received"):
+            counts = [entry for kinds in value.values() for entry in kinds.values()]
+            row[f"{key}.messages"] = sum(entry[0] for entry in counts)
+            row[f"{key}.bytes"] = sum(entry[1] + entry[2] for entry in counts)
+        elif key == "missing":
+            row[key] = sum(map(len, value.values()))
+        else:
+            row.update(_flat("" if key == "personal" else key, value))
+    return row
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        if name:
+            yield name, value
+        return
+    for key, item in value.items():
+        yield from _flat(f"{name}.{key}" if name else f"test_{key}" if key == "loss" else key, item)
+
+
+class LaunchedRun(RecordedRun):
+    """A run whose peers are processes on this host. At the end of a ``with`` block, it is stopped.
+
+    If the process that launched it ends, the peers continue: stop them with `p2pfl stop`.
+    """
+
+    def __init__(self, run: Run, root: Path, scratch: Path) -> None:
+        super().__init__(RunFolder(root.absolute()))
+        self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        write_run(RunFolder(scratch), run)
+        self._log = scratch / "launcher.log"
+        command = [sys.executable, "-P", "-m", "launcher.cli", "launch", str(scratch / "run.yaml"), "--json"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--run-dir", str(root)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches this process, which stops the launcher
+            )
+
+    def _when_created(self) -> Self:
+        """Wait until the run folder exists."""
+        while not self._folder.run_file.exists():
+            if self._ended(POLL):
+                raise RunFailed(self._reason())
+        return self
+
+    def running(self) -> bool:
+        """Whether the run goes on."""
+        return not self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> RecordedRun:
+        """Wait until all peers have ended; return their records. Ctrl-C stops the peers.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: the run goes on.
+            RunFailed: a peer failed.
+        """
+        try:
+            ended = self._ended(timeout)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if not ended:
+            raise TimeoutError(f"{self.folder}: still running after {timeout} s")
+        if self._process.returncode and not {status.phase for status in self.status()} <= {"stopped", "finished"}:
+            raise RunFailed(self._reason())
+        return RecordedRun(self._folder)
+
+    def stop(self) -> RecordedRun:
+        """Stop the peers after their batch; each writes a checkpoint of its last completed round.
+
+        `p2pfl resume` continues the run.
+        """
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        self._ended(None)
+        return RecordedRun(self._folder)
+
+    def records(self, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield the record of each peer and round.
+
+        Args:
+            follow: also yield those to come, as they are written, until the run ends.
+        """
+        if not follow:
+            yield from super().records()
+            return
+        seen: set[tuple[PeerId, int]] = set()
+        ended = False
+        while not ended:
+            ended = self._ended(POLL)  # look once more after the end
+            for record in super().records():
+                key = record["peer"], record["t"]
+                if key not in seen:
+                    seen.add(key)
+                    yield record
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _ended(self, timeout: float | None) -> bool:
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _reason(self) -> str:
+        """Why the run failed: the errors of its peers, or else what the launcher wrote."""
+        failed = [status for status in self.status() if status.error] if self._folder.run_file.exists() else []
+        if failed:
+            return "; ".join(f"peer {status.peer}: {status.error.splitlines()[0]}" for status in failed[:3])
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return (
+            "\n".join(line.removeprefix("error: ") for line in lines[-5:]) or "the launcher ended without a message"
+        )

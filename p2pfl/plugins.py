@@ -1,0 +1,266 @@
+"""Register what a run file can name: algorithms, backbones, heads, datasets, partitions, augmentations, graphs.
+
+    from p2pfl import plugins
+
+    @plugins.algorithm("best-heads")
+    class BestHeads(Algorithm[Hyper]): ...
+
+    @plugins.backbone("my-cnn", features=64)
+    def my_cnn(channels, size, features): ...
+
+Put them into a file and list it in the run file: ``plugins: [my_method.py]``. Each decorator returns what it
+decorates. A mistake raises PluginError with file and line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
+from p2pfl.errors import PluginError
+from p2pfl.models import BACKBONES, HEADS, MODELS, BuildHead, Group
+from p2pfl.models.backbone import Build, Checked, FixedFeatures
+from p2pfl.run_file.graphs import GRAPHS, Graph
+from p2pfl.run_file.options import OptionErrors, Options, Table, notes
+
+__all__ = ["algorithm", "augmentation", "backbone", "dataset", "graph", "group", "head", "partition"]
+
+C = TypeVar("C", bound=type[Any])
+F = TypeVar("F", bound=Callable[..., Any])
+
+TABLES: Mapping[str, Table[Any]] = {
+    "algorithm": ALGORITHMS,
+    "model": MODELS,  # before backbones, each of which is a model
+    "backbone": BACKBONES,
+    "head": HEADS,
+    "dataset": DATASETS,
+    "partition": PARTITIONS,
+    "augmentation": AUGMENTATIONS,
+    "graph": GRAPHS,
+}
+"""All tables of names, by the kind of thing."""
+
+METHODS = {
+    Algorithm: {
+        "setup": "self",
+        "round": "self, t, net",
+        "layouts": "self",
+        "loss": "self, x, labels",
+        "predict": "self, x",
+    },
+    Loader: {"read": "self, root", "files": "self, root", "download": "self, root"},
+    Partition: {"split": "self, data, peers, seed"},
+    Augmentation: {"build": "self, channels, size, mirror"},
+    Graph: {"edges_of": "self, peers, seed, base"},
+}
+"""The methods that are called, and with what."""
+
+PAPER = ("authors", "venue", "url")
+
+
+def algorithm(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``Algorithm``; see docs/extending.md.
+
+    Its ``title``, ``authors``, ``venue`` and ``url`` are optional; ``summary`` is by default the first line of its
+    docstring.
+    """
+    _check_name(name, "algorithm")
+
+    def register(cls: C) -> C:
+        _check_class(cls, Algorithm)
+        hyper = getattr(cls, "Hyper", None)
+        if not (inspect.isclass(hyper) and issubclass(hyper, Options)):
+            raise _mistake(f"{cls.__name__}.Hyper must be a dataclass derived from Options, e.g. LocalTraining")
+        _check_options(hyper)
+        if not inspect.iscoroutinefunction(cls.round):
+            raise _mistake(f"{cls.__name__}.round must be `async def`", cls.round)
+        cls.name = name
+        summary = (cls.__doc__ or "").strip().partition("\n")[0]
+        defaults = {"title": cls.__name__, "summary": summary, **dict.fromkeys(PAPER, "—")}
+        for attribute, default in defaults.items():
+            if not hasattr(cls, attribute):
+                setattr(cls, attribute, default)
+        _register("algorithm", name, cls)
+        return cls
+
+    return register
+
+
+def dataset(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``p2pfl.data.Loader``, which reads a dataset into arrays."""
+
+    def prepare(cls: type[Loader]) -> None:
+        cls.code = os.urandom(8).hex()  # replaced by the plug-in's hash, if a file is loaded; a cell has none
+
+    return _options_decorator("dataset", name, Loader, prepare)
+
+
+def partition(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``p2pfl.data.Partition``."""
+    return _options_decorator("partition", name, Partition)
+
+
+def augmentation(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``p2pfl.data.Augmentation``."""
+    return _options_decorator("augmentation", name, Augmentation)
+
+
+def graph(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``p2pfl.run_file.graphs.Graph``, which lists edges."""
+    return _options_decorator("graph", name, Graph)
+
+
+def backbone(name: str, features: int | None = None) -> Callable[[F], F]:
+    """Register a function, or a module class, that builds a backbone.
+
+    Args:
+        features: the default number of features, if the function takes (channels, size, features) and returns a
+            module from float [B, C, H, W] to float [B, features]. None: it takes (channels, size) and returns the
+            module and its number of features, which is pooled to another number if the run file asks for one.
+    """
+    _check_name(name, "backbone")
+    if "+" in name:
+        raise _mistake(f"{name!r}: the name of a backbone cannot contain '+', which precedes the head's")
+
+    def register(build: F) -> F:
+        if features is None:
+            _check_call(build, "channels, size", "or give the decorator a number of features")
+            made: Build = FixedFeatures(Checked(name, build, _location(build)).layers)
+        else:
+            _check_call(build, "channels, size, features", "or leave out the decorator's number of features")
+            made = Checked(name, build, _location(build)).module
+        _register("model", name, Group((name,), features))
+        _register("backbone", name, made)
+        return build
+
+    return register
+
+
+def head(name: str) -> Callable[[F], F]:
+    """Register a function, or a module class, of (features, classes), which builds a head.
+
+    A run file appends its name to that of a backbone: ``models: tiny-cnn+my-head``.
+    """
+    _check_name(name, "head")
+
+    def register(build: F) -> F:
+        _check_call(build, "features, classes")
+        made: BuildHead = Checked(name, build, _location(build)).head
+        _register("head", name, made)
+        return build
+
+    return register
+
+
+def group(name: str, members: Sequence[str], features: int | None) -> None:
+    """Register a mixture: peer m gets member m modulo their number.
+
+    Args:
+        members: names of backbones, with ``+`` and the head's if it is not linear.
+        features: number of features of all members; None keeps the number of each.
+    """
+    _check_name(name, "group")
+    if unknown := [member for member in members if member not in MODELS]:
+        raise _mistake(f"group {name!r}: no model is called {unknown[0]!r}; `p2pfl models` lists them")
+    _register("model", name, Group(tuple(members), features))
+
+
+def _options_decorator(
+    kind: str, name: str, base: type[Options], prepare: Callable[[Any], None] = lambda cls: None
+) -> Callable[[C], C]:
+    _check_name(name, kind)
+
+    def register(cls: C) -> C:
+        _check_class(cls, base)
+        _check_options(cls)
+        prepare(cls)
+        _register(kind, name, cls)
+        return cls
+
+    return register
+
+
+# ---- checks --------------------------------------------------------------------------------------------------
+
+
+def _check_name(name: object, kind: str) -> None:
+    if not isinstance(name, str):
+        raise _mistake(f'write the name: @plugins.{kind}("my-{kind}")')
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9+_-]*", name):
+        raise _mistake(f"{name!r} is no name: it should consist of letters, digits, '-', '_' and '+'")
+
+
+def _check_class(cls: Any, base: type[Any]) -> None:
+    if not (inspect.isclass(cls) and issubclass(cls, base)):
+        shown = getattr(cls, "__name__", cls)
+        raise _mistake(f"{shown} must be a class derived from {base.__module__}.{base.__name__}")
+    for method, parameters in METHODS[base].items():
+        if callable(defined := getattr(cls, method, None)) and defined is not getattr(base, method, None):
+            _check_call(defined, parameters)
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if issubclass(cls, Graph) and cls.edges_of is Graph.edges_of:
+        missing = ["edges_of"]
+    if missing:
+        text = ", ".join(f"{method}({METHODS[base].get(method, 'self')})" for method in missing)
+        raise _mistake(f"{cls.__name__} must define {text}")
+
+
+def _check_options(cls: type[Options]) -> None:
+    own = [name for name in inspect.get_annotations(cls) if not name.startswith("__")]
+    fields = {field.name for field in dataclasses.fields(cls)}
+    if "__dataclass_fields__" not in vars(cls) and not fields.issuperset(own):
+        raise _mistake(f"{cls.__name__} has fields, so it needs the decorator @dataclass(frozen=True)")
+    try:
+        notes(cls)  # also builds the schema, while the names in its annotations are those of this module
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise _mistake(f"{cls.__name__}: its fields are not understood: {text[:200]}") from error
+
+
+def _check_call(function: Any, parameters: str, otherwise: str = "") -> None:
+    """Check that ``function`` can be called with these positional parameters."""
+    if not callable(function):
+        raise _mistake(f"{function!r} cannot be called; it should be a function of ({parameters})")
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*parameters.split(", "))
+    except TypeError:
+        kind = getattr(function, "__name__", function)
+        text = f"{kind}{signature} should take ({parameters})"
+        raise _mistake(f"{text}, {otherwise}" if otherwise else text, function) from None
+
+
+def _register(kind: str, name: str, value: Any) -> None:
+    try:
+        TABLES[kind].register(name, value)
+    except OptionErrors as errors:
+        raise _mistake(errors.problems[0].message) from None
+
+
+def _location(function: Any) -> tuple[str, int]:
+    """File and line of a definition; of a class, those of its constructor."""
+    code = getattr(function, "__code__", None) or getattr(getattr(function, "__init__", None), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code is not None else _caller()
+
+
+def _caller() -> tuple[str, int]:
+    """File and line of the code that uses this module."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _mistake(message: str, definition: Any = None) -> PluginError:
+    """An error at the line of ``definition``, or else of the decorator."""
+    code = getattr(definition, "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code is not None else _caller()
+    return PluginError(file, line, message)

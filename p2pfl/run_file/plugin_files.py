@@ -1,0 +1,295 @@
+"""Execute plug-ins, which register names by ``p2pfl.plugins``, and find the lines of their errors.
+
+The tables of names are global, and the plug-ins of one run at a time are active: ``activate`` registers their names
+and removes those of the run before. Packages that announce themselves by the entry-point group ``p2pfl.plugins`` are
+always active.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.abc import MetaPathFinder, SourceLoader
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from p2pfl.errors import P2pflError, PluginError
+from p2pfl.plugins import TABLES
+from p2pfl.run_file.options import OptionErrors, Table
+from p2pfl.run_file.plugin_sources import INSTALLED, NOWHERE, Plugin, find, is_library, sha256_of, source_of
+
+GROUP = "p2pfl.plugins"
+"""The entry-point group of installed plug-ins."""
+
+Entry = tuple[Table[Any], str, Any]
+"""A registered name: its table, the name and the value."""
+
+
+# ---- execute them --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Source:
+    path: str
+    content: bytes
+    package: bool
+
+
+class _Loader(SourceLoader):
+    """Executes a source from memory, without a cache of bytecode."""
+
+    plugin = True
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+
+    def get_filename(self, fullname: str) -> str:
+        return self._source.path
+
+    def get_data(self, path: str | bytes) -> bytes:
+        return self._source.content
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the active plug-ins."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, _Source] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        source = self.sources.get(fullname)
+        if source is None:
+            return None
+        folders = [str(Path(source.path).parent)] if source.package else None
+        return importlib.util.spec_from_file_location(
+            fullname, source.path, loader=_Loader(source), submodule_search_locations=folders
+        )
+
+
+_FINDER = _Finder()
+_FILES: set[str] = set()
+"""All files of plug-ins that were loaded in this process."""
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Loaded plug-ins of a run: their modules, and what they have registered."""
+
+    modules: dict[str, ModuleType]
+    sources: dict[str, _Source]
+    entries: list[Entry]
+
+
+_UNITS: dict[object, _Unit] = {}
+_INSTALLED_ENTRIES: dict[str, list[Entry]] = {}
+"""What installed modules have registered, which are imported once."""
+_active: object = None
+
+
+def activate(plugins: Sequence[Plugin], silent: Iterable[str] = ()) -> None:
+    """Register the names of these plug-ins, and remove those of the plug-ins that were active before.
+
+    Args:
+        silent: names of plug-ins that need not register anything.
+
+    Raises:
+        PluginError: one raises an exception, or registers nothing.
+    """
+    global _active
+    key = tuple((plugin.name, plugin.sha256, str(plugin.root.absolute())) for plugin in plugins)
+    if key == _active:
+        return
+    _deactivate()
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    if key in _UNITS:
+        unit = _UNITS[key]
+        _FINDER.sources = unit.sources
+        sys.modules.update(unit.modules)
+        for table, name, value in unit.entries:
+            table.register(name, value)
+    else:
+        _UNITS[key] = _load(plugins, frozenset(silent))
+    _active = key
+
+
+def _deactivate() -> None:
+    global _active
+    if _active is None:
+        return
+    unit = _UNITS[_active]
+    _remove(unit.entries, unit.sources)
+    _active = None
+
+
+def _remove(entries: Iterable[Entry], modules: Iterable[str]) -> None:
+    for table, name, _ in entries:
+        table.unregister(name)
+    for name in modules:
+        sys.modules.pop(name, None)
+    _FINDER.sources = {}
+
+
+def _load(plugins: Sequence[Plugin], silent: frozenset[str]) -> _Unit:
+    sources = {name: source for plugin in plugins for name, source in _modules(plugin)}
+    for name, source in sources.items():
+        if "." not in name and is_library(Path(source.path).parent, name):
+            raise PluginError(source.path, 1, f"{name!r} is also the name of a library; rename the file")
+    for name in sources:
+        sys.modules.pop(name, None)
+    _FINDER.sources = sources
+    _FILES.update(source.path for source in sources.values())
+    before = _registered()
+    try:
+        for plugin in plugins:
+            mark, imported = _registered(), plugin.name in sys.modules  # by another plug-in, or by the user
+            _import(plugin)
+            if not (imported or plugin.name in silent or _since(mark)):
+                raise PluginError(_file_of(plugin), 1, NOTHING)
+    except BaseException:
+        _remove(_since(before), sources)
+        raise
+    entries = _since(before)
+    code = sha256_of({plugin.name: plugin.sha256.encode() for plugin in plugins})
+    for table, _, value in entries:
+        if table is TABLES["dataset"]:
+            value.code = code
+    return _Unit({name: sys.modules[name] for name in sources if name in sys.modules}, sources, entries)
+
+
+NOTHING = 'registers nothing; put a decorator such as @plugins.algorithm("my-name") before its class or function'
+
+
+def _import(plugin: Plugin) -> None:
+    if plugin.name in _INSTALLED_ENTRIES:  # Python executes it once; a name may be registered already
+        for table, name, value in _INSTALLED_ENTRIES[plugin.name]:
+            table.register(name, value)
+        return
+    before = _registered()
+    try:
+        importlib.import_module(plugin.name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit: a script may end itself
+        raise located(error) or PluginError(_file_of(plugin), 1, _text(error)) from error
+    if not plugin.sources:
+        _INSTALLED_ENTRIES[plugin.name] = _since(before)
+
+
+def _file_of(plugin: Plugin) -> str:
+    path = source_of(plugin.root, plugin.name) if plugin.sources else None
+    return plugin.name if path is None else str(path)
+
+
+def _modules(plugin: Plugin) -> Iterator[tuple[str, _Source]]:
+    for path, content in plugin.sources.items():
+        *folders, file = Path(path).with_suffix("").parts
+        for depth in range(1, len(folders) + 1):  # a folder may lack an __init__.py
+            yield_path = Path(*folders[:depth])
+            if str(yield_path / "__init__.py") not in plugin.sources:
+                yield ".".join(folders[:depth]), _Source(str(plugin.root / yield_path), b"", package=True)
+        name = ".".join(folders if file == "__init__" else (*folders, file))
+        yield name, _Source(str(plugin.root / path), content, package=file == "__init__")
+
+
+def _registered() -> dict[str, dict[str, Any]]:
+    return {kind: table.registered for kind, table in TABLES.items()}
+
+
+def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
+    """What was registered since ``before``."""
+    return [
+        (TABLES[kind], name, value)
+        for kind, entries in _registered().items()
+        for name, value in entries.items()
+        if before[kind].get(name) is not value
+    ]
+
+
+# ---- installed packages that announce themselves -------------------------------------------------------------
+
+
+_announced: dict[str, list[Entry]] | None = None
+
+
+def announced() -> dict[str, list[Entry]]:
+    """Import the packages of the entry-point group, once. Return what each has registered. Raises PluginError."""
+    global _announced
+    if _announced is None:
+        found: dict[str, list[Entry]] = {}
+        for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+            before = _registered()
+            _import(find(point.module, NOWHERE))
+            found[point.module] = _since(before)
+        _announced = found
+    return _announced
+
+
+def used_of_announced(names: Iterable[tuple[str, str]]) -> list[Plugin]:
+    """Return the installed plug-ins that have registered one of these (kind, name)."""
+    wanted = {(id(TABLES[kind]), name) for kind, name in names}
+    return [
+        find(module, NOWHERE)
+        for module, entries in announced().items()
+        if any((id(table), name) in wanted for table, name, _ in entries)
+    ]
+
+
+# ---- errors in their code ------------------------------------------------------------------------------------
+
+
+def located(error: BaseException) -> PluginError | None:
+    """Return the error with the plug-in's line at which it was raised; None if no plug-in is to blame."""
+    if isinstance(error, PluginError):
+        return error
+    if isinstance(error, SyntaxError) and error.filename and _is_plugin(error.filename):
+        return PluginError(error.filename, error.lineno or 1, f"SyntaxError: {error.msg}")
+    found: tuple[FrameType, int] | None = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if _is_plugin(traceback.tb_frame.f_code.co_filename):
+            found = traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+    if found is None:
+        return None
+    return PluginError(found[0].f_code.co_filename, found[1], _text(error))
+
+
+def _text(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, P2pflError | OptionErrors):
+        return text
+    hint = ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = "; install it, or put it beside the plug-in"
+    return f"{type(error).__name__}: {text}{hint}" if text else type(error).__name__
+
+
+def _is_plugin(file: str) -> bool:
+    return file in _FILES or any(file == place or file.startswith(f"{place}/") for place in INSTALLED)
+
+
+@contextmanager
+def naming_lines(passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn an unexpected exception that a plug-in raises inside into a PluginError with its file and line.
+
+    Args:
+        passing: further exceptions that are not errors.
+    """
+    try:
+        yield
+    except (P2pflError, OptionErrors):
+        raise
+    except Exception as error:
+        if not isinstance(error, passing) and (found := located(error)) is not None:
+            raise found from error
+        raise

@@ -1,0 +1,223 @@
+"""The Python API: load, simulate, launch, and the records of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import p2pfl
+from p2pfl import api
+from p2pfl.errors import MissingExtra, RunFailed, RunFileError, RunFolderError
+from p2pfl.session.build import load_data
+from p2pfl.testing import check_parity, first_difference
+from tests.conftest import tree
+from tests.plugin_fixtures import METHOD, RUN, Project
+
+SMALL: dict[str, Any] = tree(
+    algorithm={"name": "dpsgd", "batch": 16}, peers=3, rounds=3, chaos={}, transport={"deadline": 200, "give_up": 60}
+)
+
+
+# ---- what is exported ------------------------------------------------------------------------------------------
+
+
+def test_public_list_is_complete_and_importing_it_does_not_import_torch() -> None:
+    assert sorted({*api.__all__, "PeerId"}) == p2pfl.__all__
+    assert all(getattr(p2pfl, name) is getattr(api, name) for name in api.__all__)
+    assert set(p2pfl.__all__) <= set(dir(p2pfl))
+    public = {
+        name
+        for name, value in vars(api).items()
+        if getattr(value, "__module__", "") == "p2pfl.api" and hasattr(value, "__qualname__") and name[0] != "_"
+    }
+    assert public == set(api.__all__)
+    code = "import sys, p2pfl; assert 'torch' not in sys.modules; p2pfl.load; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="module 'p2pfl' has no attribute 'lod'"):
+        _ = p2pfl.lod
+
+
+# ---- load ------------------------------------------------------------------------------------------------------
+
+
+def test_overrides_take_precedence_and_are_named_in_errors(tmp_path: Path) -> None:
+    given = {**SMALL, "algorithm": "dpsgd"}
+    run = p2pfl.load(given, seed=9, algorithm__batch=8, graph={"name": "ring"})
+    assert (run.settings["seed"], run.settings["algorithm"]["batch"], run.settings["graph"]["name"]) == (9, 8, "ring")
+    assert given["algorithm"] == "dpsgd"
+    assert repr(run) == "<PlannedRun tiny: dpsgd, 3 peers, 3 rounds>"
+    assert run.topology.peers == 3
+    file = tmp_path / "small.yaml"
+    file.write_text("name: small\nrounds: 2\npeers: 3\ndata: {dataset: digits}\nalgorithm: local\n")
+    assert p2pfl.load(file, rounds=5).settings["rounds"] == 5
+    with pytest.raises(RunFileError, match=r"algorithm\.bacth=8: algorithm\.bacth: unknown key 'bacth'; .*'batch'"):
+        p2pfl.load(str(file), algorithm__bacth=8)
+
+
+# ---- simulate --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> api.RecordedRun:
+    return p2pfl.load(SMALL).simulate(tmp_path_factory.mktemp("api") / "run")
+
+
+def test_metrics_are_a_row_per_peer_and_round(simulated: api.RecordedRun) -> None:
+    frame = simulated.metrics()
+    assert len(frame) == 9
+    assert list(frame.columns[:3]) == ["peer", "t", "loss.ce"]
+    assert {"accuracy", "test_loss", "seconds.training", "sent.messages", "received.bytes", "missing"} <= {
+        *frame.columns
+    }
+    records = list(simulated.records())
+    assert list(frame["accuracy"]) == [record["personal"]["accuracy"] for record in records]
+    for result in simulated.results():
+        counts = [entry for kinds in result.sent.values() for entry in kinds.values()]
+        sent = sum(entry[1] + entry[2] for entry in counts)
+        assert int(frame[frame["peer"] == result.peer]["sent.bytes"].sum()) == sent
+
+
+def test_metrics_need_pandas(simulated: api.RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'p2pfl-mesh\[pandas\]'"):
+        simulated.metrics()
+
+
+def test_graph_holds_the_mixing_weights_of_a_round(simulated: api.RecordedRun) -> None:
+    graph = simulated.graph()
+    assert graph.shape == (3, 3)
+    assert np.allclose(graph.sum(axis=1), 1)
+    assert np.array_equal(graph, simulated.graph(2))
+    with pytest.raises(RunFolderError, match="no mixing weights of round 7; the last complete round is 2"):
+        simulated.graph(7)
+
+
+def test_graph_of_a_method_without_weights_is_an_error(tmp_path: Path) -> None:
+    run = p2pfl.load(SMALL, algorithm={"name": "local", "batch": 16}, rounds=1).simulate(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="no mixing weights: no round is completed, or the method has none"):
+        run.graph()
+
+
+def test_model_is_that_of_the_last_checkpoint(simulated: api.RecordedRun) -> None:
+    model = simulated.model(1)
+    assert not model.training
+    run = simulated._checked()
+    dataset, subsets = load_data(run)
+    images, labels = dataset.test.take(subsets[1].test)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (dataset.mean, dataset.std))
+    correct = (model((images / 255 - mean) / std).argmax(1) == labels).sum()
+    assert correct == simulated.results()[1].correct
+    assert [list(subset.test) for subset in simulated.partition()] == [list(subset.test) for subset in subsets]
+    with pytest.raises(RunFolderError, match="no peer 3; the 3 peers are 0 to 2"):
+        simulated.model(3)
+
+
+def test_simulates_inside_a_running_event_loop_with_the_same_bits(simulated: api.RecordedRun, tmp_path: Path) -> None:
+    rounds: list[tuple[int, int, str]] = []
+
+    async def cell() -> api.RecordedRun:
+        return p2pfl.load(SMALL).simulate(
+            tmp_path / "run", lambda peer, t: rounds.append((peer, t, threading.current_thread().name))
+        )
+
+    again = asyncio.run(cell())
+    assert first_difference(simulated, again) is None
+    assert {name for *_, name in rounds} == {"p2pfl simulate"}
+    assert len(rounds) == 9
+    assert again.plan().settings == p2pfl.load(SMALL).settings
+
+
+def test_error_of_a_simulation_in_a_running_event_loop_reaches_the_caller(tmp_path: Path) -> None:
+    def fail(peer: int, t: int) -> None:
+        raise ZeroDivisionError
+
+    async def cell() -> None:
+        p2pfl.load(SMALL).simulate(tmp_path / "run", fail)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(cell())
+
+
+def test_open_run_finds_a_run_by_its_folder(simulated: api.RecordedRun, tmp_path: Path) -> None:
+    again = p2pfl.open_run(str(simulated.folder))
+    assert [result.digest for result in again.results()] == [result.digest for result in simulated.results()]
+    assert {status.phase for status in again.status()} == {"finished"}
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        p2pfl.open_run(tmp_path)
+
+
+# ---- launch ----------------------------------------------------------------------------------------------------
+
+
+def test_launch_yields_live_records_and_ends_with_the_bits_of_simulate(
+    simulated: api.RecordedRun, tmp_path: Path
+) -> None:
+    launched = p2pfl.load(SMALL).launch(tmp_path / "run")
+    with launched:
+        seen = [(record["peer"], record["t"]) for record in launched.records(follow=True)]
+        run = launched.wait()
+    assert sorted(seen) == [(peer, t) for peer in range(3) for t in range(3)]
+    assert first_difference(simulated, run) is None
+    assert not launched.running()
+    assert not (run.folder / "warm.log").exists()
+
+
+def test_stop_checkpoints_a_run_that_resume_continues(tmp_path: Path) -> None:
+    with p2pfl.load(SMALL, rounds=5000, checkpoint_every=1).launch(tmp_path / "run") as launched:
+        next(launched.records(follow=True))
+        assert launched.running()
+        assert launched.status()
+        with pytest.raises(TimeoutError, match="still running after 0 s"):
+            launched.wait(timeout=0)
+    assert {status.phase for status in p2pfl.open_run(tmp_path / "run").status()} == {"stopped"}
+    assert launched.wait().results()[0].phase == "stopped"
+
+
+def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
+    text = METHOD.replace("weights = {**dict.fromkeys(heads, 1.0)", "weights = {**heads[7]")
+    run = p2pfl.load(project(my_method=text))
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    with pytest.raises(RunFailed, match="not empty; choose a new or empty folder"):
+        run.launch(tmp_path / "used")
+    launched = run.launch(tmp_path / "run")
+    with pytest.raises(RunFailed, match=r"peer 0: /.*/run/plugins/my_method\.py:\d+: KeyError: 7; peer 1"):
+        launched.wait()
+
+
+def test_script_needs_no_main_guard(project: Project) -> None:
+    file = project()
+    script = """
+        import p2pfl
+        run = p2pfl.load("mine.yaml", rounds=1).launch("launched").wait()
+        print(len(run.results()), run.graph.__name__)
+    """
+    (file.parent / "train.py").write_text(textwrap.dedent(script))
+    done = subprocess.run([sys.executable, "train.py"], cwd=file.parent, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("4 graph\n", 0), done.stderr
+
+
+# ---- parity ----------------------------------------------------------------------------------------------------
+
+
+def test_run_with_plugins_is_bit_identical_after_crashes(project: Project) -> None:
+    check_parity(project(), crash=True)
+
+
+def test_parity_names_the_first_difference(project: Project) -> None:
+    """The losses seen so far are not part of the state: a peer that crashed has forgotten them."""
+    text = METHOD.replace(
+        "        local = parameters_of",
+        "        self.count = getattr(self, 'count', 0) + 1\n        local = parameters_of",
+    ).replace("self.hyper.own_weight}", "self.hyper.own_weight * self.count}")
+    with pytest.raises(AssertionError, match=r"peer \d, round \d: .* simulated|peer \d, at the end: .* simulated"):
+        check_parity(project(RUN.replace("rounds: 3", "rounds: 4"), my_method=text), crash=True)

@@ -1,0 +1,383 @@
+"""Plug-ins: what they register, what is recorded of them, and one line for each mistake."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.data import PARTITIONS
+from p2pfl.errors import PluginError, RunFileError
+from p2pfl.models import BACKBONES, HEADS, MODELS, build
+from p2pfl.run_file import config_hash, plugin_files
+from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.load import load
+from p2pfl.run_file.options import Table
+from p2pfl.session.build import load_data
+from p2pfl.session.new_run import create
+from p2pfl.session.simulate import simulate
+from tests.plugin_fixtures import HELPERS, METHOD, PARTS, RUN, Project
+
+# ---- what they register ----------------------------------------------------------------------------------------
+
+
+def test_names_of_plugins_are_known_while_their_run_is_active(project: Project) -> None:
+    tables: dict[str, Table[Any]] = {
+        "head-mean": ALGORITHMS,
+        "pairs": GRAPHS,
+        "in-order": PARTITIONS,
+        "my-cnn": MODELS,
+        "two-layers": HEADS,
+    }
+    run = load(project())
+    assert [plugin.name for plugin in run.plugins] == ["my_method", "my_parts"]
+    assert all(name in table for name, table in tables.items())
+    assert run.algorithm.summary == "Average the heads of all neighbors."
+    assert list(run.topology.edges) == [(0, 1), (2, 3)]
+    plugin_files.activate([])
+    assert not any(name in table for name, table in tables.items())
+    assert "my_method" not in sys.modules
+    run.activate()
+    assert all(name in table for name, table in tables.items())
+    assert run.algorithm is ALGORITHMS["head-mean"]
+
+
+def test_values_are_validated_like_those_of_built_in_names(project: Project) -> None:
+    text = RUN.replace("head-mean, batch", "head-maen, batch").replace("my-cnn", "my-cmn")
+    with pytest.raises(RunFileError) as caught:
+        load(project(text.replace("partition: in-order", "partition: in-odrer")))
+    problems = [(p.where.rpartition(":")[2], p.key, p.message.rpartition(";")[2]) for p in caught.value.problems]
+    assert problems == [
+        ("6", "data.partition.name", " did you mean 'in-order'?"),
+        ("7", "models.name", " did you mean 'my-cnn'?"),
+        ("8", "algorithm.name", " did you mean 'head-mean'?"),
+    ]
+    with pytest.raises(RunFileError, match=r"mine.yaml:8: algorithm.own_weight: should be a number \(found 'x'\)"):
+        load(project(RUN.replace("own_weight: 2", "own_weight: x")))
+
+
+def test_heads_of_plugins_combine_with_all_backbones(project: Project) -> None:
+    load(project())
+    for name in ("my-cnn+two-layers", "tiny-cnn+two-layers", "my-cnn+fc128"):
+        model = build(name, 0, 1, (8, 8), 10)
+        assert (model.name, model.classes) == (name, 10)
+    assert "my-cnn+three-layers" not in MODELS
+    assert MODELS["tiny-cnn+two-layers"].features == 64
+
+
+def test_edited_plugin_replaces_its_earlier_version(project: Project) -> None:
+    before = load(project())
+    file = project(my_parts=PARTS.replace("Conv2d(channels, 4, 3)", "Conv2d(channels, 4, 5)"))
+    after = load(file)
+    sizes = []
+    for run in (before, after, before):
+        run.activate()
+        sizes.append(next(build("my-cnn", 0, 1, (8, 8), 10).parameters()).shape[-1])
+    assert sizes == [3, 5, 3]
+
+
+def test_a_package_beside_the_run_file_is_a_plugin(project: Project) -> None:
+    file = project(RUN.replace("my_method.py", "lab.methods.heads"))
+    (file.parent / "lab" / "methods").mkdir(parents=True)
+    (file.parent / "lab" / "methods" / "heads.py").write_text(
+        f"from ..names import NAME\n{METHOD}".replace("from __future__ import annotations\n", "").replace(
+            '"head-mean"', "NAME"
+        )
+    )
+    (file.parent / "lab" / "names.py").write_text('NAME = "head-mean"\n')
+    run = load(file)
+    assert sorted(run.plugins[0].sources) == ["lab/methods/heads.py", "lab/names.py"]
+    assert run.algorithm.__module__ == "lab.methods.heads"
+
+
+# ---- what is recorded ------------------------------------------------------------------------------------------
+
+
+def test_run_folder_keeps_a_copy_that_gives_the_same_run(project: Project, tmp_path: Path) -> None:
+    file = project()
+    run = load(file)
+    folder = create(run, tmp_path / "run")
+    copies = {path.name: path.read_text() for path in (folder.root / "plugins").iterdir()}
+    assert copies == {"my_method.py": METHOD, "my_parts.py": PARTS, "helpers.py": HELPERS}
+    for source in file.parent.glob("*.py"):
+        source.unlink()
+    again = load(folder.run_file)
+    assert again.resolved() == run.resolved()
+    assert again.config_hash() == run.config_hash()
+    assert sys.modules["my_parts"].__file__ == str(folder.root / "plugins" / "my_parts.py")
+    assert sorted(path.name for path in (folder.root / "plugins").iterdir()) == sorted(copies)  # no __pycache__
+
+
+def test_changed_copy_is_refused(project: Project, tmp_path: Path) -> None:
+    folder = create(load(project()), tmp_path / "run")
+    helpers = folder.root / "plugins" / "helpers.py"
+    helpers.write_text(f"{helpers.read_text()}\n")
+    with pytest.raises(
+        RunFileError, match=r"run\.yaml:\d+: plugins\.1: my_parts has changed: this run needs the ver"
+    ):
+        load(folder.run_file)
+
+
+def test_hash_depends_on_the_code_of_all_files(project: Project) -> None:
+    ours = load(project()).config_hash()
+    theirs = load(project(helpers=f"{HELPERS}\n")).config_hash()
+    assert config_hash.settings_of(ours) == config_hash.settings_of(theirs)
+    text = config_hash.mismatch(3, theirs, 0, ours)
+    assert re.fullmatch(
+        r"plug-ins differ: peer 3 has my_parts \w{12}, peer 0 has my_parts \w{12}; give all peers the same files",
+        text,
+    )
+    assert "peer 3 has my_method (none), peer 0 has my_method 1" in config_hash.mismatch(
+        3, "a", 0, config_hash.join("a", {"my_method": "1" * 64})
+    )
+    other = config_hash.mismatch(3, "b" * 64, 0, ours)
+    assert other.startswith("run file differs: peer 3 has digest bbbbbbbbbbbb…, peer 0 has ")
+    assert len(config_hash.join("a" * 64, {f"plugin{number}": "1" * 64 for number in range(99)})) < 1200
+
+
+def test_dataset_of_a_plugin_is_read_again_when_its_code_changes(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
+    source = """
+import numpy as np
+from p2pfl import plugins
+from p2pfl.data import DatasetArrays, Loader
+
+@plugins.dataset("gray")
+class Gray(Loader):
+    def read(self, root):
+        images, labels = np.full((60, 1, 8, 8), 7, np.uint8), np.arange(60) % 10
+        return DatasetArrays(images, labels, images, labels, 10, mirror=True)
+"""
+    text = RUN.replace("digits, partition: in-order", "gray").replace("my_parts.py]", "my_parts.py, my_data.py]")
+    shades = []
+    for shade in ("7", "9"):
+        dataset, _ = load_data(load(project(text, my_data=source.replace("7", shade))))
+        shades.append(int(dataset.train.images.max()))
+    assert shades == [7, 9]
+
+
+# ---- installed packages ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in a folder of packages, with an entry point."""
+    site = tmp_path / "site"
+    info = site / "lab_methods-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab-methods\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[p2pfl.plugins]\nheads = lab_methods.heads\n")
+    (info / "RECORD").write_text("lab_methods/__init__.py,,\nlab_methods/heads.py,,\n")
+    (site / "lab_methods").mkdir()
+    (site / "lab_methods" / "__init__.py").touch()
+    (site / "lab_methods" / "heads.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(plugin_files, "_announced", None)
+    return site
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(plugin_files, "_INSTALLED_ENTRIES", {})
+    monkeypatch.setattr(plugin_files, "_announced", None)
+    before = set(sys.modules)
+    yield
+    plugin_files.activate([])
+    ALGORITHMS.unregister("head-mean")
+    for name in set(sys.modules) - before:
+        if name.startswith("lab_methods"):
+            del sys.modules[name]
+
+
+def test_packages_announce_themselves_and_are_recorded_if_used(
+    project: Project, installed: Path, tmp_path: Path
+) -> None:
+    run = load(project(RUN.replace("my_method.py, ", "")))
+    assert [(plugin.name, plugin.version) for plugin in run.plugins] == [
+        ("my_parts", None),
+        ("lab_methods.heads", "1.2"),
+    ]
+    again = load(create(run, tmp_path / "run").run_file)
+    assert again.config_hash() == run.config_hash()
+    unused = load(project(RUN.replace("my_method.py, ", "").replace("head-mean, batch: 16, own_weight: 2", "local")))
+    assert [plugin.name for plugin in unused.plugins] == ["my_parts"]
+    assert "head-mean" in ALGORITHMS
+    (installed / "lab_methods" / "heads.py").write_text(f"{METHOD}\n")
+    with pytest.raises(RunFileError, match=r"plugins\.1: lab_methods\.heads has changed: .* \(1\.2\), found "):
+        load(tmp_path / "run" / "run.yaml")
+
+
+def test_listed_module_of_an_installed_package_is_removed_with_its_run(
+    project: Project, installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda group: ())
+    for _ in range(2):
+        run = load(project(RUN.replace("my_method.py", "lab_methods.heads")))
+        assert run.plugins[0].version == "1.2"
+        assert not run.plugins[0].sources
+        assert run.algorithm.__module__ == "lab_methods.heads"
+        plugin_files.activate([])
+        assert "head-mean" not in ALGORITHMS
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------
+
+TEXTS = {"my_method": METHOD, "my_parts": PARTS, "helpers": HELPERS}
+
+MISTAKES = [
+    ("my_method", "self.model.parameters())", "self.model.parameters()", "self.hyper.make", "SyntaxError: .+"),
+    (
+        "my_method",
+        "from torch import",
+        "from tohrch import",
+        "from tohrch",
+        "ModuleNotFoundError: No module named 'toh",
+    ),
+    (
+        "my_method",
+        "import Body, Layout",
+        "import Bdoy, Layout",
+        "import Bdoy",
+        "ImportError: cannot import name 'Bdoy'",
+    ),
+    (
+        "my_method",
+        '@plugins.algorithm("head-mean")',
+        "",
+        "from __future__",
+        "registers nothing; put a decorator such as @plugins",
+    ),
+    ("my_method", '"head-mean"', '"dpsgd"', "@plugins", "the name 'dpsgd' is taken: it is built in; choose"),
+    (
+        "my_method",
+        '@plugins.algorithm("head-mean")',
+        "@plugins.algorithm",
+        "@plugins",
+        'write the name: @plugins\\.algorithm\\("my',
+    ),
+    (
+        "my_method",
+        "@dataclass(frozen=True)\nclass Hy",
+        "class Hy",
+        "@plugins",
+        "Hyper has fields, so it needs the dec",
+    ),
+    ("my_method", "(frozen=True)\nclass Hyper", "\nclass Hyper", "@dataclass\n", "TypeError: cannot inherit non-"),
+    (
+        "my_method",
+        "    Hyper = Hyper\n",
+        "    Hyper = dict\n",
+        "@plugins",
+        "HeadMean.Hyper must be a dataclass derived",
+    ),
+    (
+        "my_method",
+        "async def round",
+        "round = None\n\n    async def rnd",
+        "@plugins",
+        "HeadMean.round must be `async def`",
+    ),
+    (
+        "my_method",
+        "(self, t: int, net: Net)",
+        "(self, net: Net)",
+        "async def",
+        "round\\(self, .* should take \\(self, t,",
+    ),
+    ("my_method", "    def layouts(", "    def layuots(", "@plugins", "HeadMean must define layouts\\(self\\)"),
+    ("my_method", "Algorithm[Hyper]", "dict", "@plugins", "HeadMean must be a class derived from p2pfl.algorithms"),
+    ("my_method", "own_weight: float", "own_weight: Tensor", "@plugins", "Hyper: its fields are not understood"),
+    ("my_method", "from torch import Tensor", "raise ValueError('no\\nGPU')", "raise", "ValueError: no GPU"),
+    ("my_method", "from torch import Tensor", "raise SystemExit", "raise", "SystemExit"),
+    ("my_parts", "peers, seed, base", "peers, base", "def edges_of", "edges_of\\(self, peers, base\\) should take"),
+    (
+        "my_parts",
+        "channels, size, features",
+        "channels, size",
+        "@plugins.backbone",
+        "my_cnn\\(channels, size\\) should",
+    ),
+    ("my_parts", '"my-cnn"', '"my cnn"', "@plugins.backbone", "'my cnn' is no name: it should consist of letters"),
+    ("my_parts", '"two-layers"', '"two-layers", 3', "@plugins.head", "TypeError: head\\(\\) takes 1 positional"),
+    ("helpers", "return", "retrun", "retrun", "SyntaxError: invalid syntax"),
+]
+"""File, replaced text and replacement, text in the line to blame, message."""
+
+
+@pytest.mark.parametrize(("file", "old", "new", "blamed", "message"), MISTAKES)
+def test_mistake_is_answered_in_one_line_with_file_and_line(
+    file: str, old: str, new: str, blamed: str, message: str, project: Project
+) -> None:
+    text = TEXTS[file].replace(old, new, 1)
+    assert text != TEXTS[file]
+    line = text[: text.index(blamed)].count("\n") + 1
+    with pytest.raises(PluginError) as caught:
+        load(project(**{file: text}))
+    shown = str(caught.value)
+    assert "\n" not in shown
+    assert re.search(rf"project/{file}\.py:{line}: {message}", shown), shown
+    assert "head-mean" not in ALGORITHMS
+    assert "my-cnn" not in BACKBONES
+
+
+RUNNING = [
+    ("my_parts", "return pairs(peers)", "return pairs(peers, seed)", "TypeError: pairs\\(\\) takes 1 positional"),
+    (
+        "my_parts",
+        "nn.Linear(16, features)",
+        "nn.Linear(16, 8)",
+        "'my-cnn' maps a batch of 2 .* to .2, 8. instead of ",
+    ),
+    ("my_parts", "nn.Linear(16, features)", "nn.Linear(9, 16)", "'my-cnn' fails for images of 1x8x8: RuntimeError: "),
+    ("my_parts", "return nn.Sequential(*layers)", "return layers", "'my-cnn' must return a torch.nn.Module, not tup"),
+    ("my_parts", "in enumerate(train)]", "in enumerat(train)]", "NameError: name 'enumerat' is not defined"),
+    ("my_method", "self.optimizer = self.hyper.make_", "self.hyper.", "TypeError: .str. object is not"),
+    (
+        "my_method",
+        "Head(parameters_of(self.model.linear_head)))",
+        "Head({1, 2}))",
+        "TypeError: Head.values: cannot send",
+    ),
+    ("my_method", "weights = {**dict.fromkeys(heads, 1.0)", "weights = {**heads[7]", "KeyError: 7"),
+]
+
+
+@pytest.mark.parametrize(("file", "old", "new", "message"), RUNNING)
+def test_error_during_a_run_names_file_and_line(
+    file: str, old: str, new: str, message: str, project: Project
+) -> None:
+    text = TEXTS[file].replace(old, new, 1)
+    assert text != TEXTS[file]
+    with pytest.raises(PluginError, match=rf"project/{file}\.py:\d+: .*{message}") as caught:
+        simulate(load(project(**{file: text})))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("my_metod.py", r"no file 'my_metod.py' in /.*project; did you mean 'my_method.py'\?"),
+        ("lab.heads", r"no module 'lab.heads' in /.*project, and none is installed"),
+        ("{name: my_method.py, sha: 1}", "unknown key 'sha'; known: name, sha256, version; did you mean 'sha256'?"),
+        ("my-method.py", "'my-method.py' is no module name"),
+    ],
+)
+def test_missing_plugin_is_reported_at_the_line_of_the_run_file(entry: str, message: str, project: Project) -> None:
+    file = project(RUN.replace("my_method.py", entry))
+    (file.parent / "my-method.py").write_text(METHOD)
+    with pytest.raises(RunFileError, match=rf"mine\.yaml:4: plugins\.0(\.sha)?: {message}"):
+        load(file)
+
+
+def test_file_with_the_name_of_a_library_is_refused(project: Project) -> None:
+    file = project(RUN.replace("my_method.py", "yaml.py"), yaml=METHOD)
+    with pytest.raises(PluginError, match=r"yaml\.py:1: 'yaml' is also the name of a library; rename the file"):
+        load(file)
