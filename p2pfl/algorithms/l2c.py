@@ -154,7 +154,6 @@ class L2C(Algorithm[Hyper]):
     url = "https://doi.org/10.1109/CVPR52688.2022.00954"
     Hyper = Hyper
     homogeneous = True
-    masked_evaluation = True
     needs_validation = True
     prunes = True
     state = ("model", "optimizer", "logits", "mixing_optimizer", "w")

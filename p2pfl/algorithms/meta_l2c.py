@@ -142,7 +142,6 @@ class MetaL2C(Algorithm[Hyper]):
     url = l2c.L2C.url
     Hyper = Hyper
     homogeneous = True
-    masked_evaluation = True
     needs_validation = True
     prunes = True
     state = ("model", "optimizer", "encoder", "encoder_optimizer", "kept_sources", "w")

@@ -8,8 +8,10 @@
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
      "sources": 19, "receivers": 19,                    peers received from and sent to in this round
      "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
-     "personal": {"accuracy", "loss", "correct", "samples"} | null,      local test split, when evaluated
-     "global": {…} | null,                              whole test set, if enabled
+     "personal": {"accuracy", "loss", "correct", "samples",      local test split, when evaluated, as masked_test asks
+                  "masked_accuracy",                    only scores of the peer's local classes count
+                  "unmasked_accuracy"} | null,          scores of all classes count
+     "global": {…} | null,                              whole test set, if enabled; always unmasked
      "extra_metrics": {"peak": {…}, …},                 the method's additional evaluations
      "diagnostics": {"alpha": 0.8, …}}                  the method's additional numbers
 
