@@ -47,6 +47,12 @@ SETS = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key of the run file, e.g. algorithm.lr=0.01."
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+MASKED = click.option(
+    "--masked/--unmasked",
+    "masked",
+    default=None,
+    help="Count only the scores of local classes, or those of all classes; default: masked_test of the run file.",
+)
 PNG = click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw it to this PNG file.")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import JSON, RUN, echo, make_console, print_table
+from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, print_table
 
 if TYPE_CHECKING:
     from launcher.runs import RunLine
@@ -150,11 +150,13 @@ def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@MASKED
 @JSON
-def compare(runs: tuple[Path, ...], as_json: bool) -> None:
+def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
     """Compare accuracy, traffic and time of runs.
 
-    Warn about differences in seed, data, models and the like. Exit with 1 if a peer of a run did not finish.
+    Warn about differences in seed, data, models and the like. Runs that differ in masked_test are compared only with
+    --masked or --unmasked. Exit with 1 if a peer of a run did not finish.
     """
     from dataclasses import asdict
 
@@ -162,7 +164,7 @@ def compare(runs: tuple[Path, ...], as_json: bool) -> None:
     from p2pfl.session.run_folder import RunFolder
 
     folders = [RunFolder.open(run) for run in runs]
-    compared = lines(folders)
+    compared = lines(folders, masked)
     different = differences(folders)
     if as_json:
         echo(json.dumps({"runs": [asdict(line) for line in compared], "different": different}))
