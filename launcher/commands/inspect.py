@@ -177,3 +177,27 @@ def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
         for key, values in different.items():
             echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
     sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)
+
+
+@click.command()
+@RUN
+@MASKED
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@JSON
+def evaluate(run: Path, masked: bool | None, device: str, as_json: bool) -> None:
+    """Evaluate a finished RUN again from its checkpoints.
+
+    Show the masked and the unmasked accuracy of each peer. Nothing in RUN changes.
+    """
+    from launcher.views.evaluation import evaluate_run, table
+    from launcher.views.print_summary import accuracy_lines
+    from p2pfl.session.run_folder import RunFolder
+
+    evaluation = evaluate_run(RunFolder.open(run), masked, device)
+    if as_json:
+        echo(json.dumps(evaluation.to_dict()))
+        return
+    console = make_console()
+    console.print(table(evaluation))
+    for line in accuracy_lines(evaluation):
+        console.print(line)

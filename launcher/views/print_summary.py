@@ -10,6 +10,7 @@ from rich.table import Table
 
 from launcher.backends.processes import NOT_COLLECTED
 from launcher.views import formatting, heat_map
+from launcher.views.evaluation import RunEvaluation
 from launcher.views.summary import Collaboration, PeerSummary, Summary
 
 
@@ -31,7 +32,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(f"\ntotal time: {formatting.duration(summary.seconds)}, including startup")
 
 
-def accuracy_lines(summary: Summary) -> list[str]:
+def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
     """Return a line for each accuracy; where masking changes one, both, with which is which."""
     masks = ("masked", "unmasked") if summary.masked_test else ("unmasked", "masked")
     lines = []

@@ -63,9 +63,9 @@ class RoundRecord:
             "sources": self.sources,
             "receivers": self.receivers,
             "weights": self.weights,
-            "personal": _plain(self.evaluations.personal),
-            "global": _plain(self.evaluations.whole),
-            "extra_metrics": {name: _plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
+            "personal": plain(self.evaluations.personal),
+            "global": plain(self.evaluations.whole),
+            "extra_metrics": {name: plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
             "diagnostics": {name: _number(value, 6) for name, value in self.diagnostics.items()},
         }
         return json.dumps(record, allow_nan=False)
@@ -78,7 +78,8 @@ def _number(value: float, digits: int | None = None) -> float | None:
     return value if digits is None else round(value, digits)
 
 
-def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
+def plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    """Return an evaluation as a record holds it."""
     return None if evaluation is None else {**asdict(evaluation), "loss": _number(evaluation.loss)}
 
 
