@@ -155,8 +155,8 @@ def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
 def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
     """Compare accuracy, traffic and time of runs.
 
-    Warn about differences in seed, data, models and the like. Runs that differ in masked_test are compared only with
-    --masked or --unmasked. Exit with 1 if a peer of a run did not finish.
+    Warn about differences in seed, data, models, optimizer and the like. Runs that differ in masked_test are compared
+    only with --masked or --unmasked. Exit with 1 if a peer of a run did not finish.
     """
     from dataclasses import asdict
 

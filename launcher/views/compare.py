@@ -19,6 +19,8 @@ from p2pfl.session.run_folder import RunFolder
 
 COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
 """Keys of the run file in which comparable runs agree."""
+BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momentum", "betas", "weight_decay")
+"""Hyper-parameters that say how much and how a peer trains: where they differ, so may the results."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,19 @@ def _line(summary: Summary, masked: bool) -> Line:
 
 
 def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
-    """Return the dotted keys under COMMON_KEYS in which the runs differ, with the value of each run."""
-    runs = [
-        dict(_flatten({key: value for key, value in settings(folder).items() if key in COMMON_KEYS}))
-        for folder in folders
-    ]
+    """Return the dotted keys of COMMON_KEYS and BUDGET_KEYS in which the runs differ, with the value of each run."""
+    runs = [dict(_compared(settings(folder))) for folder in folders]
     keys = dict.fromkeys(key for run in runs for key in run)
     values = {key: [run.get(key) for run in runs] for key in keys}
     return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from _flatten({key: run[key] for key in COMMON_KEYS if key in run})
+    algorithm = run["algorithm"]
+    unused = {"sgd": "betas", "adam": "momentum"}.get(algorithm.get("optimizer"))
+    for key in BUDGET_KEYS:
+        yield f"algorithm.{key}", None if key == unused else algorithm.get(key)
 
 
 def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -69,6 +69,7 @@ from p2pfl.tensors import assign, buffers_of, clone, has_diverged, parameters_of
 class Hyper(AlphaSchedule, LocalTraining):
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state starts anew in each local training and at each aggregation."""
+    momentum: NonNegativeFloat = 0.9
     weight_decay: NonNegativeFloat = 5e-4
     participation: Fraction = 0.5
     """Senders per round, as a fraction of all peers (Fig. 19)."""

@@ -73,7 +73,6 @@ class Hyper(ProbeOptions, LocalTraining):
     optimizer: OptimizerName = "sgd"
     """sgd or adam, for the style net and for the content net; its state starts anew each round."""
     lr: PositiveFloat = 0.1
-    momentum: NonNegativeFloat = 0.0
     style: bool = True
     """Extract and infuse style; false is unsupervised FedAvg, the paper's baseline."""
     style_epochs: NonNegativeInt = 10

@@ -56,7 +56,6 @@ from p2pfl.tensors import Tensors, parameters_of, subtract
 class Hyper(LocalTraining):
     local_epochs: PositiveInt = 5
     batch: PositiveInt = 10
-    momentum: NonNegativeFloat = 0.0
     weight_decay: NonNegativeFloat = 5e-4
     mixing_lr: NonNegativeFloat = 0.1
     """β, Adam's learning rate for what makes the mixing weights; 0 keeps them at their initial values."""

@@ -64,6 +64,22 @@ def test_warns_about_other_differences(make_folder: MakeFolder, invoke: Invoke) 
     assert [line["accuracy"]["mean"] for line in plain["runs"]] == pytest.approx([0.75, 0.55])
 
 
+def test_warns_about_other_optimizers(make_folder: MakeFolder, invoke: Invoke) -> None:
+    one, two, three = (make_folder(name, results=peers(0.8)) for name in ("one", "two", "three"))
+    sgd = {"optimizer": "sgd", "batch": 64, "lr": 0.01, "momentum": 0.9, "betas": [0.9, 0.999], "warmup": 3}
+    change(one, algorithm={"name": "local", **sgd})
+    change(two, masked_test=False, algorithm={"name": "l2c", **sgd, "momentum": 0.0, "local_epochs": 5, "warmup": 7})
+    change(three, algorithm={"name": "mapl", **sgd, "optimizer": "adam", "betas": [0.5, 0.999]})
+    plain = json.loads(invoke("compare", "--json", one.root, two.root, three.root).stdout)
+    assert plain["different"] == {
+        "algorithm.local_epochs": [None, 5, None],
+        "algorithm.optimizer": ["sgd", "sgd", "adam"],
+        "algorithm.momentum": [0.9, 0.0, None],
+        "algorithm.betas": [None, None, [0.5, 0.999]],
+    }
+    assert "warning: runs differ in algorithm.momentum: 0.9; 0.0\n" in invoke("compare", one.root, two.root).stderr
+
+
 def test_keeps_the_time_measured_by_the_launcher(make_folder: MakeFolder, invoke: Invoke) -> None:
     folder = make_folder(results=peers(0.8))
     summarize(folder, seconds=77.0)
