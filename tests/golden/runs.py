@@ -20,6 +20,7 @@ FEDSTYLE = {
     "probe_epochs": 3,
     "probe_samples": 50,
     "probe_peers": 2,
+    "train_generator": False,
 }
 
 RUNS: dict[str, dict[str, Any]] = {
