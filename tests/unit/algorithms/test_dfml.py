@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2pfl.algorithms.aggregators import Assignment
-from p2pfl.algorithms.dfml import DFML, Hyper, Pupil, Taught
+from p2pfl.algorithms.dfml import DFML, Hyper
+from p2pfl.algorithms.dfml_messages import Pupil, Taught
 from p2pfl.algorithms.mutual_learning import Participant, distillation, loss_factors, teacher_weights
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.deadline import WaitPolicy
@@ -378,15 +379,26 @@ def test_few_senders_mean_more_peak_rounds_per_period(given: dict[str, Any], sou
     peers = make(h)
     seen: list[Tensor] = []
     peaks: list[Tensor] = []
+    ages: list[float] = []
 
     def keep(peer: Any, t: int) -> None:
         if peer.me == 0:
             seen.append(peer.model.head.weight.detach().clone())
             peaks.append(peer.peak.head.weight.detach().clone())
+            ages.append(peer.diagnostics()["peak_age"])
 
     play(peers, complete(4), 10, after=keep)
     assert all(torch.equal(peaks[t], seen[source[t]]) for t in range(10))
+    assert ages == [t - source[t] for t in range(10)]
     assert peers[0].peak_alpha == h.alpha_max
+
+
+def test_state_of_an_earlier_version_has_no_peak_round() -> None:
+    (peer, *_) = make(hyper())
+    state = peer.state_dict()
+    del state["peak_round"]
+    peer.load_state_dict(state)
+    assert peer.peak_round == -1
 
 
 def test_idle_peers_neither_change_nor_send() -> None:
@@ -791,7 +803,7 @@ def test_diagnostics_report_alpha_models_and_peak() -> None:
             assert seen[me, t]["alpha"] == h.alpha_at(t)
             assert seen[me, t].get("models") == (3 if me == assignment.aggregator else None)
             if me in assignment.participants and t < 3:
-                assert seen[me, t]["peak_alpha"] == h.alpha_at(t)
+                assert (seen[me, t]["peak_alpha"], seen[me, t]["peak_age"]) == (h.alpha_at(t), 0)
 
 
 def test_peers_share_no_memory() -> None:
