@@ -168,7 +168,9 @@ class FedStyle(Algorithm[Hyper]):
 
     def infuse_style(self) -> None:
         """Algorithm 3: train the content net and its projector, and G, for E_l epochs; restore G if it diverges."""
-        trained = dict(self.infusion.generator.named_parameters()) if self.infusion and self.hyper.train_generator else {}
+        trained = (
+            dict(self.infusion.generator.named_parameters()) if self.infusion and self.hyper.train_generator else {}
+        )
         before = clone(trained)
         self.optimizer = self.hyper.make_optimizer([*self.content.parameters(), *trained.values()])
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)

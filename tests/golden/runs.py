@@ -18,6 +18,7 @@ FEDSTYLE = {
     "local_epochs": 1,
     "style_epochs": 2,
     "probe_epochs": 3,
+    "probe_steps": 1,
     "probe_samples": 50,
     "probe_peers": 2,
     "train_generator": False,

@@ -49,6 +49,7 @@ SMALL: dict[str, Any] = {
     "hidden": 3,
     "output": 3,
     "probe_epochs": 3,
+    "probe_steps": 1,
 }
 
 
@@ -751,6 +752,7 @@ EVALUATION: list[dict[str, Any]] = [
     {"probe_samples": 5},
     {"probe_peers": 1},
     {"probe_epochs": 20},
+    {"probe_steps": 21},
     {"probe_lr": 0.3},
     {"probe_batch": 2},
 ]
