@@ -45,17 +45,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.aggregators import AggregatorSchedule, Assignment, Fraction
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
 from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, mutual_step
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
@@ -68,6 +70,8 @@ from p2pfl.tensors import buffers_of, clone, has_diverged, parameters_of
 
 @dataclass(frozen=True)
 class Hyper(AlphaSchedule, LocalTraining):
+    preset: Literal["default", "paper"] = "default"
+    """default: what works best here; paper: the formulas as printed. Other keys override it."""
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state starts anew in each local training and at each aggregation."""
     momentum: NonNegativeFloat = 0.9
@@ -92,6 +96,8 @@ class Hyper(AlphaSchedule, LocalTraining):
     """Rounds per period, those with the largest α, that count as peaks; default 1, or N/|S| where |S| < N/2."""
     patience: PositiveFloat = 3.0
     """Deadlines (transport.deadline) that one aggregation may take."""
+
+    PRESETS: ClassVar[Presets] = presets.DFML
 
 
 class DFML(Algorithm[Hyper]):

@@ -49,18 +49,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from p2pfl import PeerId, rng
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.evaluation import ExtraMetric
-from p2pfl.learning.losses import info_nce, simsiam
+from p2pfl.learning.losses import unsupervised
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -70,6 +72,8 @@ from p2pfl.tensors import assign, average, buffers_of, clone, has_diverged, para
 
 @dataclass(frozen=True)
 class Hyper(ProbeOptions, LocalTraining):
+    preset: Literal["default", "paper"] = "default"
+    """default: what works best here; paper: the formulas as printed. Other keys override it."""
     local_epochs: PositiveInt = 5
     optimizer: OptimizerName = "sgd"
     """sgd or adam, for the style net and for the content net; its state starts anew each round."""
@@ -98,6 +102,8 @@ class Hyper(ProbeOptions, LocalTraining):
     share_statistics: bool = True
     """Exchange batch-normalization statistics with the weights."""
 
+    PRESETS: ClassVar[Presets] = presets.FEDSTYLE
+
 
 @dataclass(frozen=True)
 class Content(Body):
@@ -105,12 +111,6 @@ class Content(Body):
 
     values: dict[str, Tensor]
     samples: int
-
-
-def unsupervised_loss(net: ContentNet, h: Tensor, temperature: float) -> Tensor:
-    """L_unsup of features [2 B, d] (first views, then second ones): SimSiam's with a predictor, else SimCLR's."""
-    z = net.projector(h)
-    return info_nce(z, temperature) if net.predictor is None else simsiam(z, net.predictor(z))
 
 
 class FedStyle(Algorithm[Hyper]):
@@ -187,11 +187,11 @@ class FedStyle(Algorithm[Hyper]):
         h = self.hyper
         both_views = 2 * (len(x) // self.views)
         content = self.content.backbone(x[:both_views])  # line 6
-        terms = {"content": unsupervised_loss(self.content, content, h.temperature)}
+        terms = {"content": unsupervised(self.content, content, h.temperature)}
         if self.infusion is not None:
             style = self.infusion.style_net(x[both_views:])  # line 4
             infused = self.infusion(content, style)  # lines 7 and 8: style into first views, edges into second ones
-            terms["infused"] = h.style_weight * unsupervised_loss(self.content, infused, h.temperature)
+            terms["infused"] = h.style_weight * unsupervised(self.content, infused, h.temperature)
         return terms
 
     def average(self, contents: Mapping[PeerId, Content]) -> None:

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -44,7 +44,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Adam, AdamW, LocalTraining, step_if_finite
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.net import Net
@@ -54,6 +56,8 @@ from p2pfl.tensors import Tensors, parameters_of, subtract
 
 @dataclass(frozen=True)
 class Hyper(LocalTraining):
+    preset: Literal["default", "paper"] = "default"
+    """default: what works best here; paper: the formulas as printed. Other keys override it."""
     local_epochs: PositiveInt = 5
     batch: PositiveInt = 10
     weight_decay: NonNegativeFloat = 5e-4
@@ -71,6 +75,8 @@ class Hyper(LocalTraining):
     """Data type in which models travel and are kept until they are mixed; bfloat16 halves both."""
     spool: bool = False
     """Keep received models on disk ($TMPDIR) instead of in memory until they are mixed; bit-identical results."""
+
+    PRESETS: ClassVar[Presets] = presets.L2C
 
 
 @dataclass(frozen=True)

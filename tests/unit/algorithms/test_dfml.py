@@ -100,6 +100,9 @@ def schedule_reference(h: Hyper, periods: int) -> list[float]:
         if h.shape == "fixed":
             alphas += [h.alpha_max] * length
             continue
+        if h.shape == "falling":
+            alphas += [*(h.alpha_max * (1 + np.cos(np.linspace(0, np.pi, length + 1)[:-1])) / 2)]
+            continue
         rise = length if h.shape == "half" else math.ceil(length / 2)
         up = h.alpha_max * (1 - np.cos(np.linspace(0, np.pi, rise + 1)[1:])) / 2
         down = h.alpha_max * (1 + np.cos(np.linspace(0, np.pi, length - rise + 1)[1:])) / 2
@@ -111,7 +114,7 @@ schedules = st.builds(
     lambda shape, period, increment, most: hyper(
         shape=shape, period=period, period_increment=increment, alpha_max=most
     ),
-    st.sampled_from(["half", "full", "fixed"]),
+    st.sampled_from(["half", "full", "fixed", "falling"]),
     st.integers(1, 12),
     st.integers(0, 5),
     st.integers(0, 100).map(lambda percent: percent / 100),
@@ -143,7 +146,7 @@ def test_alpha_of_the_first_two_periods_of_the_paper() -> None:
 
 
 @property_of
-@given(schedules.filter(lambda h: h.shape != "fixed"))
+@given(schedules.filter(lambda h: h.shape in ("half", "full")))
 def test_alpha_reaches_its_maximum_once_per_period(h: Hyper) -> None:
     for number in range(3):
         rounds = h.period_of(sum(h.period + n * h.period_increment for n in range(number)))
@@ -155,7 +158,7 @@ def test_alpha_reaches_its_maximum_once_per_period(h: Hyper) -> None:
 
 
 @property_of
-@given(schedules.filter(lambda h: h.shape != "fixed" and h.alpha_max > 0.01), st.integers(1, 5))
+@given(schedules.filter(lambda h: h.shape in ("half", "full") and h.alpha_max > 0.01), st.integers(1, 5))
 def test_is_among_largest_selects_rounds_with_largest_alpha(h: Hyper, number: int) -> None:
     rounds = h.period_of(h.period)
     chosen = [t for t in rounds if h.is_among_largest(number, t)]

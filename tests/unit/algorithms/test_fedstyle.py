@@ -733,6 +733,7 @@ TRAINING: list[dict[str, Any]] = [
     {"style_epochs": 3},
     {"style_weight": 0.1},
     {"train_generator": False},
+    {"preset": "paper"},
     {"loss": "simsiam"},
     {"temperature": 0.1},
     {"local_epochs": 1},
