@@ -11,3 +11,7 @@ class LaunchError(P2pflError):
 
 class CollectError(P2pflError):
     """The files of peers on other hosts could not be collected."""
+
+
+class CompareError(P2pflError):
+    """The results of several runs do not mean the same, so that they cannot be compared."""

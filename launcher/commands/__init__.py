@@ -22,6 +22,7 @@ for command in (
     inspect.logs,
     inspect.digest,
     inspect.compare,
+    inspect.evaluate,
     collect.collect,
     describe.algorithms,
     describe.models,

@@ -54,6 +54,12 @@ PLUGINS = click.option(
     help="Also load this plug-in: a file or a module; repeatable.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+MASKED = click.option(
+    "--masked/--unmasked",
+    "masked",
+    default=None,
+    help="Count only the scores of local classes, or those of all classes; default: masked_test of the run file.",
+)
 PNG = click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw it to this PNG file.")
 
 

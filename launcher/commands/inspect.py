@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import JSON, RUN, echo, make_console, print_table
+from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, print_table
 
 if TYPE_CHECKING:
     from launcher.runs import RunLine
@@ -150,11 +150,13 @@ def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@MASKED
 @JSON
-def compare(runs: tuple[Path, ...], as_json: bool) -> None:
+def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
     """Compare accuracy, traffic and time of runs.
 
-    Warn about differences in seed, data, models and the like. Exit with 1 if a peer of a run did not finish.
+    Warn about differences in seed, data, models, optimizer and the like. Runs that differ in masked_test are compared
+    only with --masked or --unmasked. Exit with 1 if a peer of a run did not finish.
     """
     from dataclasses import asdict
 
@@ -162,7 +164,7 @@ def compare(runs: tuple[Path, ...], as_json: bool) -> None:
     from p2pfl.session.run_folder import RunFolder
 
     folders = [RunFolder.open(run) for run in runs]
-    compared = lines(folders)
+    compared = lines(folders, masked)
     different = differences(folders)
     if as_json:
         echo(json.dumps({"runs": [asdict(line) for line in compared], "different": different}))
@@ -175,3 +177,27 @@ def compare(runs: tuple[Path, ...], as_json: bool) -> None:
         for key, values in different.items():
             echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
     sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)
+
+
+@click.command()
+@RUN
+@MASKED
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@JSON
+def evaluate(run: Path, masked: bool | None, device: str, as_json: bool) -> None:
+    """Evaluate a finished RUN again from its checkpoints.
+
+    Show the masked and the unmasked accuracy of each peer. Nothing in RUN changes.
+    """
+    from launcher.views.evaluation import evaluate_run, table
+    from launcher.views.print_summary import accuracy_lines
+    from p2pfl.session.run_folder import RunFolder
+
+    evaluation = evaluate_run(RunFolder.open(run), masked, device)
+    if as_json:
+        echo(json.dumps(evaluation.to_dict()))
+        return
+    console = make_console()
+    console.print(table(evaluation))
+    for line in accuracy_lines(evaluation):
+        console.print(line)

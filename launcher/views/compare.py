@@ -1,7 +1,10 @@
-"""``p2pfl compare``: several runs side by side, and the settings in which they differ."""
+"""``p2pfl compare``: several runs side by side, and the settings in which they differ.
+
+Accuracies of one comparison mean one thing: all masked or all unmasked."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +12,15 @@ from typing import Any
 
 from rich.table import Table
 
+from launcher.errors import CompareError
 from launcher.views import formatting
 from launcher.views.summary import Spread, Summary, measured_seconds, settings, summarize
 from p2pfl.session.run_folder import RunFolder
 
-COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models", "masked_test")
+COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
 """Keys of the run file in which comparable runs agree."""
+BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momentum", "betas", "weight_decay")
+"""Hyper-parameters that say how much and how a peer trains: where they differ, so may the results."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,9 @@ class Line:
 
     Attributes:
         finished: number of peers that finished.
+        masked: ``accuracy`` and ``extra_metrics`` count only the scores of local classes.
+        other_accuracy: the one of both that ``accuracy`` is not; None if it was not recorded.
+        best: None if the run recorded it for the other accuracy.
         bytes_sent: by all peers, including headers.
         seconds: from the request for the peers to the last exit; the time of the slowest peer if not measured.
     """
@@ -31,7 +40,9 @@ class Line:
     algorithm: str
     finished: int
     peers: int
+    masked: bool
     accuracy: Spread | None
+    other_accuracy: Spread | None
     best: Spread | None
     global_accuracy: Spread | None
     extra_metrics: dict[str, Spread]
@@ -40,21 +51,51 @@ class Line:
     seconds: float
 
 
-def lines(folders: Sequence[RunFolder]) -> list[Line]:
-    """Return a line for each run, in the given order."""
-    return [_line(summarize(folder, seconds=measured_seconds(folder))) for folder in folders]
+def lines(folders: Sequence[RunFolder], masked: bool | None = None) -> list[Line]:
+    """Return a line for each run, in the given order.
+
+    Args:
+        masked: compare the masked or the unmasked accuracies; None: as the runs' ``masked_test`` says.
+
+    Raises:
+        CompareError: the runs differ in ``masked_test``, or one did not record the accuracy that is asked for.
+    """
+    summaries = [summarize(folder, seconds=measured_seconds(folder)) for folder in folders]
+    if masked is None:
+        if len({summary.masked_test for summary in summaries}) > 1:
+            values = "; ".join(f"{summary.run}: {json.dumps(summary.masked_test)}" for summary in summaries)
+            raise CompareError(
+                f"runs differ in masked_test ({values}), so their accuracies mean different things; give --masked or "
+                "--unmasked to compare the same one of all runs"
+            )
+        masked = summaries[0].masked_test
+    return [_line(summary, masked) for summary in summaries]
 
 
-def _line(summary: Summary) -> Line:
+def _line(summary: Summary, masked: bool) -> Line:
+    chosen, other = dict(summary.unmasked_accuracies), summary.masked_accuracies
+    if masked:
+        chosen, other = dict(other), chosen
+    as_recorded = masked == summary.masked_test
+    accuracy, extra_metrics = chosen.pop("personal", None), chosen
+    if as_recorded:
+        accuracy, extra_metrics = summary.accuracy, summary.extra_metrics
+    elif accuracy is None and summary.accuracy is not None:
+        raise CompareError(
+            f"{summary.run}: has no {'masked' if masked else 'unmasked'} accuracies: an earlier version of p2pfl "
+            f"recorded it; `p2pfl evaluate {summary.run}` shows both"
+        )
     return Line(
         run=summary.run,
         algorithm=summary.algorithm,
         finished=sum(peer.ended == "finished" for peer in summary.peers),
         peers=len(summary.peers),
-        accuracy=summary.accuracy,
-        best=summary.best,
+        masked=masked,
+        accuracy=accuracy,
+        other_accuracy=other.get("personal"),
+        best=summary.best if as_recorded else None,
         global_accuracy=summary.global_accuracy,
-        extra_metrics=summary.extra_metrics,
+        extra_metrics=extra_metrics,
         messages=sum(kind["messages"] for kind in summary.traffic.values()),
         bytes_sent=sum(kind["payload"] + kind["header"] for kind in summary.traffic.values()),
         seconds=summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0),
@@ -62,14 +103,19 @@ def _line(summary: Summary) -> Line:
 
 
 def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
-    """Return the dotted keys under COMMON_KEYS in which the runs differ, with the value of each run."""
-    runs = [
-        dict(_flatten({key: value for key, value in settings(folder).items() if key in COMMON_KEYS}))
-        for folder in folders
-    ]
+    """Return the dotted keys of COMMON_KEYS and BUDGET_KEYS in which the runs differ, with the value of each run."""
+    runs = [dict(_compared(settings(folder))) for folder in folders]
     keys = dict.fromkeys(key for run in runs for key in run)
     values = {key: [run.get(key) for run in runs] for key in keys}
     return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from _flatten({key: run[key] for key in COMMON_KEYS if key in run})
+    algorithm = run["algorithm"]
+    unused = {"sgd": "betas", "adam": "momentum"}.get(algorithm.get("optimizer"))
+    for key in BUDGET_KEYS:
+        yield f"algorithm.{key}", None if key == unused else algorithm.get(key)
 
 
 def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -81,12 +127,14 @@ def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def table(compared: Sequence[Line]) -> Table:
-    """Return a table with one run per row."""
+    """Return a table with one run per row. ``acc %`` and the columns after it are masked or not as the lines are."""
     has_global = any(line.global_accuracy for line in compared)
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     result.add_column("run", no_wrap=True)
     result.add_column("algorithm", no_wrap=True)
-    for column in ("peers", "acc %", "worst 10 %", "best %", *["global %"] * has_global, "messages", "sent", "time"):
+    chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
+    columns = ("peers", chosen, "worst 10 %", "best %", other, *["global %"] * has_global, "messages", "sent", "time")
+    for column in columns:
         result.add_column(column, justify="right", no_wrap=True)
     for line in compared:
         result.add_row(
@@ -96,6 +144,7 @@ def table(compared: Sequence[Line]) -> Table:
             _spread(line.accuracy),
             formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),
             _spread(line.best),
+            _spread(line.other_accuracy),
             *[_spread(line.global_accuracy)] * has_global,
             str(line.messages),
             formatting.size(line.bytes_sent),

@@ -10,19 +10,14 @@ from rich.table import Table
 
 from launcher.backends.processes import NOT_COLLECTED
 from launcher.views import formatting, heat_map
+from launcher.views.evaluation import RunEvaluation
 from launcher.views.summary import Collaboration, PeerSummary, Summary
 
 
 def print_summary(summary: Summary, console: Console) -> None:
     console.print(_peer_table(summary))
-    for label, spread in (
-        ("accuracy", summary.accuracy),
-        ("best", summary.best),
-        ("global accuracy", summary.global_accuracy),
-        *summary.extra_metrics.items(),
-    ):
-        if spread is not None:
-            console.print(f"{label}: {spread}")
+    for line in accuracy_lines(summary):
+        console.print(line)
     if summary.weighted_accuracy is not None:
         console.print(f"accuracy weighted by test samples: {formatting.percent(summary.weighted_accuracy)} %")
     if summary.traffic:
@@ -35,6 +30,25 @@ def print_summary(summary: Summary, console: Console) -> None:
         _print_collaboration(summary.collaboration, console)
     if summary.seconds is not None:
         console.print(f"\ntotal time: {formatting.duration(summary.seconds)}, including startup")
+
+
+def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
+    """Return a line for each accuracy; where masking changes one, both, with which is which."""
+    masks = ("masked", "unmasked") if summary.masked_test else ("unmasked", "masked")
+    lines = []
+    for label, name, spread in (
+        ("accuracy", "personal", summary.accuracy),
+        ("best", "", summary.best),
+        ("global accuracy", "", summary.global_accuracy),
+        *((name, name, spread) for name, spread in summary.extra_metrics.items()),
+    ):
+        accuracies = {"masked": summary.masked_accuracies, "unmasked": summary.unmasked_accuracies}
+        both = [(mask, accuracies[mask].get(name)) for mask in masks]
+        if both[0][1] != both[1][1]:
+            lines += [f"{label}, {mask}: {found}" for mask, found in both]
+        elif spread is not None:
+            lines.append(f"{label}: {spread}")
+    return lines
 
 
 def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:

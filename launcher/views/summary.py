@@ -4,6 +4,7 @@
      "run": "<folder>", "seconds": 93.1,        from the request for the peers to the last exit (*); null if unknown
      "finished": true,                          all peers finished
      "parts": [[0, 1, 2], [4, 5]] | null,       components of the graph without unfinished peers, if it has more now
+     "masked_test": false,                      which of the two accuracies below ``accuracy`` and ``best`` are
      "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
@@ -12,6 +13,8 @@
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
      "best": …, "global_accuracy": …,           likewise
      "extra_metrics": {"peak": {"mean": …, …}, …},           additional evaluations of the algorithm, likewise
+     "masked_accuracies": {"personal": {"mean": …, …}, "peak": …},     only scores of each peer's local classes count
+     "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
      "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
@@ -139,12 +142,15 @@ class Summary:
     run: str
     seconds: float | None
     finished: bool
+    masked_test: bool
     parts: list[list[PeerId]] | None
     peers: list[PeerSummary]
     accuracy: Spread | None
     best: Spread | None
     global_accuracy: Spread | None
     extra_metrics: dict[str, Spread]
+    masked_accuracies: dict[str, Spread]
+    unmasked_accuracies: dict[str, Spread]
     weighted_accuracy: float | None
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
@@ -166,6 +172,15 @@ def settings(folder: RunFolder) -> dict[str, Any]:
     if not isinstance(plain, dict):
         raise RunFolderError(f"{folder.run_file}: not a YAML mapping")
     return plain
+
+
+def masked_test(run: Mapping[str, Any]) -> bool:
+    """Return whether a run's accuracies count the scores of local classes only, from the values of its run.yaml.
+
+    Earlier versions wrote null, which meant that L2C and meta-L2C did.
+    """
+    given: bool | None = run.get("masked_test")
+    return run["algorithm"]["name"] in ("l2c", "meta-l2c") if given is None else given
 
 
 def measured_seconds(folder: RunFolder) -> float | None:
@@ -204,12 +219,15 @@ def summarize(
         run=str(folder.root),
         seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
         finished=not unfinished,
+        masked_test=masked_test(run),
         parts=_parts(topology, unfinished) if topology else None,
         peers=peers,
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
         global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
-        extra_metrics=_extra_metrics(results),
+        extra_metrics=spreads(result.extra_metrics for result in results),
+        masked_accuracies=spreads(result.masked_accuracies for result in results),
+        unmasked_accuracies=spreads(result.unmasked_accuracies for result in results),
         weighted_accuracy=_weighted_accuracy(results),
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
@@ -255,10 +273,14 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
     )
 
 
-def _extra_metrics(results: list[Result]) -> dict[str, Spread]:
-    names = sorted({name for result in results for name in result.extra_metrics})
-    spreads = {name: Spread.of(result.extra_metrics.get(name) for result in results) for name in names}
-    return {name: spread for name, spread in spreads.items() if spread is not None}
+def spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+    """Return the spread of each name's values over the peers that have one."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for named in by_peer:
+        for name, value in named.items():
+            values[name].append(value)
+    found = {name: Spread.of(values[name]) for name in sorted(values)}
+    return {name: spread for name, spread in found.items() if spread is not None}
 
 
 def _weighted_accuracy(results: Iterable[Result]) -> float | None:

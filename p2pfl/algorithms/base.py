@@ -75,8 +75,6 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """Head weights are compared or averaged: each head must be one linear layer, ``model.linear_head``."""
     equal_features: ClassVar[bool] = False
     """Heads, features or prototypes are exchanged: all peers need the same number of features."""
-    masked_evaluation: ClassVar[bool] = False
-    """The paper evaluates each peer on its local classes only; a run file's ``masked_test`` overrides it."""
     needs_validation: ClassVar[bool] = False
     """The algorithm learns from validation samples: each peer must have some."""
     prunes: ClassVar[bool] = False

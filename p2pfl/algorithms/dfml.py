@@ -45,30 +45,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.aggregators import AggregatorSchedule, Assignment, Fraction
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
 from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, mutual_step
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
-from p2pfl.messaging.schema import Body, Layout
+from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
-from p2pfl.tensors import assign, buffers_of, clone, has_diverged, parameters_of
+from p2pfl.tensors import buffers_of, clone, has_diverged, parameters_of
 
 
 @dataclass(frozen=True)
 class Hyper(AlphaSchedule, LocalTraining):
+    preset: Literal["default", "paper"] = "default"
+    """default: what works best here; paper: the formulas as printed. Other keys override it."""
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state starts anew in each local training and at each aggregation."""
+    momentum: NonNegativeFloat = 0.9
     weight_decay: NonNegativeFloat = 5e-4
     participation: Fraction = 0.5
     """Senders per round, as a fraction of all peers (Fig. 19)."""
@@ -91,26 +97,7 @@ class Hyper(AlphaSchedule, LocalTraining):
     patience: PositiveFloat = 3.0
     """Deadlines (transport.deadline) that one aggregation may take."""
 
-
-@dataclass(frozen=True)
-class Pupil(Body):
-    """W_s on its way to the aggregator: name of the architecture, parameters, batch-normalization statistics."""
-
-    architecture: str
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Taught(Body):
-    """The updated W_s on its way back."""
-
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-
-
-NOT_TAUGHT = Taught({}, {})
-"""Tells a sender whose model came too late, or was not finite, not to wait any longer."""
+    PRESETS: ClassVar[Presets] = presets.DFML
 
 
 class DFML(Algorithm[Hyper]):
@@ -123,12 +110,13 @@ class DFML(Algorithm[Hyper]):
     venue = "TMLR 2024"
     url = "https://arxiv.org/abs/2402.01863"
     Hyper = Hyper
-    state = ("model", "peak", "peak_alpha")
+    state = ("model", "peak", "peak_alpha", "peak_round")
 
     def setup(self) -> None:
         h = self.hyper
         self.peak = deepcopy(self.model).requires_grad_(False)
         self.peak_alpha = 0.0
+        self.peak_round = -1  # in which the peak model was last updated
         self.schedule = AggregatorSchedule(self.seed, h.participation, h.fixed_aggregator, h.patience)
         log_weights = losses.softmax_log_weights(h.supervision, self.data.train.labels, self.data.classes)
         self.log_weights = log_weights.to(self.device)
@@ -146,7 +134,7 @@ class DFML(Algorithm[Hyper]):
                 updated = await self.send_model(assignment, net)  # lines 2 and 6
             if updated:
                 self.update_peak(t, alpha, net)  # line 6
-        self._diagnostics["peak_alpha"] = self.peak_alpha
+        self._diagnostics |= {"peak_alpha": self.peak_alpha, "peak_age": t - self.peak_round}
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
@@ -166,7 +154,7 @@ class DFML(Algorithm[Hyper]):
         reply = await net.gather(Taught, of=[aggregator], patience=self.schedule.reply_deadlines(net))
         updated = [taught for taught in reply.values() if taught.parameters]
         for taught in updated:
-            _load(w, taught)
+            load(w, taught)
         return bool(updated)
 
     async def aggregate(self, assignment: Assignment, alpha: float, net: Net) -> bool:
@@ -178,7 +166,7 @@ class DFML(Algorithm[Hyper]):
         models: dict[PeerId, Model] = {}
         for n in sorted(pupils):
             models[n] = self.build_like(pupils[n].architecture).train()
-            _load(models[n], pupils.pop(n))
+            load(models[n], pupils.pop(n))
         if updated := bool(models):
             before = clone(self.model.state_dict())
             self.mutual_learning({**models, self.me: self.model}, alpha)  # line 4
@@ -212,7 +200,7 @@ class DFML(Algorithm[Hyper]):
         peaks = self.hyper.peak_updates or (round(net.peers / senders) if 2 * senders < net.peers else 1)
         if alpha >= self.peak_alpha or self.hyper.is_among_largest(peaks, t):
             self.peak.load_state_dict(self.model.state_dict())
-            self.peak_alpha = max(self.peak_alpha, alpha)
+            self.peak_alpha, self.peak_round = max(self.peak_alpha, alpha), t
 
     def predict_peak(self, x: Tensor) -> Tensor:
         """Return the peak model's class scores [B, K]."""
@@ -228,8 +216,13 @@ class DFML(Algorithm[Hyper]):
         yield ExtraMetric("peak_local", self.predict_peak, self.data.validation)
 
     def diagnostics(self) -> Mapping[str, float]:
-        """α of the round, α_n after it, and at an aggregator the number of models, its own included."""
+        """α of the round, α_n after it, rounds since the last update of the peak model (from the start if there was
+        none), and at an aggregator the number of models, its own included."""
         return self._diagnostics
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Also accept the states of earlier versions, which have no ``peak_round``."""
+        super().load_state_dict({"peak_round": -1, **state})
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be taught; only the peer's own comes back."""
@@ -243,8 +236,3 @@ class DFML(Algorithm[Hyper]):
         """Return a model of this architecture; the caller overwrites its values."""
         with rng.torch_seeded(self.seed, "dfml.overwritten"):
             return self.build(self.architectures.index(architecture))
-
-
-def _load(model: Model, body: Pupil | Taught) -> None:
-    assign(parameters_of(model), body.parameters)
-    assign(buffers_of(model), body.buffers)

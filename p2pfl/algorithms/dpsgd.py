@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor
 
 from p2pfl import PeerId
@@ -43,8 +43,6 @@ class Hyper(LocalTraining):
     Algorithm 1."""
     local_epochs: PositiveInt | None = None  # type: ignore[assignment]
     """Alternative to local_steps: epochs per round, before the trained models are averaged."""
-    lr: PositiveFloat = 0.05
-    momentum: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _exclusive(self) -> Hyper:

@@ -10,14 +10,14 @@ Algorithm 1, in round t on peer i:
     3  w_i ← Σ_j n_j w_j / Σ_j n_j  over the j ∈ S_t that are i or its neighbors
 
 Every peer computes what the paper's server computes, from what it receives. On a complete graph the parameters of all
-peers are equal after each round, and with ``momentum: 0`` they are the paper's.
+peers are equal after each round, and they are the paper's.
 
 Differs from the paper:
 
 - On a sparse graph each peer averages over its own neighborhood.
 - Peers outside S_t neither train nor send, but receive and average, so that they start from the current model when
   selected. A peer that receives no model in a round keeps its own.
-- Local SGD has a momentum of 0.9 by default, the paper's none; the optimizer's state persists across rounds.
+- With a momentum, which the paper does not have, the optimizer's state persists across rounds.
 - Batch-normalization statistics stay local.
 - A last training batch of a single sample is skipped, unless it is the only batch.
 - The average skips neighbors that miss the deadline and models that have diverged: a peer whose training diverged

@@ -52,6 +52,7 @@ from p2pfl.tensors import Tensors, assign, average, clone, parameters_of
 class Hyper(LocalTraining):
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state starts anew in each local training."""
+    momentum: NonNegativeFloat = 0.9
     weight_decay: NonNegativeFloat = 5e-4
     participation: Fraction = 0.5
     """Senders per round, as a fraction of all peers (Fig. 19)."""

@@ -33,9 +33,12 @@ Differs from the paper:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 
+from p2pfl.algorithms import presets
+from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.prototypes import (
     GuidedTraining,
     PrototypeGuided,
@@ -48,9 +51,14 @@ from p2pfl.messaging.net import Net
 
 @dataclass(frozen=True)
 class Hyper(GuidedTraining):
+    preset: Literal["default", "paper", "official"] = "default"
+    """default: what works best here; paper: the formulas as printed; official: the released code. Other keys
+    override it."""
     weighted: bool = True
     """Weight each peer's prototype by its number of samples of that class; otherwise equally, as the released code
     does, and then no count is sent."""
+
+    PRESETS: ClassVar[Presets] = presets.FEDPROTO
 
 
 class FedProto(PrototypeGuided[Hyper]):

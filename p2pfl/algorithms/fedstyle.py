@@ -24,7 +24,8 @@ Differs from the paper:
 - no server: every peer averages what it receives. On a complete graph this is the paper's global model.
 - weights are n_j / Σ n_j; the paper's 1 / |D_k| do not sum to one. All its peers have equally many samples.
 - L_style is a mean over samples where Eq. 2 is a sum, so that one learning rate suits both nets.
-- Algorithm 3 leaves G untrained, as does the default; but it can collapse (Table 4) only with ``train_generator``.
+- Algorithm 3 leaves G untrained (``train_generator: false``); but only a trained one can collapse (Table 4), and
+  untrained ones, which differ from peer to peer, feed one projector.
 - the frozen style net is in evaluation mode; edges are rescaled to the value range of their image.
 - personalization uses w_c,i as peer i trained it last (or its initial net), the paper's "local content model";
   generalization uses w.
@@ -48,40 +49,44 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from p2pfl import PeerId, rng
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.evaluation import ExtraMetric
-from p2pfl.learning.losses import info_nce, simsiam
+from p2pfl.learning.losses import unsupervised
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models.fedstyle import ContentNet, StyleInfusion, mlp
-from p2pfl.tensors import assign, average, buffers_of, parameters_of
+from p2pfl.tensors import assign, average, buffers_of, clone, has_diverged, parameters_of
 
 
 @dataclass(frozen=True)
 class Hyper(ProbeOptions, LocalTraining):
+    preset: Literal["default", "paper"] = "default"
+    """default: what works best here; paper: the formulas as printed. Other keys override it."""
     local_epochs: PositiveInt = 5
     optimizer: OptimizerName = "sgd"
     """sgd or adam, for the style net and for the content net; its state starts anew each round."""
     lr: PositiveFloat = 0.1
-    momentum: NonNegativeFloat = 0.0
     style: bool = True
     """Extract and infuse style; false is unsupervised FedAvg, the paper's baseline."""
     style_epochs: NonNegativeInt = 10
     """E_s, epochs of style extraction before round 0 (the figure with 0, 10 and 100)."""
     style_weight: NonNegativeFloat = 0.5
     """λ of the style-infused loss (0.1 to 1 in Tables 1 to 3; Table 4)."""
-    train_generator: bool = False
-    """Train G with the content net; otherwise it keeps its initial values. Evaluation trains a copy either way."""
+    train_generator: bool = True
+    """Train G with the content net; otherwise it keeps its initial values, different on each peer. Evaluation trains
+    a copy either way."""
     loss: Literal["simclr", "simsiam"] = "simclr"
     """L_unsup."""
     temperature: PositiveFloat = 0.07
@@ -97,6 +102,8 @@ class Hyper(ProbeOptions, LocalTraining):
     share_statistics: bool = True
     """Exchange batch-normalization statistics with the weights."""
 
+    PRESETS: ClassVar[Presets] = presets.FEDSTYLE
+
 
 @dataclass(frozen=True)
 class Content(Body):
@@ -104,12 +111,6 @@ class Content(Body):
 
     values: dict[str, Tensor]
     samples: int
-
-
-def unsupervised_loss(net: ContentNet, h: Tensor, temperature: float) -> Tensor:
-    """L_unsup of features [2 B, d] (first views, then second ones): SimSiam's with a predictor, else SimCLR's."""
-    z = net.projector(h)
-    return info_nce(z, temperature) if net.predictor is None else simsiam(z, net.predictor(z))
 
 
 class FedStyle(Algorithm[Hyper]):
@@ -166,12 +167,15 @@ class FedStyle(Algorithm[Hyper]):
             train_style_net(self, self.infusion.style_net, projector)
 
     def infuse_style(self) -> None:
-        """Algorithm 3: train the content net and its projector for E_l epochs."""
-        parameters = [*self.content.parameters()]
-        if self.infusion is not None and self.hyper.train_generator:
-            parameters += self.infusion.generator.parameters()
-        self.optimizer = self.hyper.make_optimizer(parameters)
+        """Algorithm 3: train the content net and its projector, and G, for E_l epochs; restore G if it diverges."""
+        trained = (
+            dict(self.infusion.generator.named_parameters()) if self.infusion and self.hyper.train_generator else {}
+        )
+        before = clone(trained)
+        self.optimizer = self.hyper.make_optimizer([*self.content.parameters(), *trained.values()])
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        if any(map(has_diverged, trained.values())):  # the content net is replaced by the average, G is not
+            assign(trained, before)
 
     def inputs(self, images: Tensor) -> Tensor:
         """Line 5 of Algorithm 3: x¹ and x², augmented; then x and Sobel(x) with style infusion."""
@@ -183,11 +187,11 @@ class FedStyle(Algorithm[Hyper]):
         h = self.hyper
         both_views = 2 * (len(x) // self.views)
         content = self.content.backbone(x[:both_views])  # line 6
-        terms = {"content": unsupervised_loss(self.content, content, h.temperature)}
+        terms = {"content": unsupervised(self.content, content, h.temperature)}
         if self.infusion is not None:
             style = self.infusion.style_net(x[both_views:])  # line 4
             infused = self.infusion(content, style)  # lines 7 and 8: style into first views, edges into second ones
-            terms["infused"] = h.style_weight * unsupervised_loss(self.content, infused, h.temperature)
+            terms["infused"] = h.style_weight * unsupervised(self.content, infused, h.temperature)
         return terms
 
     def average(self, contents: Mapping[PeerId, Content]) -> None:

@@ -34,7 +34,9 @@ class ProbeOptions(Options):
     probe_peers: PositiveInt | None = None
     """Evaluate the global model only on peers with ids below this; default: all, which agree on a complete graph."""
     probe_epochs: PositiveInt = 200
-    """Epochs of a linear probe."""
+    """Epochs of a linear probe, if they make ``probe_steps`` steps; otherwise as many as do."""
+    probe_steps: PositiveInt = 2000
+    """Least optimizer steps of a linear probe: with few samples, an epoch is a single one."""
     probe_lr: PositiveFloat = 3e-3
     """Learning rate of a linear probe, for Adam."""
     probe_batch: PositiveInt = 2048
@@ -42,7 +44,12 @@ class ProbeOptions(Options):
 
     @property
     def recipe(self) -> dict[str, Any]:
-        return {"lr": self.probe_lr, "epochs": self.probe_epochs, "batch": self.probe_batch}
+        return {
+            "lr": self.probe_lr,
+            "epochs": self.probe_epochs,
+            "steps": self.probe_steps,
+            "batch": self.probe_batch,
+        }
 
 
 @torch.no_grad()

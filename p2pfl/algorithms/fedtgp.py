@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
@@ -56,6 +56,8 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, relu
 
 from p2pfl import rng
+from p2pfl.algorithms import presets
+from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.prototypes import (
     GuidedTraining,
     PrototypeGuided,
@@ -70,6 +72,9 @@ from p2pfl.messaging.net import Net
 
 @dataclass(frozen=True)
 class Hyper(GuidedTraining):
+    preset: Literal["default", "paper", "official"] = "default"
+    """default: what works best here; paper: the formulas as printed; official: the released code. Other keys
+    override it."""
     margin: Literal["adaptive", "pairwise-max", "fixed", "none"] = "adaptive"
     """δ(t): adaptive as in the released code; pairwise-max: Eq. 9 as printed; fixed: τ in every round (FM in
     Table 6); none: 0, the standard contrastive loss of Eq. 6 (SCL)."""
@@ -83,6 +88,8 @@ class Hyper(GuidedTraining):
     """Prototypes per step of SGD on P̂."""
     prototype_lr: PositiveFloat = 0.01
     """Learning rate of P̂."""
+
+    PRESETS: ClassVar[Presets] = presets.FEDTGP
 
 
 def adaptive_margin(centers: Tensor, h: Hyper) -> float:

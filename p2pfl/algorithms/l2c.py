@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -44,7 +44,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId
+from p2pfl.algorithms import presets
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Adam, AdamW, LocalTraining, step_if_finite
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.net import Net
@@ -54,9 +56,10 @@ from p2pfl.tensors import Tensors, parameters_of, subtract
 
 @dataclass(frozen=True)
 class Hyper(LocalTraining):
+    preset: Literal["default", "paper"] = "default"
+    """default: what works best here; paper: the formulas as printed. Other keys override it."""
     local_epochs: PositiveInt = 5
     batch: PositiveInt = 10
-    momentum: NonNegativeFloat = 0.0
     weight_decay: NonNegativeFloat = 5e-4
     mixing_lr: NonNegativeFloat = 0.1
     """β, Adam's learning rate for what makes the mixing weights; 0 keeps them at their initial values."""
@@ -72,6 +75,8 @@ class Hyper(LocalTraining):
     """Data type in which models travel and are kept until they are mixed; bfloat16 halves both."""
     spool: bool = False
     """Keep received models on disk ($TMPDIR) instead of in memory until they are mixed; bit-identical results."""
+
+    PRESETS: ClassVar[Presets] = presets.L2C
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,6 @@ class L2C(Algorithm[Hyper]):
     url = "https://doi.org/10.1109/CVPR52688.2022.00954"
     Hyper = Hyper
     homogeneous = True
-    masked_evaluation = True
     needs_validation = True
     prunes = True
     state = ("model", "optimizer", "logits", "mixing_optimizer", "w")

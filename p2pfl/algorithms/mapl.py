@@ -7,7 +7,7 @@ every round, and classifier heads from round T_thr (``warmup``) on. Backbones ne
 
     backbone f_θ: x → z      projector f_ψ: z → p      head g_φ: z → logits      prototypes ξ: K x d_p
 
-Differs from the paper (``preset: official`` follows the authors' released code where that differs):
+Differs from the paper (``preset: paper``: its formulas as printed; ``preset: official``: the authors' released code):
 
 - The temperature is 0.2; the paper's 100 flattens the softmax until the contrastive terms have almost no gradient.
 - l_ce and l_cont are means over the batch, as l_proto is; the paper prints sums over all samples.
@@ -41,9 +41,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import mapl_losses
+from p2pfl.algorithms import mapl_losses, presets
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.mapl_graph import GraphLearning, collaborative_graph_learning, confidence, similarities
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Beta, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -52,8 +53,9 @@ from p2pfl.tensors import has_diverged
 
 @dataclass(frozen=True)
 class Hyper(mapl_losses.Losses, GraphLearning):
-    preset: Literal["paper", "official"] = "paper"
-    """paper: the formulas as printed; official: the authors' released code. Other keys override it."""
+    preset: Literal["default", "paper", "official"] = "default"
+    """default: what works best here; paper: the formulas as printed; official: the released code. Other keys
+    override it."""
     optimizer: OptimizerName = "adam"
     lr: PositiveFloat = 1e-4
     betas: tuple[Beta, Beta] = (0.5, 0.999)
@@ -70,19 +72,7 @@ class Hyper(mapl_losses.Losses, GraphLearning):
     message_budget: PositiveInt | None = None
     """End the run when all peers together have sent this many prototype messages (Table 4)."""
 
-    PRESETS: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        "official": {
-            "temperature": 100.0,
-            "losses": "official",
-            "fresh_optimizer": True,
-            "head_init_scale": 1.0,
-            "shared_init": False,
-            "graph_optimizer": "adam",
-            "graph_lr": 0.1,
-            "scale_similarity": True,
-            "prune": False,
-        }
-    }
+    PRESETS: ClassVar[Presets] = presets.MAPL
 
 
 @dataclass(frozen=True)

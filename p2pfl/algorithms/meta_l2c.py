@@ -44,7 +44,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import AfterValidator, PositiveInt, model_validator
@@ -52,7 +52,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import l2c
+from p2pfl.algorithms import l2c, presets
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.l2c import (
     aggregate,
@@ -63,6 +63,7 @@ from p2pfl.algorithms.l2c import (
     validation_gradient,
 )
 from p2pfl.algorithms.meta_l2c_encoder import Encoder, attention, backward
+from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import step_if_finite
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -75,6 +76,9 @@ def _absolute(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Hyper(l2c.Hyper):
+    preset: Literal["default", "paper", "official"] = "default"  # type: ignore[assignment]
+    """default: what works best here; paper: the formulas as printed; official: the released code. Other keys
+    override it."""
     encoder_hidden: PositiveInt = 10
     """Outputs of the encoder's first layer."""
     encoder_width: PositiveInt = 5
@@ -87,6 +91,8 @@ class Hyper(l2c.Hyper):
     """Train the encoder; false keeps it as loaded (Table 4)."""
     send_codes: bool = False
     """Send the code of the local change instead of the change, for nearly half the bytes; frozen encoders only."""
+
+    PRESETS: ClassVar[Presets] = presets.META_L2C
 
     @model_validator(mode="after")
     def _check_frozen(self) -> Hyper:
@@ -142,7 +148,6 @@ class MetaL2C(Algorithm[Hyper]):
     url = l2c.L2C.url
     Hyper = Hyper
     homogeneous = True
-    masked_evaluation = True
     needs_validation = True
     prunes = True
     state = ("model", "optimizer", "encoder", "encoder_optimizer", "kept_sources", "w")

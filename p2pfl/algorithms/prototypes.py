@@ -28,7 +28,6 @@ from p2pfl.messaging.schema import Body, Layout
 @dataclass(frozen=True)
 class GuidedTraining(LocalTraining):
     batch: PositiveInt = 10
-    momentum: NonNegativeFloat = 0.0
     alignment: NonNegativeFloat | None = None
     """λ, weight of the distance between features and global prototypes; default 10 for mse, 0.1 for euclidean."""
     distance: Literal["mse", "euclidean"] = "mse"

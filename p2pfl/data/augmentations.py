@@ -47,9 +47,9 @@ class NoAugmentation(Augmentation):
 
 @dataclass(frozen=True)
 class Mapl(Augmentation):
-    """MAPL's views: crops of at least 20 %, color changes, blur, flips.
+    """MAPL's views (Table 8): crops of at least 20 %, color changes, blur, flips.
 
-    Colors of grayscale images do not change. All samples of a batch have the same order of color changes.
+    Brightness and contrast of grayscale images change too. All samples of a batch have the same order of changes.
     """
 
     def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
@@ -80,11 +80,12 @@ def _views(
 
     # "resample" crops and resizes the batch at once; the default loops over samples.
     steps: list[nn.Module] = [K.RandomResizedCrop(size, scale=(smallest, 1.0), cropping_mode="resample")]
+    steps.append(ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength, p=0.8))
     if channels == 3:
-        steps.append(ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength, p=0.8))
         steps.append(K.RandomGrayscale(p=0.2))
     if blur:
-        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect.
+        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect. The kernel
+        # of each σ, and the borders, are those of torchvision's GaussianBlur.
         kernel = max(3, min(size) // 10 | 1)
         steps.append(K.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=0.5))
     if mirror:

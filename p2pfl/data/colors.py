@@ -13,7 +13,9 @@ _RED, _GREEN, _BLUE = 0.299, 0.587, 0.114
 
 
 class ColorJitter(nn.Module):
-    """Change brightness, contrast, saturation and hue of images [B, 3, H, W] in [0, 1] with probability ``p``.
+    """Change brightness, contrast, saturation and hue of images [B, C, H, W] in [0, 1] with probability ``p``.
+
+    Gray images (C = 1) have no saturation and no hue, as in torchvision: only brightness and contrast change.
 
     Factors are uniform in 1 ± ``brightness``, 1 ± ``contrast`` and 1 ± ``saturation``; the hue turns by up to ±
     ``hue`` of a full circle. Amounts are drawn per sample from torch's global RNG on the CPU; the order of the four
@@ -31,6 +33,8 @@ class ColorJitter(nn.Module):
         order = torch.randperm(4).tolist()
         chosen, drawn = chosen.to(images.device), drawn.to(images.device)
         x, drawn = images[chosen], drawn[chosen].reshape(-1, 4, 1, 1, 1)
+        if images.shape[1] == 1:
+            order = [index for index in order if index < 2]
         for index in order:
             change = (scale_brightness, scale_contrast, scale_saturation, turn_hue)[index]
             x = change(x, drawn[:, index] if index == 3 else 1.0 + drawn[:, index])
@@ -40,7 +44,9 @@ class ColorJitter(nn.Module):
 
 
 def gray(images: Tensor) -> Tensor:
-    """Luminance of images [B, 3, H, W], [B, 1, H, W] (ITU-R BT.601)."""
+    """Luminance of images [B, 3, H, W] (ITU-R BT.601) or [B, 1, H, W], [B, 1, H, W]."""
+    if images.shape[1] == 1:
+        return images
     return images[:, :1] * _RED + images[:, 1:2] * _GREEN + images[:, 2:] * _BLUE
 
 

@@ -18,12 +18,21 @@ PREDICTION_BATCH = 64
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result on one set of samples. ``loss`` is the mean cross-entropy."""
+    """Result on one set of samples.
+
+    Attributes:
+        accuracy, loss, correct: as the run's ``masked_test`` asks: one of the two below, the mean cross-entropy and
+            the number of correct predictions of the same scores.
+        masked_accuracy: only the scores of the peer's local classes count.
+        unmasked_accuracy: the scores of all classes count.
+    """
 
     accuracy: float
     loss: float
     correct: int
     samples: int
+    masked_accuracy: float
+    unmasked_accuracy: float
 
 
 @dataclass(frozen=True)
@@ -44,12 +53,14 @@ class ExtraMetric:
 
 
 def mean_of(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Average accuracy and loss with equal weights; sum ``correct`` and ``samples``."""
+    """Average accuracies and loss with equal weights; sum ``correct`` and ``samples``."""
     return Evaluation(
         fmean(evaluation.accuracy for evaluation in evaluations),
         fmean(evaluation.loss for evaluation in evaluations),
         sum(evaluation.correct for evaluation in evaluations),
         sum(evaluation.samples for evaluation in evaluations),
+        fmean(evaluation.masked_accuracy for evaluation in evaluations),
+        fmean(evaluation.unmasked_accuracy for evaluation in evaluations),
     )
 
 
@@ -57,25 +68,35 @@ def mean_of(evaluations: Sequence[Evaluation]) -> Evaluation:
 def evaluate(
     predict: Callable[[Tensor], Tensor], data: PeerData, samples: Samples, *, masked: bool = False
 ) -> Evaluation | None:
-    """Classify ``samples`` by the largest score.
+    """Classify ``samples`` by the largest score: of all classes, and of the local classes only.
+
+    The local classes are those in the local training samples or in ``samples``. Both accuracies come from one pass.
 
     Args:
         predict: maps inputs [B, C, H, W] to scores [B, K].
         data: the peer's data, which makes network input of the samples.
         samples: the samples to classify.
-        masked: consider only the scores of classes in the local training samples or in ``samples`` (L2C, Table 2).
+        masked: ``accuracy``, ``loss`` and ``correct`` are those of the local classes, otherwise those of all.
 
     Returns:
         None if ``samples`` is empty.
     """
-    correct, loss, total = 0, 0.0, len(samples)
+    loss, total = 0.0, len(samples)
     if total == 0:
         return None
-    excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels]) if masked else None
+    correct = {False: 0, True: 0}
+    excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels])
     for x, labels in data.sweep(samples):
         scores = torch.cat([predict(part) for part in torch.split(x, PREDICTION_BATCH)])
-        if excluded is not None:
-            scores = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
-        correct += int((scores.argmax(1) == labels).sum())
-        loss += float(nn.functional.cross_entropy(scores, labels, reduction="sum"))
-    return Evaluation(correct / total, loss / total, correct, total)
+        local = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
+        for mask, considered in ((False, scores), (True, local)):
+            correct[mask] += int((considered.argmax(1) == labels).sum())
+        loss += float(nn.functional.cross_entropy(local if masked else scores, labels, reduction="sum"))
+    return Evaluation(
+        accuracy=correct[masked] / total,
+        loss=loss / total,
+        correct=correct[masked],
+        samples=total,
+        masked_accuracy=correct[True] / total,
+        unmasked_accuracy=correct[False] / total,
+    )

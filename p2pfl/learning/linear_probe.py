@@ -1,7 +1,7 @@
 """Linear probe: one linear layer trained on frozen features.
 
 The defaults are FedStyle's (arXiv 2211.06470, "following Zhuang et al. 2021"): Adam with a learning rate of 3e-3, 200
-epochs, batches of 2048 features.
+epochs, batches of 2048 features. A few hundred samples are one batch: set ``steps`` too, as 200 are too few.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def fit(
     *,
     lr: float = 3e-3,
     epochs: int = 200,
+    steps: int = 1,
     batch: int = 2048,
 ) -> None:
     """Train a classifier of frozen features with Adam on the cross-entropy.
@@ -41,8 +42,10 @@ def fit(
         features: float [N, d], N > 0; they receive no gradient.
         labels: int64 [N].
         stream: shuffles the samples.
+        epochs: as many as make ``steps`` optimizer steps, if those are more.
     """
     features = features.detach()
+    epochs = max(epochs, -(-steps // -(-len(features) // batch)))
     optimizer = Adam(classifier.parameters(), lr=lr)
     with torch.enable_grad():
         for _ in range(epochs):
@@ -62,9 +65,10 @@ def train_probe(
     *,
     lr: float = 3e-3,
     epochs: int = 200,
+    steps: int = 1,
     batch: int = 2048,
 ) -> nn.Linear:
     """Train a new linear probe; arguments as for ``fit``, but ``stream`` also draws the initial weights."""
     probe = new_probe(features.shape[1], classes, stream, features.device)
-    fit(probe, features, labels, stream, lr=lr, epochs=epochs, batch=batch)
+    fit(probe, features, labels, stream, lr=lr, epochs=epochs, steps=steps, batch=batch)
     return probe

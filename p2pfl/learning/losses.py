@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
+from p2pfl.models.fedstyle import ContentNet
+
 
 def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Supervised contrastive loss (Khosla et al., 2020, L_out).
@@ -121,3 +123,10 @@ def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor
     """
     target = logits.gather(1, labels[:, None])[:, 0]
     return ((logits + log_weights).logsumexp(1) - target).mean()
+
+
+def unsupervised(net: ContentNet, h: Tensor, temperature: float) -> Tensor:
+    """FedStyle's L_unsup of features [2 B, d] (first views, then second ones): SimSiam's with a predictor, else
+    SimCLR's."""
+    z = net.projector(h)
+    return info_nce(z, temperature) if net.predictor is None else simsiam(z, net.predictor(z))

@@ -19,6 +19,10 @@ OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+_FORMER_DEFAULTS = {"momentum": 0.9}
+"""Defaults of earlier versions, which run folders of theirs list even where they have no effect."""
+
+
 def _uncompiled(optimizer: type[OptimizerT]) -> type[OptimizerT]:
     """Return the optimizer without the decorators that tell torch's compiler what to leave out.
 
@@ -37,7 +41,11 @@ AdamW = _uncompiled(torch.optim.AdamW)
 
 @dataclass(frozen=True)
 class LocalTraining(Options):
-    """How a peer trains on its local samples; a subclass sets the defaults of its paper."""
+    """How a peer trains on its local samples.
+
+    The defaults are those of every method whose paper does not ask for others, so that methods differ in them only
+    where papers do; a subclass sets those, and the page of the algorithm says so.
+    """
 
     local_epochs: PositiveInt = 1
     """Epochs over the local training samples per round."""
@@ -47,7 +55,7 @@ class LocalTraining(Options):
     """sgd or adam; its state persists across rounds."""
     lr: PositiveFloat = 0.01
     """Learning rate."""
-    momentum: NonNegativeFloat = 0.9
+    momentum: NonNegativeFloat = 0.0
     """Momentum; sgd only."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of the moment estimates; adam only."""
@@ -58,7 +66,8 @@ class LocalTraining(Options):
     def _uses_every_setting(self) -> Self:
         # A resolved run file lists all defaults, so only another value shows that an effect is expected.
         unused = "betas" if self.optimizer == "sgd" else "momentum"
-        if getattr(self, unused) != getattr(type(self), unused):
+        defaults = (getattr(type(self), unused), _FORMER_DEFAULTS.get(unused))
+        if getattr(self, unused) not in defaults:
             raise ValueError(f"{unused} has no effect with optimizer {self.optimizer}; remove it")
         return self
 

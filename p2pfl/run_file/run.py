@@ -71,11 +71,6 @@ class Run:
         return self.file.peers
 
     @property
-    def masked_test(self) -> bool:
-        """Whether accuracy on the local test split counts only the peer's local classes."""
-        return self.algorithm.masked_evaluation if self.file.masked_test is None else self.file.masked_test
-
-    @property
     def algorithm(self) -> type[Algorithm[Any]]:
         return ALGORITHMS[self.file.algorithm.name]
 

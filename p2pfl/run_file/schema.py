@@ -60,6 +60,11 @@ def _with_string_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
+def _null_is_false(value: Any) -> Any:
+    """Accept the null that earlier versions wrote into run folders."""
+    return False if value is None else value
+
+
 def _run_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         raise ValueError("should start with a letter or digit and contain only letters, digits, '.', '_' and '-'")
@@ -286,8 +291,9 @@ class RunFile(Section):
     """Evaluate after every n-th round, and after the last."""
     global_test: bool = False
     """Also evaluate on the whole test set."""
-    masked_test: bool | None = None
-    """Restrict evaluation on the local test split to the peer's local classes; default: as in the method's paper."""
+    masked_test: Annotated[bool, BeforeValidator(_null_is_false)] = False
+    """Report the masked accuracy on the local test split, where only the scores of the peer's local classes count,
+    instead of the unmasked one. Both are recorded."""
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
     least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""

@@ -173,13 +173,15 @@ def load(
     me: PeerId,
     log: logging.Logger | None = None,
     damage: Callable[[State], str] = lambda state: "",
+    *,
+    repair: bool = True,
 ) -> State | None:
     """Load the newest usable state; None if there is no checkpoint yet.
 
     ``damage`` names what a state refers to and is damaged, if anything is; such a state is not usable.
 
-    An unusable newest checkpoint is moved aside and logged, and the previous one is loaded. Raises CheckpointError if
-    neither is usable, or if another version of p2pfl wrote one of them.
+    An unusable newest checkpoint is moved aside and logged (unless not ``repair``), and the previous one is loaded.
+    Raises CheckpointError if neither is usable, or if another version of p2pfl wrote one of them.
     """
     newest, error = _load_usable(path, run_id, me, damage)
     if newest is not None:
@@ -190,7 +192,7 @@ def load(
             f"{error or f'{path}: not found'}; {older_error}; restore a copy of one of them, or remove both to start "
             "from round 0 without the messages that the neighbors have already discarded"
         )
-    if error is not None:
+    if error is not None and repair:
         moved = path.replace(damaged(path))
         if log is not None:
             state = "round 0" if older is None else f"the previous checkpoint, after round {older['rounds_done'] - 1}"

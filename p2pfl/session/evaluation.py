@@ -18,12 +18,16 @@ class Evaluations:
     whole: Evaluation | None = None
     extra: Mapping[str, Evaluation] = field(default_factory=dict)
 
+    def personal_and_extra(self) -> dict[str, Evaluation]:
+        """Return the evaluations that a mask may change, by name: ``personal`` and the algorithm's."""
+        return ({"personal": self.personal} if self.personal else {}) | dict(self.extra)
+
 
 def evaluate_algorithm(algorithm: Algorithm[Any], *, masked: bool, whole: bool) -> Evaluations:
     """Evaluate the model as it is now.
 
     Args:
-        masked: restrict the local test split to the peer's local classes.
+        masked: on the local test split, count only the scores of the peer's local classes (``masked_test``).
         whole: also evaluate on the whole test set.
     """
     data = algorithm.data

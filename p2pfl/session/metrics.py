@@ -8,8 +8,10 @@
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
      "sources": 19, "receivers": 19,                    peers received from and sent to in this round
      "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
-     "personal": {"accuracy", "loss", "correct", "samples"} | null,      local test split, when evaluated
-     "global": {…} | null,                              whole test set, if enabled
+     "personal": {"accuracy", "loss", "correct", "samples",      local test split, when evaluated, as masked_test asks
+                  "masked_accuracy",                    only scores of the peer's local classes count
+                  "unmasked_accuracy"} | null,          scores of all classes count
+     "global": {…} | null,                              whole test set, if enabled; always unmasked
      "extra_metrics": {"peak": {…}, …},                 the method's additional evaluations
      "diagnostics": {"alpha": 0.8, …}}                  the method's additional numbers
 
@@ -61,9 +63,9 @@ class RoundRecord:
             "sources": self.sources,
             "receivers": self.receivers,
             "weights": self.weights,
-            "personal": _plain(self.evaluations.personal),
-            "global": _plain(self.evaluations.whole),
-            "extra_metrics": {name: _plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
+            "personal": plain(self.evaluations.personal),
+            "global": plain(self.evaluations.whole),
+            "extra_metrics": {name: plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
             "diagnostics": {name: _number(value, 6) for name, value in self.diagnostics.items()},
         }
         return json.dumps(record, allow_nan=False)
@@ -76,7 +78,8 @@ def _number(value: float, digits: int | None = None) -> float | None:
     return value if digits is None else round(value, digits)
 
 
-def _plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
+def plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
+    """Return an evaluation as a record holds it."""
     return None if evaluation is None else {**asdict(evaluation), "loss": _number(evaluation.loss)}
 
 

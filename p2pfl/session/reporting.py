@@ -135,6 +135,7 @@ def make_result(
     """Summarize the run of peer ``me``; ``dropped`` and ``expired`` are counts of its endpoint."""
     weights = algorithm.weights()
     personal = evaluations.personal
+    scored = evaluations.personal_and_extra()
     return Result(
         peer=me,
         phase=phase,
@@ -148,6 +149,8 @@ def make_result(
         samples=personal.samples if personal else 0,
         global_accuracy=evaluations.whole.accuracy if evaluations.whole else None,
         extra_metrics={name: evaluation.accuracy for name, evaluation in evaluations.extra.items()},
+        masked_accuracies={name: evaluation.masked_accuracy for name, evaluation in scored.items()},
+        unmasked_accuracies={name: evaluation.unmasked_accuracy for name, evaluation in scored.items()},
         best=totals.best,
         best_round=totals.best_round,
         sent=_with_string_keys(totals.sent),

@@ -82,9 +82,12 @@ class Result:
     Attributes:
         digest: SHA-256 of the algorithm's final state.
         group: the peer's group in the partition.
-        accuracy, loss, correct, samples: last evaluation on the local test split.
+        accuracy, loss, correct, samples: last evaluation on the local test split, as ``masked_test`` asks.
         global_accuracy: last evaluation on the whole test set, if enabled.
         extra_metrics: accuracies of the algorithm's additional evaluations by name.
+        masked_accuracies: accuracies by name where only scores of the peer's local classes count: ``personal``, on
+            the local test split, and those of ``extra_metrics``. Empty in runs of earlier versions.
+        unmasked_accuracies: the same where the scores of all classes count.
         best, best_round: highest accuracy of the run, and its round.
         sent, received: ``{neighbor: {kind: [messages, payload bytes, header bytes]}}`` over the whole run.
         weights: last row of mixing weights, if the algorithm has them.
@@ -107,6 +110,8 @@ class Result:
     samples: int = 0
     global_accuracy: float | None = None
     extra_metrics: dict[str, float] = field(default_factory=dict)
+    masked_accuracies: dict[str, float] = field(default_factory=dict)
+    unmasked_accuracies: dict[str, float] = field(default_factory=dict)
     best: float | None = None
     best_round: int | None = None
     sent: dict[str, dict[str, Counts]] = field(default_factory=dict)

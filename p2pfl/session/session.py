@@ -78,7 +78,6 @@ class Session:
         store: BodyStore | None = None,
     ) -> None:
         self.settings = run.file
-        self.masked_test = run.masked_test
         self.me = me
         self.run_id = run_id
         self.folder = folder
@@ -241,7 +240,7 @@ class Session:
 
     def _evaluate(self) -> None:
         self.evaluations = evaluate_algorithm(
-            self.algorithm, masked=self.masked_test, whole=self.settings.global_test
+            self.algorithm, masked=self.settings.masked_test, whole=self.settings.global_test
         )
 
     @asynccontextmanager

@@ -18,30 +18,37 @@ FEDSTYLE = {
     "local_epochs": 1,
     "style_epochs": 2,
     "probe_epochs": 3,
+    "probe_steps": 1,
     "probe_samples": 50,
     "probe_peers": 2,
+    "train_generator": False,
 }
 
 RUNS: dict[str, dict[str, Any]] = {
-    "local": {"algorithm": {"name": "local", "batch": 16}, "peers": 4, "models": "tiny4"},
+    "local": {"algorithm": {"name": "local", "batch": 16, "momentum": 0.9}, "peers": 4, "models": "tiny4"},
     "dpsgd, steps": {
-        "algorithm": {"name": "dpsgd", "batch": 16, "local_steps": 2, "momentum": 0.9},
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_steps": 2, "lr": 0.05, "momentum": 0.9},
         "graph": "ring",
         "peers": 5,
     },
     "dpsgd, epochs": {
-        "algorithm": {"name": "dpsgd", "batch": 16, "local_epochs": 1},
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_epochs": 1, "lr": 0.05},
         "graph": {"name": "erdos-renyi", "p": 0.6},
         "peers": 6,
         "models": "tiny-cnn",
     },
     "fedavg, some take part": {
-        "algorithm": {"name": "fedavg", "batch": 16, "participation": 0.5},
+        "algorithm": {"name": "fedavg", "batch": 16, "momentum": 0.9, "participation": 0.5},
         "graph": {"name": "regular", "degree": 3},
         "peers": 6,
         "models": "tiny-cnn",
     },
-    "lg-fedavg": {"algorithm": {"name": "lg-fedavg", "batch": 16}, "peers": 5, "graph": "ring", "models": "tiny4"},
+    "lg-fedavg": {
+        "algorithm": {"name": "lg-fedavg", "batch": 16, "momentum": 0.9},
+        "peers": 5,
+        "graph": "ring",
+        "models": "tiny4",
+    },
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
     "fedproto, some take part": {
         "algorithm": {"name": "fedproto", "participation": 0.5},

@@ -64,6 +64,7 @@ ALGORITHMS = {
         "local_epochs": 1,
         "probe_samples": 50,
         "probe_epochs": 2,
+        "probe_steps": 1,
     },
     "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},

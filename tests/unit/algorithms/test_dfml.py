@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from p2pfl.algorithms.aggregators import Assignment
-from p2pfl.algorithms.dfml import DFML, Hyper, Pupil, Taught
+from p2pfl.algorithms.dfml import DFML, Hyper
+from p2pfl.algorithms.dfml_messages import Pupil, Taught
 from p2pfl.algorithms.mutual_learning import Participant, distillation, loss_factors, teacher_weights
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.deadline import WaitPolicy
@@ -99,6 +100,9 @@ def schedule_reference(h: Hyper, periods: int) -> list[float]:
         if h.shape == "fixed":
             alphas += [h.alpha_max] * length
             continue
+        if h.shape == "falling":
+            alphas += [*(h.alpha_max * (1 + np.cos(np.linspace(0, np.pi, length + 1)[:-1])) / 2)]
+            continue
         rise = length if h.shape == "half" else math.ceil(length / 2)
         up = h.alpha_max * (1 - np.cos(np.linspace(0, np.pi, rise + 1)[1:])) / 2
         down = h.alpha_max * (1 + np.cos(np.linspace(0, np.pi, length - rise + 1)[1:])) / 2
@@ -110,7 +114,7 @@ schedules = st.builds(
     lambda shape, period, increment, most: hyper(
         shape=shape, period=period, period_increment=increment, alpha_max=most
     ),
-    st.sampled_from(["half", "full", "fixed"]),
+    st.sampled_from(["half", "full", "fixed", "falling"]),
     st.integers(1, 12),
     st.integers(0, 5),
     st.integers(0, 100).map(lambda percent: percent / 100),
@@ -142,7 +146,7 @@ def test_alpha_of_the_first_two_periods_of_the_paper() -> None:
 
 
 @property_of
-@given(schedules.filter(lambda h: h.shape != "fixed"))
+@given(schedules.filter(lambda h: h.shape in ("half", "full")))
 def test_alpha_reaches_its_maximum_once_per_period(h: Hyper) -> None:
     for number in range(3):
         rounds = h.period_of(sum(h.period + n * h.period_increment for n in range(number)))
@@ -154,7 +158,7 @@ def test_alpha_reaches_its_maximum_once_per_period(h: Hyper) -> None:
 
 
 @property_of
-@given(schedules.filter(lambda h: h.shape != "fixed" and h.alpha_max > 0.01), st.integers(1, 5))
+@given(schedules.filter(lambda h: h.shape in ("half", "full") and h.alpha_max > 0.01), st.integers(1, 5))
 def test_is_among_largest_selects_rounds_with_largest_alpha(h: Hyper, number: int) -> None:
     rounds = h.period_of(h.period)
     chosen = [t for t in rounds if h.is_among_largest(number, t)]
@@ -378,15 +382,26 @@ def test_few_senders_mean_more_peak_rounds_per_period(given: dict[str, Any], sou
     peers = make(h)
     seen: list[Tensor] = []
     peaks: list[Tensor] = []
+    ages: list[float] = []
 
     def keep(peer: Any, t: int) -> None:
         if peer.me == 0:
             seen.append(peer.model.head.weight.detach().clone())
             peaks.append(peer.peak.head.weight.detach().clone())
+            ages.append(peer.diagnostics()["peak_age"])
 
     play(peers, complete(4), 10, after=keep)
     assert all(torch.equal(peaks[t], seen[source[t]]) for t in range(10))
+    assert ages == [t - source[t] for t in range(10)]
     assert peers[0].peak_alpha == h.alpha_max
+
+
+def test_state_of_an_earlier_version_has_no_peak_round() -> None:
+    (peer, *_) = make(hyper())
+    state = peer.state_dict()
+    del state["peak_round"]
+    peer.load_state_dict(state)
+    assert peer.peak_round == -1
 
 
 def test_idle_peers_neither_change_nor_send() -> None:
@@ -791,7 +806,7 @@ def test_diagnostics_report_alpha_models_and_peak() -> None:
             assert seen[me, t]["alpha"] == h.alpha_at(t)
             assert seen[me, t].get("models") == (3 if me == assignment.aggregator else None)
             if me in assignment.participants and t < 3:
-                assert seen[me, t]["peak_alpha"] == h.alpha_at(t)
+                assert (seen[me, t]["peak_alpha"], seen[me, t]["peak_age"]) == (h.alpha_at(t), 0)
 
 
 def test_peers_share_no_memory() -> None:

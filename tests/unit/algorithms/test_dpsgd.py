@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhoo
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
+from p2pfl.run_file.graphs import SmallWorld
 from p2pfl.run_file.options import OptionErrors
 from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
 
@@ -207,6 +209,16 @@ def test_rows_make_up_the_metropolis_matrix(topology: Topology) -> None:
     np.testing.assert_allclose(matrix.sum(axis=0), 1.0)
     np.testing.assert_allclose(matrix.sum(axis=1), 1.0)
     assert (matrix >= -1e-15).all()
+
+
+def test_self_weight_on_the_group_ring_of_l2cs_paper_is_one_eleventh() -> None:
+    """Each of 100 peers has the 10 nearest ones as neighbors (Li et al., section 4)."""
+    topology = SmallWorld(degree=10, p=0.0).build(100, seed=3, base=Path())
+    for me in (0, 42, 99):
+        neighbors = topology.neighbors[me]
+        assert {(j - me + 5) % 100 for j in neighbors} == set(range(11)) - {5}
+        row = metropolis_row(me, {peer: topology.degree(peer) for peer in (me, *neighbors)})
+        assert with_self_weight(row, me) == pytest.approx(dict.fromkeys((me, *neighbors), 1 / 11))
 
 
 def test_weights_include_the_self_weight() -> None:

@@ -49,6 +49,7 @@ SMALL: dict[str, Any] = {
     "hidden": 3,
     "output": 3,
     "probe_epochs": 3,
+    "probe_steps": 1,
 }
 
 
@@ -707,6 +708,8 @@ def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
     assert traffic[0][1].missing == {}
     for peer in peers:
         assert not any(map(has_diverged, peer.averaged.state_dict().values()))
+        assert peer.infusion is not None
+        assert not any(map(has_diverged, peer.infusion.generator.state_dict().values()))
 
 
 def test_personalization_uses_local_net_and_generalization_the_average() -> None:
@@ -729,7 +732,8 @@ TRAINING: list[dict[str, Any]] = [
     {"style": False},
     {"style_epochs": 3},
     {"style_weight": 0.1},
-    {"train_generator": True},
+    {"train_generator": False},
+    {"preset": "paper"},
     {"loss": "simsiam"},
     {"temperature": 0.1},
     {"local_epochs": 1},
@@ -749,6 +753,7 @@ EVALUATION: list[dict[str, Any]] = [
     {"probe_samples": 5},
     {"probe_peers": 1},
     {"probe_epochs": 20},
+    {"probe_steps": 21},
     {"probe_lr": 0.3},
     {"probe_batch": 2},
 ]

@@ -46,7 +46,7 @@ def test_neighbors_have_no_effect() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_loss_decreases(optimizer: str) -> None:
-    peers = make(Hyper.parse({"optimizer": optimizer, "lr": 0.1}))
+    peers = make(Hyper.parse({"optimizer": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})))
     losses: dict[int, list[float]] = {0: [], 1: [], 2: []}
     play(peers, COMPLETE, 20, after=lambda peer, t: losses[peer.me].append(peer.meter.drain()["ce"]))
     assert all(len(history) == 20 and history[-1] < 0.5 * history[0] for history in losses.values())

@@ -203,7 +203,7 @@ def test_graph_learning_does_not_modify_its_arguments() -> None:
     assert found is not w
 
 
-@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("preset", ["default", "official"])
 @pytest.mark.parametrize(("inside", "across"), [(0.5, -0.05), (0.3, 0.0), (0.9, 0.1)])
 def test_two_clusters_give_a_block_diagonal_graph(preset: str, inside: float, across: float) -> None:
     peers, h = 10, hyper(preset=preset)
@@ -524,7 +524,7 @@ def test_official_loss_terms_match_the_released_code() -> None:
 
 
 @pytest.mark.parametrize(("option", "term"), [("contrastive", "cont"), ("prototype", "proto"), ("uniformity", "uni")])
-@pytest.mark.parametrize("preset", ["paper", "official"])
+@pytest.mark.parametrize("preset", ["default", "paper", "official"])
 def test_each_loss_term_can_be_disabled(option: str, term: str, preset: str) -> None:
     _, everything = terms(hyper(preset=preset))
     _, rest = terms(hyper(preset=preset, **{option: False}))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,7 @@ SIZES = {
     "svhn": (10, 7300, 2600),
     "usps": (10, 729, 201),
     "OfficeHome": (65, 40, 17),
+    "Adaptiope": (123, 70, 30),
 }
 """Number of classes of a dataset, and approximately its training and test images per class."""
 
@@ -47,10 +52,13 @@ def test_every_papers_settings_have_a_run_file() -> None:
     for dataset in ("fmnist", "cifar10", "cifar100", "flowers102", "tiny-imagenet"):
         assert names >= {f"fedtgp-pathological-{dataset}", f"fedtgp-practical-{dataset}"}
     assert names >= {f"dfml-n{peers}-{kind}" for peers in (10, 50, 100) for kind in ("iid", "niid")} | {"dfml-bridge"}
-    assert names >= {f"fedtgp-practical-cifar100-{group}" for group in ("htfe2", "htfe3", "htfe4", "htfe9", "htc4")}
+    assert names >= {
+        f"fedtgp-practical-cifar100-{group}" for group in ("htfe2", "htfe3", "htfe4", "htfe9", "htc4", "htfe8-htc4")
+    }
     modes = ("h0", "h1-cnn", "h1-resnet", "h1-vit", "h2-efficientnet")
     assert names >= {f"dfml-n10-niid-{mode}" for mode in modes}
     assert names >= {"fedstyle-digits-1", "fedstyle-digits-10", "fedstyle-styled"}
+    assert names >= {f"fedstyle-{data}-{peers}" for data in ("office-home", "adaptiope") for peers in (1, 5)}
 
 
 @each_file
@@ -117,3 +125,28 @@ def test_partition_can_be_made_of_the_real_dataset(
             raise
         pytest.skip(str(error))
     assert len(subsets) == run.peers
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """Yield the start of the names of run files, and a command of their table in the README beside them."""
+    prefix = ""
+    for line in (FILES[0].parent / "README.md").read_text(encoding="utf-8").splitlines():
+        if found := re.search(r"`(mapl|l2c|fedtgp|dfml|fedstyle)-", line):
+            prefix = found[1]
+        if line.startswith("    p2pfl launch FILE"):
+            yield prefix, line.strip()
+
+
+@pytest.mark.parametrize(("prefix", "command"), list(rows()), ids=str)
+def test_every_row_of_a_papers_table_loads(prefix: str, command: str) -> None:
+    words = shlex.split(command)
+    sets = [value for option, value in pairwise(words) if option == "--set"]
+    sets += [f"rounds={value}" for option, value in pairwise(words) if option == "--rounds"]
+    homogeneous = "mapl+" in command or "dfedavgm" in command
+    files = [path for path in FILES if path.stem.startswith(f"{prefix}-") and path.stem != "l2c-groups"]
+    chosen = [path for path in files if not homogeneous or path.stem.endswith("-homo")]
+    if "lg-fedavg" in command:
+        chosen = [path for path in chosen if not path.stem.endswith("htc4")]
+    assert chosen
+    for path in chosen:
+        assert load(path, sets).name == path.stem

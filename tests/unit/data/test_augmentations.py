@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import kornia.enhance
 import pytest
 import torch
+from torchvision.transforms.v2.functional import adjust_contrast, gaussian_blur
 
 from p2pfl.data import AUGMENTATIONS, colors
 from p2pfl.run_file.options import OptionErrors
@@ -92,9 +93,37 @@ def test_images_are_flipped_only_if_mirror_is_set(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARYING)
-def test_grayscale_images_keep_their_brightness(name: str) -> None:
-    flat = torch.full((64, 1, 16, 16), 0.6)
-    torch.testing.assert_close(augment(name, flat), flat)
+def test_brightness_of_most_grayscale_images_changes(name: str) -> None:
+    flat = torch.full((256, 1, 16, 16), 0.6)
+    views = augment(name, flat)
+    torch.testing.assert_close(views, views[..., :1, :1].expand_as(views))  # contrast has no effect on them
+    brightness = views[:, 0, 0, 0] / 0.6
+    changed = (brightness - 1).abs() > 1e-5
+    assert 180 < changed.sum() < 230  # four fifths
+    assert 0.6 - 1e-5 < brightness.min() < 0.65 < 1.35 < brightness.max() < 1.4 + 1e-5
+
+
+def test_contrast_of_grayscale_images_changes_as_torchvision_does() -> None:
+    batch = images((1, 8, 8), batch=4)
+    amount = torch.tensor([0.6, 0.9, 1.2, 1.4])
+    ours = colors.scale_contrast(batch, amount.reshape(-1, 1, 1, 1))
+    expected = [adjust_contrast(image, float(factor)) for image, factor in zip(batch, amount, strict=True)]
+    torch.testing.assert_close(ours, torch.stack(expected))
+
+
+@pytest.mark.parametrize("size", [28, 64])
+def test_blur_is_torchvisions(size: int) -> None:
+    recipe = AUGMENTATIONS["mapl"]().build(1, (size, size), False)
+    (blur,) = [step for step in recipe.children() if type(step).__name__ == "RandomGaussianBlur"]  # type: ignore[attr-defined]
+    batch = images((1, size, size), batch=16)
+    torch.manual_seed(0)
+    changed = [(image, result) for image, result in zip(batch, blur(batch), strict=True) if not image.equal(result)]
+    sigmas, kernel = blur._params["sigma"].tolist(), max(3, size // 10 | 1)
+    assert 0 < len(changed) < 16
+    assert all(0.1 <= sigma <= 2.0 for sigma in sigmas)
+    for image, result in changed:
+        expected = [gaussian_blur(image, [kernel, kernel], [sigma, sigma]) for sigma in sigmas]
+        assert min(float((result - blurred).abs().max()) for blurred in expected) < 1e-5
 
 
 @pytest.mark.parametrize("name", VARYING)
@@ -119,7 +148,7 @@ def test_simclr_crops_smaller_than_mapl() -> None:
 
 def test_simclr_has_options_for_blur_and_strength() -> None:
     recipes = {blur: AUGMENTATIONS["simclr"].parse({"blur": blur}).build(1, (9, 9), False) for blur in (False, True)}
-    assert [len(list(recipe.children())) for recipe in recipes.values()] == [1, 2]  # type: ignore[attr-defined]
+    assert [len(list(recipe.children())) for recipe in recipes.values()] == [2, 3]  # type: ignore[attr-defined]
     with pytest.raises(OptionErrors, match="strength: should be less than or equal to 1"):
         AUGMENTATIONS["simclr"].parse({"strength": 1.5})
 

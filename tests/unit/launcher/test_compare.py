@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from launcher.errors import CompareError
+from launcher.views.compare import lines
 from launcher.views.summary import summarize
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -15,7 +18,15 @@ from tests.launcher_fixtures import Invoke, MakeFolder
 def peers(accuracy: float, **more: object) -> dict[int, dict[str, object]]:
     sent = {"1": {"Shared": [3, 3000, 90]}}
     return {
-        peer: {"accuracy": accuracy - 0.1 * peer, "best": 0.9, "sent": sent, "seconds": {"total": 4.0 + peer}, **more}
+        peer: {
+            "accuracy": accuracy - 0.1 * peer,
+            "unmasked_accuracies": {"personal": accuracy - 0.1 * peer},
+            "masked_accuracies": {"personal": accuracy + 0.1 - 0.1 * peer},
+            "best": 0.9,
+            "sent": sent,
+            "seconds": {"total": 4.0 + peer},
+            **more,
+        }
         for peer in range(2)
     }
 
@@ -34,10 +45,9 @@ def test_prints_one_run_per_row(make_folder: MakeFolder, invoke: Invoke) -> None
     outcome = invoke("compare", one.root, two.root)
     assert outcome.exit_code == 0
     head, *rows = outcome.stdout.splitlines()
-    columns = ["run", "algorithm", "peers", "acc %", "worst 10 %", "best %", "messages", "sent", "time"]
-    assert head.split() == " ".join(columns).split()
-    assert " ".join(rows[0].split()) == "one local 2 75.0 ± 5.0 70.0 90.0 ± 0.0 6 6.2 kB 0:05"
-    assert " ".join(rows[1].split()) == "two dfml 2 55.0 ± 5.0 50.0 90.0 ± 0.0 6 6.2 kB 0:05"
+    assert " ".join(head.split()) == "run algorithm peers unmasked % worst 10 % best % masked % messages sent time"
+    assert " ".join(rows[0].split()) == "one local 2 75.0 ± 5.0 70.0 90.0 ± 0.0 85.0 ± 5.0 6 6.2 kB 0:05"
+    assert " ".join(rows[1].split()) == "two dfml 2 55.0 ± 5.0 50.0 90.0 ± 0.0 65.0 ± 5.0 6 6.2 kB 0:05"
     assert [row.split() for row in rows[2:]] == [[], ["%", "two"], ["peak", "70.0", "±", "0.0"]]
     assert outcome.stderr == ""
 
@@ -54,6 +64,22 @@ def test_warns_about_other_differences(make_folder: MakeFolder, invoke: Invoke) 
     assert [line["accuracy"]["mean"] for line in plain["runs"]] == pytest.approx([0.75, 0.55])
 
 
+def test_warns_about_other_optimizers(make_folder: MakeFolder, invoke: Invoke) -> None:
+    one, two, three = (make_folder(name, results=peers(0.8)) for name in ("one", "two", "three"))
+    sgd = {"optimizer": "sgd", "batch": 64, "lr": 0.01, "momentum": 0.9, "betas": [0.9, 0.999], "warmup": 3}
+    change(one, algorithm={"name": "local", **sgd})
+    change(two, masked_test=False, algorithm={"name": "l2c", **sgd, "momentum": 0.0, "local_epochs": 5, "warmup": 7})
+    change(three, algorithm={"name": "mapl", **sgd, "optimizer": "adam", "betas": [0.5, 0.999]})
+    plain = json.loads(invoke("compare", "--json", one.root, two.root, three.root).stdout)
+    assert plain["different"] == {
+        "algorithm.local_epochs": [None, 5, None],
+        "algorithm.optimizer": ["sgd", "sgd", "adam"],
+        "algorithm.momentum": [0.9, 0.0, None],
+        "algorithm.betas": [None, None, [0.5, 0.999]],
+    }
+    assert "warning: runs differ in algorithm.momentum: 0.9; 0.0\n" in invoke("compare", one.root, two.root).stderr
+
+
 def test_keeps_the_time_measured_by_the_launcher(make_folder: MakeFolder, invoke: Invoke) -> None:
     folder = make_folder(results=peers(0.8))
     summarize(folder, seconds=77.0)
@@ -66,3 +92,60 @@ def test_an_unfinished_run_exits_with_1(make_folder: MakeFolder, invoke: Invoke)
     outcome = invoke("compare", folder.root)
     assert outcome.exit_code == 1
     assert "1 of 2" in outcome.stdout
+
+
+# ---- one meaning of accuracy -------------------------------------------------------------------------------
+
+
+def two_with_other_masks(make_folder: MakeFolder) -> tuple[RunFolder, RunFolder]:
+    one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6))
+    change(one, masked_test=False)
+    change(two, masked_test=True)
+    for files in two.peers():
+        result = files.result()
+        assert result is not None
+        files.write_result(replace(result, accuracy=result.masked_accuracies["personal"]))
+    return one, two
+
+
+def test_refuses_runs_that_differ_in_masked_test(make_folder: MakeFolder) -> None:
+    one, two = two_with_other_masks(make_folder)
+    with pytest.raises(CompareError, match="runs differ in masked_test") as caught:
+        lines([one, two])
+    assert f"({one.root}: false; {two.root}: true)" in str(caught.value)
+    assert "--masked or --unmasked" in str(caught.value)
+
+
+def test_refusal_exits_with_1(make_folder: MakeFolder, invoke: Invoke) -> None:
+    outcome = invoke("compare", *(folder.root for folder in two_with_other_masks(make_folder)))
+    assert outcome.exit_code == 1
+    assert outcome.stdout == ""
+    assert "runs differ in masked_test" in outcome.stderr
+
+
+@pytest.mark.parametrize(("flag", "means"), [("--masked", [0.85, 0.65]), ("--unmasked", [0.75, 0.55])])
+def test_compares_the_same_accuracy_of_runs_that_differ(
+    make_folder: MakeFolder, invoke: Invoke, flag: str, means: list[float]
+) -> None:
+    one, two = two_with_other_masks(make_folder)
+    plain = json.loads(invoke("compare", "--json", flag, one.root, two.root).stdout)
+    assert [line["accuracy"]["mean"] for line in plain["runs"]] == pytest.approx(means)
+    best = [line["best"] is not None for line in plain["runs"]]
+    assert best == ([False, True] if flag == "--masked" else [True, False])
+    head = invoke("compare", flag, one.root, two.root).stdout.splitlines()[0].split()
+    assert head[3] == flag.removeprefix("--")
+
+
+def test_null_of_an_earlier_version_was_masked_for_l2c_only(make_folder: MakeFolder) -> None:
+    one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6))
+    change(one, masked_test=None)
+    change(two, masked_test=None, algorithm={"name": "l2c"})
+    with pytest.raises(CompareError, match=r"one: false; .*two: true\)"):
+        lines([one, two])
+
+
+def test_an_accuracy_that_was_not_recorded_is_an_error(make_folder: MakeFolder) -> None:
+    old = make_folder(results=peers(0.8, masked_accuracies={}, unmasked_accuracies={}))
+    assert lines([old])[0].other_accuracy is None
+    with pytest.raises(CompareError, match=r"has no masked accuracies: an earlier version .* `p2pfl evaluate "):
+        lines([old], masked=True)

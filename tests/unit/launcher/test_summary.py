@@ -7,10 +7,11 @@ import json
 from statistics import pstdev
 
 import pytest
+import yaml
 from rich.console import Console
 
 from launcher.views.heat_map import draw
-from launcher.views.print_summary import failure_lines, print_summary
+from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from launcher.views.summary import Collaboration, Spread, Summary, summarize
 from p2pfl.messaging.topology import Topology
 from p2pfl.session.run_folder import Result
@@ -27,6 +28,8 @@ FOUR = {
         "sent": {str((peer + 1) % 4): {"Head": [1, 100, 10], "Prototypes": [2, 50, 20]}},
         "received": {str((peer - 1) % 4): {"Head": [1, 100, 10]}},
         "extra_metrics": {"peak": 0.9 - peer / 20},
+        "unmasked_accuracies": {"personal": 0.9 - peer / 10, "peak": 0.9 - peer / 20},
+        "masked_accuracies": {"personal": 0.95 - peer / 10, "peak": 0.9 - peer / 20},
         "seconds": {"training": 2.0, "total": 3.5},
     }
     for peer in range(4)
@@ -60,10 +63,30 @@ def test_summarizes_results_and_writes_the_summary(make_folder: MakeFolder) -> N
     assert summary.weighted_accuracy == pytest.approx((9 + 16 + 21 + 24) / 100)
     assert summary.best is None
     text = printed(summary)
-    assert "accuracy: 75.0 ± 11.2 %, worst tenth 60.0 %, worst fifth 60.0 %" in text
+    assert "accuracy, unmasked: 75.0 ± 11.2 %, worst tenth 60.0 %, worst fifth 60.0 %\n" in text
+    assert "accuracy, masked: 80.0 ± 11.2 %, worst tenth 65.0 %, worst fifth 65.0 %\n" in text
     assert "peak: 82.5 ± 5.6 %, worst tenth 75.0 %, worst fifth 75.0 %" in text
     assert "accuracy weighted by test samples: 70.0 %" in text
     assert "mean weight within groups 0.4000, across groups 0.1000, ratio 4.0" in text
+
+
+@pytest.mark.parametrize(("masked", "first"), [(False, "unmasked: 75.0"), (True, "masked: 80.0")])
+def test_prints_the_accuracy_that_masked_test_asks_for_first(
+    make_folder: MakeFolder, masked: bool, first: str
+) -> None:
+    folder = make_folder(peers=4, results=FOUR)
+    plain = yaml.safe_load(folder.run_file.read_text())
+    folder.run_file.write_text(yaml.safe_dump({**plain, "masked_test": masked}))
+    summary = summarize(folder)
+    assert summary.masked_test == masked
+    assert accuracy_lines(summary)[0].startswith(f"accuracy, {first}")
+    assert accuracy_lines(summary)[2] == f"peak: {summary.extra_metrics['peak']}"
+
+
+def test_summarizes_results_of_earlier_versions(make_folder: MakeFolder) -> None:
+    summary = summarize(make_folder(results={peer: {"accuracy": 0.5} for peer in range(2)}))
+    assert accuracy_lines(summary) == [f"accuracy: {summary.accuracy}"]
+    assert summary.masked_accuracies == {}
 
 
 def test_names_the_peers_whose_messages_were_lost(make_folder: MakeFolder) -> None:

@@ -47,9 +47,27 @@ def test_masked_evaluation_considers_local_classes_only() -> None:
     assert plain is not None
     assert masked is not None
     assert (plain.correct, masked.correct) == (0, 2)
+    assert (plain.accuracy, masked.accuracy) == (0.0, 2 / 3)
+    for result in (plain, masked):
+        assert (result.unmasked_accuracy, result.masked_accuracy) == (0.0, 2 / 3)
+    assert plain.loss > 4.0
     right = float(np.log(1 + np.exp(-1.0)))
     assert masked.loss == pytest.approx((2 * right + right + 1) / 3, rel=1e-5)
     assert torch.equal(scores, torch.tensor([[1.0, 0.0, 5.0]]))  # predict's tensor is not modified
+
+
+def test_both_accuracies_take_one_pass() -> None:
+    data = peer_data(numbered_dataset(6), [0, 3], [0, 1])
+    passes = []
+
+    def predict(x: Tensor) -> Tensor:
+        passes.append(len(x))
+        return torch.tensor([[1.0, 2.0, 3.0]]).repeat(len(x), 1)
+
+    result = evaluate(predict, data, data.test)
+    assert result is not None
+    assert passes == [2]
+    assert (result.unmasked_accuracy, result.masked_accuracy) == (0.0, 0.5)
 
 
 def test_mask_keeps_tested_classes_without_training_samples() -> None:
@@ -61,8 +79,8 @@ def test_mask_keeps_tested_classes_without_training_samples() -> None:
 
 
 def test_mean_gives_evaluations_equal_weight() -> None:
-    result = mean_of([Evaluation(1.0, 0.5, 10, 10), Evaluation(0.0, 1.5, 0, 90)])
-    assert result == Evaluation(0.5, 1.0, 10, 100)
+    result = mean_of([Evaluation(1.0, 0.5, 10, 10, 1.0, 0.5), Evaluation(0.0, 1.5, 0, 90, 0.5, 0.0)])
+    assert result == Evaluation(0.5, 1.0, 10, 100, 0.75, 0.25)
 
 
 def test_no_samples_give_no_evaluation() -> None:

@@ -49,7 +49,10 @@ def test_only_the_stream_determines_the_weights() -> None:
     assert not torch.equal(weights(0, torch_seed=1), weights(1, torch_seed=1))
 
 
-def test_number_of_steps_follows_from_epochs_and_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("least", "epochs"), [(1, 3), (12, 3), (13, 4), (99, 25)])
+def test_number_of_steps_follows_from_epochs_batch_size_and_least_steps(
+    monkeypatch: pytest.MonkeyPatch, least: int, epochs: int
+) -> None:
     steps: list[float] = []
     step = Adam.step
 
@@ -58,8 +61,8 @@ def test_number_of_steps_follows_from_epochs_and_batch_size(monkeypatch: pytest.
         step(self)
 
     monkeypatch.setattr(Adam, "step", record)
-    train_probe(*clusters(50, seed=0), 3, np.random.default_rng(0), epochs=3, batch=16)
-    assert steps == [3e-3] * 3 * 4
+    train_probe(*clusters(50, seed=0), 3, np.random.default_rng(0), epochs=3, steps=least, batch=16)
+    assert steps == [3e-3] * epochs * 4
 
 
 def test_fit_trains_any_classifier_as_train_probe_does() -> None:

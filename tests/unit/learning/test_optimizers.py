@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from p2pfl.algorithms import ALGORITHMS
 from p2pfl.learning.optimizers import SGD, Adam, AdamW, LocalTraining
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest
@@ -84,3 +86,32 @@ def test_setting_without_effect_is_rejected(given: dict[str, Any], unused: str) 
 def test_resolved_settings_are_accepted(optimizer: str) -> None:
     settings = LocalTraining.parse({"optimizer": optimizer, "lr": 0.5})
     assert LocalTraining.parse(settings.to_dict()) == settings
+
+
+def test_former_default_in_an_old_run_folder_is_accepted_where_it_has_no_effect() -> None:
+    assert LocalTraining.parse({"optimizer": "adam", "momentum": 0.9}).momentum == 0.9
+
+
+DICTATED: dict[str, dict[str, Any]] = {
+    "dfedavgm": {"momentum": 0.9},
+    "mapl": {"optimizer": "adam", "lr": 1e-4, "betas": (0.5, 0.999)},
+    "mapl+": {"optimizer": "adam", "lr": 1e-4, "betas": (0.5, 0.999)},
+    "l2c": {"local_epochs": 5, "batch": 10, "weight_decay": 5e-4},
+    "meta-l2c": {"local_epochs": 5, "batch": 10, "weight_decay": 5e-4},
+    "fedproto": {"batch": 10},
+    "fedtgp": {"batch": 10},
+    "dfml": {"momentum": 0.9, "weight_decay": 5e-4},
+    "fedavg-dec": {"momentum": 0.9, "weight_decay": 5e-4},
+    "fedprox-dec": {"momentum": 0.9, "weight_decay": 5e-4},
+    "fedstyle": {"local_epochs": 5, "lr": 0.1},
+    "dpsgd": {"local_epochs": None},  # local_steps instead
+}
+"""What the papers ask for, by algorithm; the page of each says so."""
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_defaults_differ_only_where_a_paper_asks_for_it(name: str) -> None:
+    defaults = ALGORITHMS[name].Hyper()
+    common = {field.name: getattr(LocalTraining, field.name) for field in dataclasses.fields(LocalTraining)}
+    found = {key: getattr(defaults, key) for key in common}
+    assert found == {**common, **DICTATED.get(name, {})}

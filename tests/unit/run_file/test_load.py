@@ -122,7 +122,8 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "warmup: 2",
             "preset: offical",
-            "run.yaml:10: algorithm.preset: unknown 'offical'; known: paper, official; did you mean 'official'?",
+            "run.yaml:10: algorithm.preset: unknown 'offical'; known: default, paper, official; "
+            "did you mean 'official'?",
             id="unknown preset",
         ),
         pytest.param(
@@ -633,7 +634,7 @@ def test_graph_path_is_relative_to_the_run_file() -> None:
 def test_explicit_keys_override_a_preset() -> None:
     paper: Any = read(GOOD).hyper
     official: Any = read(changed("warmup: 2", "preset: official, graph_lr: 0.5, prune: true")).hyper
-    assert (paper.preset, paper.temperature, paper.losses, paper.graph_optimizer) == ("paper", 0.2, "paper", "sgd")
+    assert (paper.preset, paper.temperature, paper.losses, paper.graph_optimizer) == ("default", 0.2, "paper", "sgd")
     assert (official.temperature, official.losses, official.graph_optimizer) == (100.0, "official", "adam")
     assert (official.fresh_optimizer, official.scale_similarity) == (True, True)
     assert (official.graph_lr, official.prune) == (0.5, True)

@@ -87,7 +87,11 @@ def test_evaluates_when_due_and_in_the_last_round(finished: Any) -> None:
         for key, samples in (("personal", 25), ("global", 360)):
             assert (record[key] is not None) == evaluated
             if evaluated:
-                assert record[key].keys() == {"accuracy", "loss", "correct", "samples"}
+                assert record[key].keys() == {
+                    *("accuracy", "loss", "correct", "samples"),
+                    *("masked_accuracy", "unmasked_accuracy"),
+                }
+                assert record[key]["accuracy"] == record[key]["unmasked_accuracy"] <= record[key]["masked_accuracy"]
                 assert record[key]["samples"] == samples or key == "global"
                 assert record[key]["accuracy"] == record[key]["correct"] / record[key]["samples"]
 
@@ -134,6 +138,10 @@ def test_records_extra_metrics_and_diagnostics(
         assert result.extra_metrics == {
             name: value["accuracy"] for name, value in records[-1]["extra_metrics"].items()
         }
+        for which in ("masked", "unmasked"):
+            recorded = {"personal": records[-1]["personal"], **records[-1]["extra_metrics"]}
+            accuracies = {name: value[f"{which}_accuracy"] for name, value in recorded.items()}
+            assert getattr(result, f"{which}_accuracies") == accuracies
         assert records[-1]["extra_metrics"]["bias"]["samples"] == result.samples
         parts = [result.extra_metrics[name] for name in ("more", "less")]
         assert parts[0] == result.accuracy != parts[1]

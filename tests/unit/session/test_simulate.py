@@ -11,6 +11,7 @@ import torch
 from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.messaging.net import Net
+from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.simulate import simulate
 
@@ -102,24 +103,28 @@ def test_deadlock_names_the_waiting_peers(make_run: Any, monkeypatch: pytest.Mon
         simulate(make_run(rounds=1))
 
 
-@pytest.mark.parametrize(
-    ("given", "method", "expected"), [(None, False, False), (None, True, True), (False, True, False)]
-)
-def test_run_file_overrides_the_default_of_masked_test(
-    make_run: Any, monkeypatch: pytest.MonkeyPatch, given: bool | None, method: bool, expected: bool
+@pytest.mark.parametrize(("given", "resolved"), [({}, False), (False, False), (True, True), (None, False)])
+@pytest.mark.parametrize("algorithm", ["local", "l2c"])
+def test_masked_test_has_one_default_and_run_yaml_tells_it(
+    make_run: Any, algorithm: str, given: Any, resolved: bool
 ) -> None:
-    run = make_run(masked_test=given)
-    monkeypatch.setattr(run.algorithm, "masked_evaluation", method)
-    assert run.masked_test == expected
+    """null is what earlier versions wrote into run folders."""
+    changes = {} if given == {} else {"masked_test": given}
+    run = make_run(algorithm=algorithm, **changes)
+    assert run.resolved()["masked_test"] is resolved
+    assert from_dict(run.resolved()).file.masked_test is resolved
 
 
 def test_masked_test_changes_only_the_evaluation(make_run: Any) -> None:
     partition = {"name": "clusters", "clusters": 2, "per_class": 20, "test_per_class": 10}
     data = {"partition": partition}
-    plain, masked = (simulate(make_run(data=data, masked_test=which)) for which in (None, True))
+    plain, masked = (simulate(make_run(data=data, masked_test=which)) for which in (False, True))
     assert [result.digest for result in plain] == [result.digest for result in masked]
     assert all((a.loss or 0.0) > (b.loss or 0.0) for a, b in zip(plain, masked, strict=True))
     assert all(a.correct <= b.correct for a, b in zip(plain, masked, strict=True))
+    for a, b in zip(plain, masked, strict=True):
+        assert (a.masked_accuracies, a.unmasked_accuracies) == (b.masked_accuracies, b.unmasked_accuracies)
+        assert (a.accuracy, b.accuracy) == (a.unmasked_accuracies["personal"], a.masked_accuracies["personal"])
 
 
 def test_images_too_small_for_the_model_are_a_run_file_error(make_run: Any) -> None:

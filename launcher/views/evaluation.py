@@ -1,0 +1,98 @@
+"""``p2pfl evaluate``: what the final models of a finished run achieve.
+
+As JSON:
+
+    {"run": "<folder>", "masked_test": false,
+     "peers": [{"peer": 3, "model": "…", "personal": {…} | null, "global": {…} | null,
+                "extra_metrics": {"peak": {…}, …}}, …],
+     "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,
+     "global_accuracy": …, "extra_metrics": …, "masked_accuracies": …, "unmasked_accuracies": …}
+
+Evaluations are those of a round record (p2pfl/session/metrics.py), the rest is that of summary.json (summary.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from launcher.views import formatting
+from launcher.views.summary import Spread, spreads
+from p2pfl.session.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunEvaluation:
+    """The evaluations of all peers of a run; see the module docstring.
+
+    Attributes:
+        peers: as plain values.
+        best: always None: only the run itself knows its best round.
+    """
+
+    run: str
+    masked_test: bool
+    peers: list[dict[str, Any]]
+    accuracy: Spread | None
+    global_accuracy: Spread | None
+    extra_metrics: dict[str, Spread]
+    masked_accuracies: dict[str, Spread]
+    unmasked_accuracies: dict[str, Spread]
+    best: None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        del plain["best"]
+        return plain
+
+
+def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEvaluation:
+    """Evaluate the final models; see ``p2pfl.session.scoring.evaluate_run``, also for errors."""
+    from p2pfl.run_file import load as run_files
+    from p2pfl.session import scoring
+    from p2pfl.session.metrics import plain
+
+    run = run_files.load(folder.run_file)
+    found = list(scoring.evaluate_run(run, folder, masked=masked, device=scoring.device_named(device)))
+    evaluations = [peer.evaluations for peer in found]
+    scored = [one.personal_and_extra() for one in evaluations]
+    return RunEvaluation(
+        run=str(folder.root),
+        masked_test=run.file.masked_test if masked is None else masked,
+        peers=[
+            {
+                "peer": peer.peer,
+                "model": peer.model,
+                "personal": plain(peer.evaluations.personal),
+                "global": plain(peer.evaluations.whole),
+                "extra_metrics": {name: plain(extra) for name, extra in peer.evaluations.extra.items()},
+            }
+            for peer in found
+        ],
+        accuracy=Spread.of(one.personal.accuracy for one in evaluations if one.personal),
+        global_accuracy=Spread.of(one.whole.accuracy for one in evaluations if one.whole),
+        extra_metrics=spreads({name: extra.accuracy for name, extra in one.extra.items()} for one in evaluations),
+        masked_accuracies=spreads({name: one.masked_accuracy for name, one in each.items()} for each in scored),
+        unmasked_accuracies=spreads({name: one.unmasked_accuracy for name, one in each.items()} for each in scored),
+    )
+
+
+def table(evaluation: RunEvaluation) -> Table:
+    """Return a table with one peer per row."""
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    has_global = evaluation.global_accuracy is not None
+    for column in ("peer", "model", "samples", "unmasked %", "masked %", *["global %"] * has_global):
+        result.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for peer in evaluation.peers:
+        personal, whole = peer["personal"] or {}, peer["global"] or {}
+        result.add_row(
+            str(peer["peer"]),
+            peer["model"],
+            str(personal.get("samples", 0)),
+            formatting.percent(personal.get("unmasked_accuracy")),
+            formatting.percent(personal.get("masked_accuracy")),
+            *[formatting.percent(whole.get("accuracy"))] * has_global,
+        )
+    return result

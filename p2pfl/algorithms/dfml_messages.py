@@ -1,0 +1,38 @@
+"""DFML's messages: a whole model on its way to the aggregator, and back. See dfml.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from p2pfl.messaging.schema import Body
+from p2pfl.models import Model
+from p2pfl.tensors import assign, buffers_of, parameters_of
+
+
+@dataclass(frozen=True)
+class Pupil(Body):
+    """W_s on its way to the aggregator: name of the architecture, parameters, batch-normalization statistics."""
+
+    architecture: str
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Taught(Body):
+    """The updated W_s on its way back."""
+
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+NOT_TAUGHT = Taught({}, {})
+"""Tells a sender whose model came too late, or was not finite, not to wait any longer."""
+
+
+def load(model: Model, body: Pupil | Taught) -> None:
+    """Copy the received parameters and statistics into ``model``."""
+    assign(parameters_of(model), body.parameters)
+    assign(buffers_of(model), body.buffers)

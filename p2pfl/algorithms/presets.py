@@ -1,0 +1,43 @@
+"""What the presets of each method change, against its defaults, which are what works best here.
+
+``paper`` is the formulas as printed, ``official`` the released code; the pages in docs/algorithms say what differs
+and why. A method without ``official`` has no released code that we know of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Presets = Mapping[str, Mapping[str, object]]
+
+MAPL: Presets = {
+    "paper": {
+        "temperature": 100.0,
+        "head_relu": False,
+        "head_init_scale": 1.0,
+        "shared_init": False,
+        "similarity": "flat",
+        "degree_term": "exact",
+    },
+    "official": {
+        "temperature": 100.0,
+        "losses": "official",
+        "fresh_optimizer": True,
+        "head_init_scale": 1.0,
+        "shared_init": False,
+        "graph_optimizer": "adam",
+        "graph_lr": 0.1,
+        "scale_similarity": True,
+        "prune": False,
+    },
+}
+
+L2C: Presets = {"paper": {"mixing_optimizer": "adam"}}
+META_L2C: Presets = {"paper": {"mixing_optimizer": "adam"}, "official": {"score": "mean"}}
+
+FEDPROTO: Presets = {"paper": {"distance": "euclidean"}, "official": {"weighted": False}}
+FEDTGP: Presets = {"paper": {"distance": "euclidean", "margin": "pairwise-max"}, "official": {}}
+
+DFML: Presets = {"paper": {"shape": "falling"}}
+
+FEDSTYLE: Presets = {"paper": {"train_generator": False, "probe_steps": 1}}
