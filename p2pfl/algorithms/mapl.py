@@ -33,10 +33,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
@@ -73,6 +73,12 @@ class Hyper(mapl_losses.Losses, GraphLearning):
     """End the run when all peers together have sent this many prototype messages (Table 4)."""
 
     PRESETS: ClassVar[Presets] = presets.MAPL
+
+    @model_validator(mode="after")
+    def _heads_have_a_common_start(self) -> Self:
+        if self.compare == "changes" and not self.shared_init:
+            raise ValueError("compare: changes needs heads with a common start; remove shared_init: false")
+        return self
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,7 @@ class MAPL(Algorithm[Hyper]):
             self.projector = nn.Sequential(*layers).to(self.device)
             xi = torch.empty(head.out_features, d).uniform_(-(d**-0.5), d**-0.5)
             self.prototypes = nn.Parameter(xi.to(self.device))
+        self.head_start = torch.zeros_like(head.weight) if h.compare == "weights" else head.weight.detach().clone()
         self.optimizer = h.make_optimizer(self.learned())
         self.w = torch.zeros(self.peers, dtype=torch.float64)
         self.w[self.me] = 1.0
@@ -213,11 +220,12 @@ class MAPL(Algorithm[Hyper]):
 
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
         """CGL over {i} and the neighbors whose heads arrived; the others keep their weights."""
-        h, head = self.hyper, self.local_head().weight
+        h, head, start = self.hyper, self.local_head().weight, self.head_start
         if has_diverged(head):
             return
         ids = sorted([*heads, self.me])
-        s = similarities(head, {j: body.weight for j, body in heads.items()}, self.me, h)
+        others = {j: body.weight.to(self.device) - start for j, body in heads.items()}
+        s = similarities(head - start, others, self.me, h)
         self.samples = {**self.samples, **{j: body.samples for j, body in heads.items()}}
         gamma = confidence(self.samples if h.confidence else dict.fromkeys(self.samples, 1), ids)
         self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, ids.index(self.me), h)

@@ -597,6 +597,27 @@ def test_initial_heads_are_scaled_and_prototypes_bounded() -> None:
     assert small.prototypes.shape == (CLASSES, FEATURES)
 
 
+def test_changes_of_heads_are_compared_whatever_their_common_start() -> None:
+    moved = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]] * CLASSES), torch.tensor([[0.0, 1.0, 0.0, 0.0, 0.0]] * CLASSES)
+    across = {}
+    for compare, scale in (("changes", 1.0), ("changes", 50.0), ("weights", 50.0)):
+        peer, same, other = make(hyper(compare=compare, head_init_scale=scale, warmup=0, graph_lr=0.1))
+        for each, change in ((peer, moved[0]), (same, moved[0]), (other, moved[1])):
+            each.add_neighbors([j for j in range(3) if j != each.me])
+            with torch.no_grad():
+                each.model.head.weight.add_(change)
+        peer.learn_graph({1: same.local_head(), 2: other.local_head()})
+        across[compare, scale] = peer.w
+    torch.testing.assert_close(across["changes", 1.0], across["changes", 50.0])
+    assert across["changes", 50.0][1] > across["changes", 50.0][2] + 0.01
+    assert across["weights", 50.0][1] < across["weights", 50.0][2] + 0.01
+
+
+def test_changes_cannot_be_compared_without_a_common_start() -> None:
+    with pytest.raises(ValueError, match="compare: changes needs heads with a common start"):
+        hyper(compare="changes", shared_init=False)
+
+
 def test_official_preset_starts_each_peer_with_torchs_default_values() -> None:
     one, other, _ = make(hyper(preset="official"))
     assert not torch.equal(one.model.head.weight, other.model.head.weight)
@@ -674,6 +695,7 @@ def test_pruning_ends_messages_between_peers_with_weight_0(prune: bool) -> None:
     [
         {"similarity": "flat"},
         {"similarity": "off"},
+        {"compare": "changes"},
         {"scale_similarity": True},
         {"confidence": False},
         {"norm": "l1"},
