@@ -8,6 +8,7 @@ address, so names are resolved again while a neighbor is disconnected.
 from __future__ import annotations
 
 import logging
+import random
 import socket
 import threading
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from p2pfl.run_file.addresses import join, split
 REFRESH = 2.0
 """Seconds after which a name is looked up again if it is still requested."""
 ADDRESS_PERIOD = 5.0
-"""Seconds for which each address of a host is tried, if it has several."""
+"""Seconds for which each address of a host is tried, if it has several: up to twice as long, drawn each time. Peers
+connect only while both try an address that works; with equal periods two might never do so at the same time."""
 IDLE = 10.0
 """Seconds without a request after which the first address is tried first again."""
 MAX_LOOKUPS = 8
@@ -30,7 +32,9 @@ MAX_LOOKUPS = 8
 class _Name:
     addresses: list[str] = field(default_factory=list)
     looked_up: float = float("-inf")
-    first_asked: float = 0.0
+    turn: int = 0
+    """Index of the address to try, modulo their number."""
+    next_turn: float = 0.0
     last_asked: float = float("-inf")
     error: str = ""
 
@@ -71,8 +75,10 @@ class Resolver:
             return address
         name = self._names.setdefault(host, _Name())
         now = self._now()
-        if now - name.last_asked > IDLE:
-            name.first_asked = now
+        is_new = now - name.last_asked > IDLE
+        if is_new or now >= name.next_turn:
+            name.turn = 0 if is_new else name.turn + 1
+            name.next_turn = now + ADDRESS_PERIOD * random.uniform(1.0, 2.0)
         name.last_asked = now
         if now - name.looked_up > REFRESH and host not in self._busy and len(self._busy) < MAX_LOOKUPS:
             self._busy.add(host)
@@ -82,8 +88,7 @@ class Resolver:
         addresses = name.addresses
         if not addresses:
             return None
-        turn = int((now - name.first_asked) / ADDRESS_PERIOD)
-        return join(addresses[turn % len(addresses)], port)
+        return join(addresses[name.turn % len(addresses)], port)
 
     def _resolve(self, name: _Name, host: str, port: int) -> None:
         try:

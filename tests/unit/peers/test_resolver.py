@@ -104,13 +104,28 @@ def test_tries_each_address_of_a_host_from_the_first(clock: Clock, until: Any) -
     for _ in range(3):
         seen.append(resolver.numeric("tcp://peer-3:1"))
         idle(resolver, until)
-        clock.now += ADDRESS_PERIOD
+        clock.now += 2 * ADDRESS_PERIOD
     assert seen == ["tcp://[fd00::7]:1", "tcp://10.0.0.7:1", "tcp://[fd00::7]:1"]
     idle(resolver, until)
     resolver.numeric("tcp://peer-3:1")
     clock.now += IDLE + 1
     assert resolver.numeric("tcp://peer-3:1") == "tcp://[fd00::7]:1"
     idle(resolver, until)
+
+
+def test_two_peers_come_to_try_a_working_address_at_the_same_time(clock: Clock, until: Any) -> None:
+    resolvers = [Resolver(clock, LOG, NameServer(["192.0.2.1", "127.0.0.1"])) for _ in range(2)]
+    together = 0
+    for step in range(2000):
+        tried = set()
+        # The second begins when the first has come to its second address: with equal periods, they never meet.
+        for resolver in resolvers if step >= 20 else resolvers[:1]:
+            resolver.numeric("tcp://peer-3:1")
+            idle(resolver, until)
+            tried.add(resolver.numeric("tcp://peer-3:1"))
+        together += step >= 20 and tried == {"tcp://127.0.0.1:1"}
+        clock.now += ADDRESS_PERIOD / 20
+    assert together >= 20
 
 
 def test_slow_lookup_does_not_delay_others(clock: Clock, until: Any) -> None:
