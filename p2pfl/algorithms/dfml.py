@@ -217,7 +217,7 @@ class DFML(Algorithm[Hyper]):
 
     def diagnostics(self) -> Mapping[str, float]:
         """α of the round, α_n after it, rounds since the last update of the peak model (from the start if there was
-        none), and at an aggregator the number of models, its own included."""
+        none), and at an aggregator the number of models, with the local one."""
         return self._diagnostics
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

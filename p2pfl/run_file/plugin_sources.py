@@ -1,6 +1,6 @@
 """Find the sources of plug-ins: a Python file or package beside the run file, or an installed module.
 
-Of a file, everything is recorded that it imports from its own folder. What is recorded is what runs: sources are read
+A file counts with everything that it imports from the same folder. What is hashed is what runs: sources are read
 once, hashed, and executed from memory (p2pfl/run_file/plugin_files.py). A run folder keeps them in its subfolder
 ``plugins``, from where its peers load them again; code is never received from a peer.
 """
