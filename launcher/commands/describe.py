@@ -114,11 +114,11 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 @click.option(
     "--window",
     type=click.IntRange(min=1),
-    help="Of a graph that changes: show the spectral gap of the product of so many rounds. Default: its period, or 10.",
+    help="If the graph changes: rounds of whose product the spectral gap is shown. Default: its period, or 10.",
 )
 @JSON
 def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | None, as_json: bool) -> None:
-    """Describe the graph of FILE: degrees, diameter, spectral gap; if it changes, over time.
+    """Describe the graph of FILE: degrees, diameter, spectral gap.
 
     Edges and degrees of a graph that changes are those of its connections, the union over all rounds.
     """

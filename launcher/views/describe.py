@@ -79,8 +79,8 @@ def describe_changes(schedule: Schedule, rounds: int, window: int | None = None)
         window: rounds of whose product the spectral gap is computed; default: the period, or else ``WINDOW``.
 
     Returns:
-        ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``: pairs
-        of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, every ``window``
+        ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``:
+        pairs of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, every ``window``
         rounds, whose first rounds are ``starts``.
     """
     window = min(rounds, window or schedule.period or WINDOW)

@@ -9,8 +9,8 @@ Algorithm 1, in round t on peer i:
     2  x_i^{½} = Σ_j W_ij x_j            (exchanged with the neighbors)
     3  x_i ← x_i^{½} − η ∇F_i(x_i)
 
-W are the Metropolis weights of the graph: symmetric and doubly stochastic, and each peer can compute its own row. In a
-graph that changes, every round t has a W(t).
+W are the Metropolis weights of the graph: symmetric and doubly stochastic, and each peer can compute its own row. If
+the graph changes, every round t has a W(t).
 
 Differs from the paper:
 

@@ -196,9 +196,7 @@ class Net:
         endpoint = self._endpoint
         topology = endpoint.topology_at(self.t)
         if topology.directed:
-            raise NetError(
-                "allreduce: edges of this round's graph have one direction only; use an undirected graph"
-            )
+            raise NetError("allreduce: edges of this round's graph have one direction only; use an undirected graph")
         tree = topology.spanning_tree
         parent, children = tree.parent[self.me], tree.children[self.me]
         own, plain = take_apart(body)

@@ -47,7 +47,10 @@ def finish(warm: Any, folder: Any) -> int:
         ({"name": "el-oracle", "degree": 2}, {"algorithm": DPSGD, "joins_at": {"4": 2}}),
         (EL_LOCAL, {"algorithm": {"name": "fedavg", "batch": 16, "participation": 0.7}}),
         ("matchings", {"algorithm": {"name": "fedavg-dec", "batch": 16}}),
-        ({"name": "list", "graphs": ["ring", "star"]}, {"algorithm": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5}}),
+        (
+            {"name": "list", "graphs": ["ring", "star"]},
+            {"algorithm": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5}},
+        ),
         (TRACE, {"algorithm": DPSGD}),
     ],
     ids=lambda value: value if isinstance(value, str) else value.get("name", ""),

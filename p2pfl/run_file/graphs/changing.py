@@ -48,7 +48,7 @@ class ChangingGraph(Graph):
         raise NotImplementedError
 
     def period(self, peers: int) -> int | None:
-        """Return after how many rounds the graphs repeat; None if they do not."""
+        """Return after how many rounds the graphs repeat, so that ``t`` stays below that; None if they do not."""
         return None
 
     def plan(self, peers: int, seed: int, base: Path, rounds: int) -> tuple[Topology, Schedule]:
@@ -129,7 +129,8 @@ def _union(at: Rounds, peers: int, rounds: int, *, stop: bool) -> Topology:
 class OnePeerExponential(ChangingGraph):
     """One-peer exponential graph (Ying et al., NeurIPS 2021): peer i sends to i + 1, i + 2, i + 4, …, one in a round.
 
-    In round t it is i + 2^(t mod ⌈log2 n⌉), and W_ii = W_ij = 1/2. If n is a power of 2, all peers hold the exact average after log2 n rounds.
+    In round t it is i + 2^(t mod ⌈log2 n⌉), and W_ii = W_ij = 1/2. If n is a power of 2, all peers hold the exact
+    average after log2 n rounds.
     """
 
     directed: ClassVar[bool] = True

@@ -340,7 +340,9 @@ def test_trace_needs_one_source_that_can_be_read(tmp_path: Path) -> None:
         ({"name": "list", "graphs": ["ring", "one-peer-exponential"]}, "fedprox-dec", "those of 'list' have one"),
     ],
 )
-def test_methods_refuse_graphs_that_do_not_suit_them(graph: Any, algorithm: str, message: str, tmp_path: Path) -> None:
+def test_methods_refuse_graphs_that_do_not_suit_them(
+    graph: Any, algorithm: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(tree(models="tiny-cnn", algorithm=algorithm, graph=graph), sort_keys=False))
     line = 1 + [text.startswith("graph:") for text in file.read_text().splitlines()].index(True)
@@ -398,9 +400,7 @@ class Mine(ChangingGraph):
         ([(0, 1)], "not connected; their union has the components 0 1 | 2"),
     ],
 )
-def test_mistakes_in_ones_own_edges_name_the_round(
-    edges: Any, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_in_ones_own_edges_name_the_round(edges: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mine, "edges", staticmethod(lambda t: edges))
     with pytest.raises(RunFileError) as caught:
         Mine().plan(3, 0, Path(), 2)
