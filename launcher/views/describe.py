@@ -80,8 +80,8 @@ def describe_changes(schedule: Schedule, rounds: int, window: int | None = None)
 
     Returns:
         ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``:
-        pairs of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, every ``window``
-        rounds, whose first rounds are ``starts``.
+        pairs of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, whose first
+        round is in ``starts``.
     """
     window = min(rounds, window or schedule.period or WINDOW)
     graphs = [schedule(t) for t in range(rounds)]

@@ -1,4 +1,4 @@
-"""Graphs that change, over sockets: the bits of `simulate`, whether or not peers are killed; records of every round."""
+"""Graphs that change, over sockets: the bits of `simulate`, also if peers are killed; records of every round."""
 
 from __future__ import annotations
 
