@@ -4,12 +4,12 @@
 
 Epidemic Learning (de Vos et al., NeurIPS 2023) reports that EL-Oracle is up to 1.7 times as fast as static and other
 changing graphs, and 2.2 points more accurate: there 96 nodes on CIFAR-10; here 32 peers with 4 neighbors each on
-Fashion-MNIST in shards with 2 classes a peer, and a small CNN. In every round, each peer takes some gradient steps and
-sends its model to 4 others.
+Fashion-MNIST in shards with 2 classes a peer, and a small CNN. In a round, each peer takes gradient steps and sends
+its model to 4 others.
 
 Each line is one simulated run. The accuracy is that of a peer's model on the whole test set, averaged over peers;
-``spread`` is its standard deviation over peers. The last lines are mean ± standard deviation over seeds after the last
-round, and the rounds (of those evaluated) that each graph needs for the final accuracy of the first.
+``spread`` is its standard deviation over peers. The last lines are mean ± standard deviation over seeds after the
+last round, and the rounds (of those evaluated) that each graph needs for the final accuracy of the first.
 """
 
 from __future__ import annotations
