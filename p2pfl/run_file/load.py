@@ -6,7 +6,7 @@ All problems are reported at once, each as ``file:line: key: what was found; wha
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -179,7 +179,7 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
     data = file.data
     return [
         ("algorithm", file.algorithm.name),
-        ("graph", file.graph.name),
+        *(("graph", name) for name in _graph_names(file.graph.name, file.graph.given)),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
         ("augmentation", data.augment.name),
@@ -187,6 +187,15 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         *(("backbone", member.partition("+")[0]) for member in file.models.group.members),
         *(("head", member.partition("+")[2]) for member in file.models.group.members),
     ]
+
+
+def _graph_names(name: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """The names in a graph's section: a list of graphs has several."""
+    yield name
+    members = given.get("graphs")
+    for member in members if isinstance(members, list | tuple) else ():
+        named = Named.model_validate(Named.from_value(member))
+        yield from _graph_names(named.name, named.given)
 
 
 def _known_keys(path: Loc) -> tuple[str, ...]:

@@ -70,10 +70,6 @@ class ChangingGraph(Graph):
         """
         return Schedule(partial(self._at, peers=peers, seed=seed, base=base), self.period(peers))
 
-    def build(self, peers: int, seed: int, base: Path) -> Topology:
-        """Build the union over one round, which is enough to check the parameters."""
-        return self.plan(peers, seed, base, rounds=1)[0]
-
     def _at(self, t: int, peers: int, seed: int, base: Path) -> Topology:
         try:
             return topology_of(list(self.edges_at(t, peers, seed, base)), peers, directed=self.directed)
@@ -217,10 +213,9 @@ class ElLocal(ChangingGraph):
     def edges_at(self, t: int, peers: int, seed: int, base: Path) -> Iterator[Edge]:
         if self.receivers >= peers:
             raise graph_error(f"{self.receivers} receivers need more than {self.receivers} peers; there are {peers}")
-        stream = rng.shared(seed, "el-local", t)
-        for i in range(peers):
-            for drawn in stream.choice(peers - 1, self.receivers, replace=False).tolist():
-                yield i, drawn + (drawn >= i)
+        order = rng.shared(seed, "el-local", t).random((peers, peers - 1))
+        for i, drawn in enumerate(np.argpartition(order, self.receivers - 1, axis=1)[:, : self.receivers].tolist()):
+            yield from ((i, j + (j >= i)) for j in drawn)
 
 
 class Matchings(ChangingGraph):

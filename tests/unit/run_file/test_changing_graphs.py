@@ -76,6 +76,14 @@ def test_equal_seeds_give_equal_rounds_and_other_seeds_other_random_ones(name: s
     assert any(schedule(t) != other(t) for t in range(10)) == random
 
 
+def test_rounds_far_apart_are_computed_again() -> None:
+    _, schedule = plan("el-oracle", degree=4)
+    first = schedule(0)
+    assert all(schedule(t) is schedule(t) for t in range(1, 100))
+    assert schedule(0) == first
+    assert schedule(0) is not first
+
+
 @pytest.mark.parametrize("name", CHANGING)
 def test_rows_sum_to_one_and_those_of_undirected_graphs_are_symmetric(name: str) -> None:
     _, schedule = plan(name, **SECTIONS[name])

@@ -443,3 +443,14 @@ def test_mistake_in_a_graph_that_changes_names_its_line(
     line = text[: text.index(blamed)].count("\n") + 1
     with pytest.raises(PluginError, match=rf"turns\.py:{line}: .*{message}"):
         load(tmp_path / "run.yaml")
+
+
+def test_graphs_in_a_list_record_the_package_that_they_come_from(installed: Path, tmp_path: Path) -> None:
+    (installed / "lab_methods" / "heads.py").write_text(TURNS)
+    (tmp_path / "run.yaml").write_text(
+        TURNS_RUN.replace("plugins: [turns.py]\n", "").replace("turns", "{name: list, graphs: [ring, turns]}")
+    )
+    run = load(tmp_path / "run.yaml")
+    assert [plugin.name for plugin in run.plugins] == ["lab_methods.heads"]
+    assert run.schedule is not None
+    assert [len(run.schedule(t).edges) for t in range(4)] == [4, 1, 4, 1]
