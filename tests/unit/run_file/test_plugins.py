@@ -192,6 +192,7 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     plugin_files.activate([])
     ALGORITHMS.unregister("head-mean")
+    GRAPHS.unregister("turns")
     for name in set(sys.modules) - before:
         if name.startswith("lab_methods"):
             del sys.modules[name]
