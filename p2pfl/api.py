@@ -96,6 +96,10 @@ class PlannedRun:
         """The graph: edges, neighbors, spectral gap."""
         return self._run.topology
 
+    def topology_at(self, t: int) -> Topology:
+        """The graph of round ``t``. If it changes, ``topology`` is the union over all rounds."""
+        return self._run.topology if self._run.schedule is None else self._run.schedule(t)
+
     def partition(self) -> list[Subset]:
         """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
         return load_data(self._run)[1]

@@ -28,7 +28,7 @@ from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader
 from p2pfl.errors import PluginError
 from p2pfl.models import BACKBONES, HEADS, MODELS, BuildHead, Group
 from p2pfl.models.backbone import Build, Checked, FixedFeatures
-from p2pfl.run_file.graphs import GRAPHS, Graph
+from p2pfl.run_file.graphs import GRAPHS, ChangingGraph, Graph
 from p2pfl.run_file.options import OptionErrors, Options, Table, notes
 
 __all__ = ["algorithm", "augmentation", "backbone", "dataset", "graph", "group", "head", "partition"]
@@ -60,6 +60,7 @@ METHODS = {
     Partition: {"split": "self, data, peers, seed"},
     Augmentation: {"build": "self, channels, size, mirror"},
     Graph: {"edges_of": "self, peers, seed, base"},
+    ChangingGraph: {"edges_at": "self, t, peers, seed, base", "period": "self, peers"},
 }
 """The methods that are called, and with what."""
 
@@ -114,7 +115,7 @@ def augmentation(name: str) -> Callable[[C], C]:
 
 
 def graph(name: str) -> Callable[[C], C]:
-    """Register a subclass of ``p2pfl.run_file.graphs.Graph``, which lists edges."""
+    """Register a subclass of ``p2pfl.run_file.graphs.Graph``, or of ``ChangingGraph``: they list edges."""
     return _options_decorator("graph", name, Graph)
 
 
@@ -202,12 +203,15 @@ def _check_class(cls: Any, base: type[Any]) -> None:
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         shown = getattr(cls, "__name__", cls)
         raise _mistake(f"{shown} must be a class derived from {base.__module__}.{base.__name__}")
+    if inspect.isclass(cls) and issubclass(cls, ChangingGraph):
+        base = ChangingGraph
     for method, parameters in METHODS[base].items():
         if callable(defined := getattr(cls, method, None)) and defined is not getattr(base, method, None):
             _check_call(defined, parameters)
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
-    if issubclass(cls, Graph) and cls.edges_of is Graph.edges_of:
-        missing = ["edges_of"]
+    for graph_base, method in ((Graph, "edges_of"), (ChangingGraph, "edges_at")):
+        if base is graph_base and getattr(cls, method) is getattr(base, method):
+            missing = [method]
     if missing:
         text = ", ".join(f"{method}({METHODS[base].get(method, 'self')})" for method in missing)
         raise _mistake(f"{cls.__name__} must define {text}")

@@ -188,13 +188,12 @@ class _Writer:
 
     def _binds(self) -> dict[str, tuple[Path, str]]:
         """Return the files to mount: {anchor: (path on the host, path in the container)}."""
-        from p2pfl.run_file.graphs import FromFile
         from p2pfl.run_file.plugin_sources import FOLDER
 
         found = {"file": (self.settings.file, self.file)}
-        if isinstance(self.run.graph, FromFile):
-            path = self.run.graph.path
-            found["graph"] = (self.settings.file.parent / path, os.path.normpath(Path(CONFIG) / path))
+        for number, path in enumerate(sorted(set(self.run.graph.files))):
+            name = f"graph{number or ''}"
+            found[name] = (self.settings.file.parent / path, os.path.normpath(Path(CONFIG) / path))
         copied = sorted({(plugin.root / top, top) for plugin in self.run.plugins for top in plugin.tops})
         for number, (path, top) in enumerate(copied):
             found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
 
 from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table
+
+MOST_WINDOWS = 12
+"""Rows of a table over time."""
 
 
 @click.command()
@@ -107,19 +111,37 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 @FILE
 @SETS
 @PNG
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    help="If the graph changes: rounds of whose product the spectral gap is shown. Default: its period, or 10.",
+)
 @JSON
-def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
-    """Describe the graph of FILE: degrees, diameter, spectral gap."""
-    from launcher.views.describe import describe_graph, draw_graph
+def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | None, as_json: bool) -> None:
+    """Describe the graph of FILE: degrees, diameter, spectral gap.
+
+    Edges and degrees of a graph that changes are those of its connections, the union over all rounds.
+    """
+    from launcher.views.describe import describe_changes, describe_graph, draw_changes, draw_graph
     from p2pfl.run_file.load import load
 
-    topology = load(file, sets).topology
+    run = load(file, sets)
+    if window is not None and run.schedule is None:
+        raise click.BadParameter(f"the graph {run.file.graph.name!r} does not change", param_hint="--window")
+    described = describe_graph(run.topology)
+    if run.schedule is not None:
+        described["changes"] = describe_changes(run.schedule, run.rounds, window)
     if png is not None:
-        draw_graph(topology, png)
+        if run.schedule is None:
+            draw_graph(run.topology, png)
+        else:
+            draw_changes(described["changes"], png)
         echo(f"wrote {png}", err=True)
-    described = describe_graph(topology)
     if as_json:
         echo(json.dumps(described))
+        return
+    if run.schedule is not None:
+        _print_changes(described)
         return
     degree, diameter = described["degree"], described["diameter"]
     if diameter is None:
@@ -129,6 +151,26 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) ->
     echo(f"degree        {degree['min']} to {degree['max']}, mean {degree['mean']:.2f}")
     echo(f"diameter      {diameter}")
     echo(f"spectral gap  {described['spectral_gap']:.4f}")
+
+
+def _print_changes(described: dict[str, Any]) -> None:
+    """Print what a graph that changes costs, and its spectral gap over time."""
+    changes, degree = described["changes"], described["degree"]
+    sent, edges, gaps, window = changes["sent"], changes["edges"], changes["gap"], changes["window"]
+    period = "" if changes["period"] is None else f", repeated after {changes['period']}"
+    parts = "" if described["components"] == 1 else f"; {described['components']} components"
+    echo(f"peers         {described['peers']}")
+    echo(f"rounds        {changes['rounds']}{period}")
+    echo(f"connections   {described['edges']}, {degree['min']} to {degree['max']} of a peer{parts}")
+    echo(f"edges         {edges['min']} to {edges['max']} in a round, mean {edges['mean']:.2f}")
+    echo(f"sent          {sent['min']} to {sent['max']} messages of a peer in a round, mean {sent['mean']:.2f}")
+    echo(f"spectral gap  {min(gaps):.4f} to {max(gaps):.4f} of a round, mean {fmean(gaps):.4f}")
+    rows = [
+        [f"{start}–{start + window - 1}", f"{gap:.4f}"]
+        for start, gap in zip(changes["starts"], changes["window_gap"], strict=True)
+    ]
+    shown = rows if len(rows) <= MOST_WINDOWS else [*rows[: MOST_WINDOWS - 1], ["…", ""], rows[-1]]
+    print_table(["rounds", "spectral gap of their product"], shown)
 
 
 @click.group()

@@ -7,12 +7,20 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
 from p2pfl.errors import MissingExtra, ModelError
-from p2pfl.messaging.topology import Topology
+from p2pfl.messaging.topology import Topology, averaging_gap
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from p2pfl.run_file.graphs import Schedule
+
+WINDOW = 10
+"""Rounds of whose product the spectral gap is shown, if the graphs of a run do not repeat."""
 
 
 def describe_algorithm(name: str) -> dict[str, Any]:
@@ -63,20 +71,72 @@ def describe_graph(topology: Topology) -> dict[str, Any]:
     }
 
 
-def draw_graph(topology: Topology, file: Path) -> None:
-    """Write a PNG. Raises MissingExtra if matplotlib is not installed."""
+def describe_changes(schedule: Schedule, rounds: int, window: int | None = None) -> dict[str, Any]:
+    """Return how a graph changes: what a round costs, and how fast information spreads over time.
+
+    Args:
+        rounds: of the run.
+        window: rounds of whose product the spectral gap is computed; default: the period, or else ``WINDOW``.
+
+    Returns:
+        ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``:
+        pairs of neighbors in a round; ``gap``: of each round on its own; ``window_gap``: of each window, whose first
+        round is in ``starts``.
+    """
+    window = min(rounds, window or schedule.period or WINDOW)
+    graphs = [schedule(t) for t in range(rounds)]
+    sent = [len(receivers) for graph in graphs for receivers in graph.receivers]
+    starts = list(range(0, rounds - window + 1, window))
+    return {
+        "rounds": rounds,
+        "period": schedule.period,
+        "sent": {"min": min(sent), "mean": fmean(sent), "max": max(sent)},
+        "edges": {
+            "min": min(len(graph.edges) for graph in graphs),
+            "mean": fmean(len(graph.edges) for graph in graphs),
+            "max": max(len(graph.edges) for graph in graphs),
+        },
+        "gap": [averaging_gap([graph]) for graph in graphs],
+        "window": window,
+        "starts": starts,
+        "window_gap": [averaging_gap(graphs[start : start + window]) for start in starts],
+    }
+
+
+def draw_changes(changes: dict[str, Any], file: Path) -> None:
+    """Write a PNG of the spectral gap over time. Raises MissingExtra if matplotlib is not installed."""
+    figure = _figure((8, 4))
+    axes = figure.add_subplot()
+    axes.plot(changes["gap"], color="0.6", linewidth=0.8, label="each round")
+    window = changes["window"]
+    ends = [start + window - 1 for start in changes["starts"]]
+    label = "round" if window == 1 else f"the product of {window} rounds"
+    axes.plot(ends, changes["window_gap"], color="black", marker=".", label=label)
+    axes.set(xlabel="round", ylabel="spectral gap", ylim=(-0.02, 1.02))
+    axes.legend(frameon=False)
+    figure.savefig(file, dpi=150, format="png")  # regardless of the extension
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    """Return an empty figure that can be saved. Raises MissingExtra if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "report", "drawing a graph") from None
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def draw_graph(topology: Topology, file: Path) -> None:
+    """Write a PNG. Raises MissingExtra if matplotlib is not installed."""
+    figure = _figure((6, 6))
     graph = nx.Graph(topology.edges)
     graph.add_nodes_from(range(topology.peers))
     # A spring layout untangles every graph but a complete one.
     complete = topology.diameter is not None and topology.diameter <= 1
     positions = nx.circular_layout(graph) if complete else nx.spring_layout(graph, seed=0)
-    figure = Figure(figsize=(6, 6), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot(aspect="equal")
     axes.set_axis_off()
     for i, j in topology.edges:

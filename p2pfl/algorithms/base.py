@@ -78,7 +78,10 @@ class Algorithm(Trainer, ABC, Generic[H]):
     needs_validation: ClassVar[bool] = False
     """The algorithm learns from validation samples: each peer must have some."""
     prunes: ClassVar[bool] = False
-    """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from."""
+    """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from. The
+    graph must stay the same."""
+    replies: ClassVar[bool] = False
+    """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the algorithm's state, in checkpoints and digests."""
     pretrained: ClassVar[tuple[str, ...]] = ()

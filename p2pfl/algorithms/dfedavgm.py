@@ -7,7 +7,7 @@ Algorithm 1, in round t on peer i:
     1  y ← x_i, y_before ← x_i
     2  local steps: y ← y − η g(y) + θ (y − y_before)       (momentum restarts in each round)
     3  send z_i = y to the neighbors
-    4  x_i ← Σ_j W_ij z_j                                   (W: Metropolis weights)
+    4  x_i ← Σ_j W_ij z_j                                   (W: Metropolis weights, or W(t))
 
 Differs from the paper:
 
@@ -29,7 +29,7 @@ from pydantic import Field
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, metropolis_row, with_self_weight
+from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
@@ -63,7 +63,7 @@ class DFedAvgM(Algorithm[Hyper]):
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())  # line 1
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)  # line 2
         received = await net.exchange(Parameters(x))  # line 3
-        self.row = metropolis_row(self.me, net.degrees)
+        self.row = net.mixing_weights
         average_neighborhood(x, received, self.row, self.me)  # line 4
 
     def layouts(self) -> Sequence[Layout]:

@@ -110,6 +110,7 @@ class DFML(Algorithm[Hyper]):
     venue = "TMLR 2024"
     url = "https://arxiv.org/abs/2402.01863"
     Hyper = Hyper
+    replies = True
     state = ("model", "peak", "peak_alpha", "peak_round")
 
     def setup(self) -> None:

@@ -9,7 +9,8 @@ Algorithm 1, in round t on peer i:
     2  x_i^{½} = Σ_j W_ij x_j            (exchanged with the neighbors)
     3  x_i ← x_i^{½} − η ∇F_i(x_i)
 
-W are the Metropolis weights of the graph: symmetric and doubly stochastic, and each peer can compute its own row.
+W are the Metropolis weights of the graph: symmetric and doubly stochastic, and each peer can compute its own row. If
+the graph changes, every round t has a W(t).
 
 Differs from the paper:
 
@@ -58,11 +59,6 @@ class Parameters(Body):
     values: dict[str, Tensor]
 
 
-def metropolis_row(me: PeerId, degrees: Mapping[PeerId, int]) -> dict[PeerId, float]:
-    """Return W_ij = 1 / (1 + max(d_i, d_j)) for the neighbors j of ``me``, given the degrees of all of them."""
-    return {j: 1.0 / (1 + max(degrees[me], degree)) for j, degree in degrees.items() if j != me}
-
-
 def with_self_weight(row: Mapping[PeerId, float], me: PeerId) -> dict[PeerId, float]:
     """Return the row with W_ii, which makes it sum to 1, ascending."""
     complete = {**row, me: 1.0 - sum(row[j] for j in sorted(row))}
@@ -105,7 +101,7 @@ class DPSGD(Algorithm[Hyper]):
         self.row: dict[PeerId, float] = {}
 
     async def round(self, t: int, net: Net) -> None:
-        self.row = metropolis_row(self.me, net.degrees)
+        self.row = net.mixing_weights
         x = parameters_of(self.model)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)

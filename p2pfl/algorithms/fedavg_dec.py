@@ -113,6 +113,7 @@ class FedAvgDec(Algorithm[Hyper]):
     venue = "TMLR 2024, Algorithm 2"
     url = "https://arxiv.org/abs/2402.01863"
     Hyper = Hyper
+    replies = True
     state = ("model",)
 
     def setup(self) -> None:

@@ -24,7 +24,7 @@ from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.schema import B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
-from p2pfl.messaging.topology import Topology
+from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 
 Counts = dict[PeerId, dict[str, list[int]]]
@@ -40,7 +40,8 @@ class Endpoint:
 
     Args:
         me: this peer.
-        topology: the whole graph, from the run file.
+        topology: the whole graph, from the run file; of a graph that changes, the union over all rounds. Its
+            neighbors are connected, and open their rounds to each other.
         run_id: 16 hex digits, equal on all peers of a run.
         seed: the run's seed, for ``Net.shared``.
         layouts: what neighbors may send.
@@ -51,6 +52,7 @@ class Endpoint:
         joins: {peer: first round in which it takes part}, for late joiners.
         prunes: the method drops sources (``Net.receive_only_from``).
         store: of the journal's bodies; default: memory.
+        rounds: the graph of each round, within ``topology``, over which the method sends; default: always that.
     """
 
     link: Link
@@ -69,6 +71,7 @@ class Endpoint:
         *,
         prunes: bool = False,
         store: BodyStore | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.me = me
         self.topology = topology
@@ -82,6 +85,7 @@ class Endpoint:
         self.wait_policy = wait_policy or WaitPolicy()
         self.joins = dict(joins or {})
         self.prunes = prunes
+        self.rounds = rounds
         self._topologies: dict[frozenset[PeerId], Topology] = {}
         self.idle = idle
         self.on_receive = on_receive
@@ -108,7 +112,7 @@ class Endpoint:
         self.edges.begin(t, set(self.joined) - before)
         self.journal.begin(t)
         sources = tuple(sorted(self.edges.sources)) if self.prunes else ()
-        to = self.neighbors if t == FOREVER else self.topology_at(t).neighbors[self.me]
+        to = self.neighbors if t == FOREVER else self.joined
         self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
 
     def _awaited_begin(self, t: int) -> bool:
@@ -143,11 +147,20 @@ class Endpoint:
         return [neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= self.t]
 
     def topology_at(self, t: int) -> Topology:
-        """Return the graph of the peers that take part in round ``t``."""
+        """Return the graph of round ``t``, of the peers that take part in it."""
         absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
+        if self.rounds is not None:
+            return self.rounds(t).without(absent) if absent else self.rounds(t)
         if absent not in self._topologies:
             self._topologies[absent] = self.topology.without(absent) if absent else self.topology
         return self._topologies[absent]
+
+    @property
+    def sources(self) -> set[PeerId]:
+        """The neighbors that send to this peer in this round."""
+        if self.rounds is None:
+            return self.edges.sources
+        return self.edges.sources & set(self.topology_at(self.t).sources[self.me])
 
     def next_round(self, t: int) -> int:
         """Return the round to compute after those before ``t``.
@@ -188,7 +201,8 @@ class Endpoint:
         """The neighbors that receive from this peer in this round, as far as known now."""
         if self._receivers is not None:
             return self._receivers
-        return {neighbor for neighbor in self.joined if self.edges.receives(neighbor, self.t)}
+        reached = self.joined if self.rounds is None else self.topology_at(self.t).receivers[self.me]
+        return {neighbor for neighbor in reached if self.edges.receives(neighbor, self.t)}
 
     async def send(self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.

@@ -39,7 +39,7 @@ class Net:
 
     @property
     def neighbors(self) -> tuple[PeerId, ...]:
-        """Neighbors in the graph that have joined, ascending, whether or not messages flow between us."""
+        """Neighbors in this round's graph that have joined, ascending, whether or not messages flow between us."""
         return self._endpoint.topology_at(self.t).neighbors[self.me]
 
     def neighbors_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
@@ -49,7 +49,7 @@ class Net:
     @property
     def sources(self) -> tuple[PeerId, ...]:
         """Neighbors that send to this peer in this round, ascending."""
-        return tuple(sorted(self._endpoint.edges.sources))
+        return tuple(sorted(self._endpoint.sources))
 
     @property
     def receivers(self) -> tuple[PeerId, ...]:
@@ -61,6 +61,14 @@ class Net:
         """Number of neighbors of this peer and of each of its neighbors, ascending."""
         topology = self._endpoint.topology_at(self.t)
         return {peer: topology.degree(peer) for peer in sorted((self.me, *self.neighbors))}
+
+    @property
+    def mixing_weights(self) -> dict[PeerId, float]:
+        """W_ij of each neighbor j that may send to this peer i in this round, ascending; W_ii is what remains to 1.
+
+        Metropolis weights, unless the run file's graph is one that changes and has weights of its own.
+        """
+        return self._endpoint.topology_at(self.t).row(self.me)
 
     # ---- shared randomness
 
@@ -117,7 +125,8 @@ class Net:
         receivers = await self._endpoint.receivers()
         for to in sorted(bodies):
             if to not in receivers:
-                reason = "it stopped receiving" if to in self._endpoint.neighbors else "not a neighbor"
+                neighbor = to in self._endpoint.topology_at(self.t).receivers[self.me]
+                reason = "it stopped receiving" if neighbor else "not a neighbor"
                 raise NotANeighbor(f"peer {self.me} cannot send to peer {to} in round {self.t}: {reason}")
         for to in sorted(bodies):
             await self._endpoint.send([to], bodies[to])
@@ -138,7 +147,7 @@ class Net:
         """
         senders = self.sources if of is None else tuple(of)
         for sender in senders:
-            if sender not in self._endpoint.edges.sources:
+            if sender not in self._endpoint.sources:
                 raise NotANeighbor(f"peer {self.me} does not receive from peer {sender} in round {self.t}")
         messages = await self._endpoint.take(kind.kind(), senders, self.t, patience)
         return {sender: cast(B, message.body) for sender, message in messages.items()}
@@ -174,7 +183,7 @@ class Net:
         self._endpoint.edges.receive_only_from(senders)
 
     async def allreduce(self, body: B, op: Literal["mean", "sum"] = "mean") -> B:
-        """Return the mean or sum over all peers of the connected component, bit-identical on every peer.
+        """Return the mean or sum over all peers of the connected component, bit-identical on every peer of it.
 
         Partial sums go up a breadth-first spanning tree of the graph to its lowest id (children in ascending order),
         and the total comes back down: 2 messages per tree edge. Every peer must call it in the same round. A missing
@@ -185,7 +194,10 @@ class Net:
             op: ``mean`` or ``sum``.
         """
         endpoint = self._endpoint
-        tree = endpoint.topology_at(self.t).spanning_tree
+        topology = endpoint.topology_at(self.t)
+        if topology.directed:
+            raise NetError("allreduce: edges of this round's graph have one direction only; use an undirected graph")
+        tree = topology.spanning_tree
         parent, children = tree.parent[self.me], tree.children[self.me]
         own, plain = take_apart(body)
         if plain:

@@ -1,8 +1,12 @@
-"""The undirected graph over which peers exchange messages: neighbors, components, spanning tree, mixing weights."""
+"""The graph over which peers exchange messages: neighbors, components, spanning tree, mixing weights.
+
+A run's graph is a :class:`Topology`. In a graph that changes, every round has one of its own, which may be a
+:class:`WeightedTopology`; the peers are connected over the union of all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -11,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Edge = tuple[int, int]
+Rounds = Callable[[int], "Topology"]
+"""The graph of each round."""
 
 
 class SpanningTree(NamedTuple):
@@ -58,6 +64,34 @@ class Topology:
 
     def degree(self, peer: int) -> int:
         return len(self.neighbors[peer])
+
+    @property
+    def sources(self) -> Sequence[tuple[int, ...]]:
+        """The neighbors that send to each peer, ascending."""
+        return self.neighbors
+
+    @property
+    def receivers(self) -> Sequence[tuple[int, ...]]:
+        """The neighbors that each peer sends to, ascending."""
+        return self.neighbors
+
+    @property
+    def directed(self) -> bool:
+        """Whether some peer sends to another that does not send to it."""
+        return False
+
+    def row(self, peer: int) -> dict[int, float]:
+        """Return W_ij, with which peer i averages what each source j sends, ascending; W_ii is what remains to 1."""
+        return metropolis_row(peer, {j: self.degree(j) for j in (peer, *self.neighbors[peer])})
+
+    def mixing_matrix(self) -> NDArray[np.float64]:
+        """Return W, shape (peers, peers): rows sum to 1."""
+        weights = np.zeros((self.peers, self.peers))
+        for i in range(self.peers):
+            for j, weight in self.row(i).items():
+                weights[i, j] = weight
+        np.fill_diagonal(weights, 1.0 - weights.sum(axis=1))
+        return weights
 
     @property
     def connected(self) -> bool:
@@ -126,3 +160,86 @@ class Topology:
                 height[peer] = max((height[child] + 1 for child in children[peer]), default=0)
                 size[peer] = 1 + sum(size[child] for child in children[peer])
         return SpanningTree(tuple(parent), tuple(map(tuple, children)), tuple(root), tuple(height), tuple(size))
+
+
+@dataclass(frozen=True)
+class WeightedTopology(Topology):
+    """A graph whose edges have a direction, a weight, or both. Neighbors are those in either direction."""
+
+    rows: tuple[Mapping[int, float], ...]
+    """``rows[i][j]`` is W_ij, with which peer i averages what its source j sends; j ascending."""
+
+    @classmethod
+    def from_arcs(cls, peers: int, arcs: Iterable[tuple[int, int, float]]) -> WeightedTopology:
+        """Build a graph from (sender, receiver, weight). Of equal arcs, the last one counts."""
+        rows: list[dict[int, float]] = [{} for _ in range(peers)]
+        neighbors: list[set[int]] = [set() for _ in range(peers)]
+        for sender, receiver, weight in arcs:
+            rows[receiver][sender] = weight
+            neighbors[sender].add(receiver)
+            neighbors[receiver].add(sender)
+        return cls(
+            tuple(tuple(sorted(ids)) for ids in neighbors), tuple({j: row[j] for j in sorted(row)} for row in rows)
+        )
+
+    @classmethod
+    def averaging(cls, peers: int, arcs: Iterable[Edge]) -> WeightedTopology:
+        """Build a graph from (sender, receiver), in which each peer takes the mean of what it has and receives."""
+        pairs = sorted(set(arcs))
+        received = [0] * peers
+        for _, receiver in pairs:
+            received[receiver] += 1
+        return cls.from_arcs(peers, ((i, j, 1.0 / (1 + received[j])) for i, j in pairs))
+
+    @cached_property
+    def sources(self) -> Sequence[tuple[int, ...]]:
+        return tuple(tuple(row) for row in self.rows)
+
+    @cached_property
+    def receivers(self) -> Sequence[tuple[int, ...]]:
+        receivers: list[list[int]] = [[] for _ in self.rows]
+        for receiver, row in enumerate(self.rows):
+            for sender in row:
+                receivers[sender].append(receiver)
+        return tuple(map(tuple, receivers))
+
+    @property
+    def directed(self) -> bool:
+        return self.sources != self.receivers
+
+    def row(self, peer: int) -> dict[int, float]:
+        return dict(self.rows[peer])
+
+    def without(self, peers: Collection[int]) -> WeightedTopology:
+        """Return the same peers without the edges of ``peers``, whose weights the other ends keep for themselves."""
+        arcs = (
+            (sender, receiver, weight)
+            for receiver, row in enumerate(self.rows)
+            for sender, weight in row.items()
+            if sender not in peers and receiver not in peers
+        )
+        return WeightedTopology.from_arcs(self.peers, arcs)
+
+    @cached_property
+    def spectral_gap(self) -> float:
+        return averaging_gap([self])
+
+
+def metropolis_row(me: int, degrees: Mapping[int, int]) -> dict[int, float]:
+    """Return W_ij = 1 / (1 + max(d_i, d_j)) for the neighbors j of ``me``, given the degrees of all of them."""
+    return {j: 1.0 / (1 + max(degrees[me], degree)) for j, degree in degrees.items() if j != me}
+
+
+def averaging_gap(rounds: Iterable[Topology]) -> float:
+    """Return by what fraction these rounds, one after the other, reduce the disagreement of the peers, at least.
+
+    That is 1 - ‖(I - J) W(t+k-1) ⋯ W(t)‖₂ with J = 11ᵀ/n: 1 if the peers agree in the end, whatever they start with.
+    For a single round with symmetric W it is the spectral gap.
+    """
+    product: NDArray[np.float64] | None = None
+    for topology in rounds:
+        weights = topology.mixing_matrix()
+        product = weights if product is None else weights @ product
+    if product is None or len(product) == 1:
+        return 1.0
+    return max(0.0, 1.0 - float(np.linalg.norm(product - product.mean(axis=0), ord=2)))

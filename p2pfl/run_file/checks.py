@@ -11,6 +11,7 @@ from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import addresses, public_keys
 from p2pfl.run_file.addresses import is_loopback
+from p2pfl.run_file.graphs import ChangingGraph, Graph
 from p2pfl.run_file.options import Loc, OptionProblem
 from p2pfl.run_file.schema import RunFile
 
@@ -80,6 +81,25 @@ def _check_security(file: RunFile) -> Iterator[OptionProblem]:
             "set transport.keys to their folder, or allow unencrypted connections with transport.insecure: true"
         )
         yield OptionProblem(("transport", "host"), text)
+
+
+def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> Iterator[OptionProblem]:
+    """The graph must meet the method's requirements."""
+    if not isinstance(graph, ChangingGraph):
+        return
+    name = file.graph.name
+    if method.prunes:
+        text = (
+            f"{file.algorithm.name} learns which neighbors to keep for good, so the graph must stay the same, but "
+            f"{name!r} changes; choose another graph, or a method such as dpsgd"
+        )
+        yield OptionProblem(("graph",), text)
+    elif method.replies and graph.directed:
+        text = (
+            f"{file.algorithm.name} has peers answer each other, so edges need both directions, but those of "
+            f"{name!r} have one; choose an undirected graph, or a method such as dpsgd"
+        )
+        yield OptionProblem(("graph",), text)
 
 
 def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[OptionProblem]:

@@ -6,7 +6,7 @@ All problems are reported at once, each as ``file:line: key: what was found; wha
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -17,7 +17,7 @@ from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import plugin_files, plugin_sources
-from p2pfl.run_file.checks import cross_checks
+from p2pfl.run_file.checks import check_graph, cross_checks
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
 from p2pfl.run_file.plugin_files import naming_lines
@@ -113,20 +113,23 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     if file is None:
         raise source.error(problems)
 
-    problems.extend(cross_checks(file, ALGORITHMS[file.algorithm.name] if hyper is not None else None))
-    topology = None
+    method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
+    problems.extend(cross_checks(file, method))
+    if graph is not None and method is not None:
+        problems.extend(check_graph(file, method, graph))
+    topology = schedule = None
     if graph is not None:
         try:
             with naming_lines():
-                topology = graph.build(file.peers, file.seed, base)
+                topology, schedule = graph.plan(file.peers, file.seed, base, file.rounds)
         except PluginError:
             raise
         except P2pflError as error:
             problems.append(OptionProblem(("graph",), str(error)))
     if problems:
         raise source.error(problems)
-    parts = (hyper, graph, topology, dataset, partition, augmentation)
-    assert all(part is not None for part in parts)  # otherwise there are problems
+    assert all(part is not None for part in (hyper, graph, topology, dataset, partition, augmentation))
+    parts = (hyper, graph, topology, schedule, dataset, partition, augmentation)
     plugins += plugin_files.used_of_announced(_names(file))
     return Run(file, *parts, tuple(plugins), source.locate)  # type: ignore[arg-type]
 
@@ -176,7 +179,7 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
     data = file.data
     return [
         ("algorithm", file.algorithm.name),
-        ("graph", file.graph.name),
+        *(("graph", name) for name in _graph_names(file.graph.name, file.graph.given)),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
         ("augmentation", data.augment.name),
@@ -184,6 +187,15 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         *(("backbone", member.partition("+")[0]) for member in file.models.group.members),
         *(("head", member.partition("+")[2]) for member in file.models.group.members),
     ]
+
+
+def _graph_names(name: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """The names in a graph's section: a list of graphs has several."""
+    yield name
+    members = given.get("graphs")
+    for member in members if isinstance(members, list | tuple) else ():
+        named = Named.model_validate(Named.from_value(member))
+        yield from _graph_names(named.name, named.given)
 
 
 def _known_keys(path: Loc) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file import config_hash
-from p2pfl.run_file.graphs import Graph
+from p2pfl.run_file.graphs import Graph, Schedule
 from p2pfl.run_file.options import Loc, OptionErrors, Options
 from p2pfl.run_file.plugin_files import activate
 from p2pfl.run_file.plugin_sources import Plugin, copy
@@ -31,6 +31,8 @@ class Run:
     Attributes:
         file: the run file as written, with overrides applied.
         hyper: the algorithm's hyper-parameters.
+        topology: the graph over which the peers connect; of one that changes, the union over all rounds.
+        schedule: the graph of each round, if it changes.
         loader: loads the dataset.
         plugins: code from outside that it uses.
     """
@@ -39,6 +41,7 @@ class Run:
     hyper: Options
     graph: Graph
     topology: Topology
+    schedule: Schedule | None
     loader: Loader
     partition: Partition
     augmentation: Augmentation
@@ -87,7 +90,7 @@ class Run:
         plain = self.file.model_dump(mode="json")
         plain["models"] = self.file.models.resolved()
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
-        plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology)
+        plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology, self.schedule)
         plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict()}
         data = plain["data"]
         data["dataset"] = {"name": self.file.data.dataset.name, **self.loader.to_dict()}

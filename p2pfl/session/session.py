@@ -100,6 +100,7 @@ class Session:
             run.file.joins_at,
             prunes=self.algorithm.prunes,
             store=store,
+            rounds=run.schedule,
         )
         self.totals = Totals()
         self.status = Status(me, pid)

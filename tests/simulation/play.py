@@ -24,7 +24,7 @@ from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
 from tests.simulation.mesh import Mesh
 from tests.simulation.reference import reference_results
-from tests.simulation.schedule import FOREVER, Schedule, draw
+from tests.simulation.schedule import FOREVER, Schedule, draw, with_changing_graph
 
 
 @dataclass
@@ -50,10 +50,12 @@ class Outcome:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
-def play(seed: int) -> Outcome:
-    """Draw the schedule of a seed and run it."""
+def play(seed: int, *, changing: bool = False) -> Outcome:
+    """Draw the schedule of a seed and run it, perhaps with another graph in every round."""
     random = Random(seed)
     schedule = draw(random)
+    if changing:
+        schedule = with_changing_graph(schedule, seed)
     with _simulated():
         outcome = Outcome(seed, schedule)
         try:

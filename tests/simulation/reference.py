@@ -13,6 +13,7 @@ from p2pfl import PeerId
 from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
+from p2pfl.run_file.graphs import Schedule as GraphSchedule
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.run_folder import Result
@@ -90,7 +91,12 @@ def run_of(schedule: Schedule) -> Run:
         "eval_every": schedule.rounds,
         "transport": schedule.transport,
     }
-    return replace(template, file=template.file.model_copy(update=changes), topology=schedule.topology)
+    return replace(
+        template,
+        file=template.file.model_copy(update=changes),
+        topology=schedule.topology,
+        schedule=None if schedule.rounds_graphs is None else GraphSchedule(schedule.rounds_graphs, None),
+    )
 
 
 @cache

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from typing import Literal
 
 from p2pfl import PeerId
-from p2pfl.messaging.topology import Topology
+from p2pfl.messaging.topology import Rounds, Topology, WeightedTopology
 from p2pfl.run_file.schema import Transport
 from tests.simulation.network import NetworkConditions, Partition
 
@@ -62,6 +63,8 @@ class Schedule:
     never_restarted: frozenset[PeerId]
     corruption_rate: float
     burst: int = 1
+    rounds_graphs: Rounds | None = None
+    """The graph of each round, if it changes."""
 
     def __str__(self) -> str:
         transport, conditions = self.transport, self.conditions
@@ -69,7 +72,8 @@ class Schedule:
         if transport.adaptive is not None:
             waits += f" adaptive={transport.adaptive:g}"
         lines = [
-            f"{self.topology.peers} peers, edges {' '.join(f'{i}-{j}' for i, j in self.topology.edges)}",
+            f"{self.topology.peers} peers, edges {' '.join(f'{i}-{j}' for i, j in self.topology.edges)}"
+            + ", changing" * (self.rounds_graphs is not None),
             f"rounds={self.rounds} checkpoint_every={self.checkpoint_every} joins_at={dict(self.joins_at)}",
             *(
                 f"round {t}: {', '.join(operations)}{'; prune' * (t in self.prune_rounds)}"
@@ -128,6 +132,28 @@ def draw(random: Random) -> Schedule:
         few = min(schedule.conditions.capacity, 4)
         schedule = replace(schedule, burst=8, conditions=replace(schedule.conditions, capacity=few))
     return schedule
+
+
+def with_changing_graph(schedule: Schedule, seed: int) -> Schedule:
+    """Return the schedule with another graph in every round, within its topology: half of the edges at random.
+
+    In half of the cases they have one direction only; then nothing is pruned or summed up.
+    """
+    directed = Random(f"directed {seed}").random() < 0.5
+    peers, edges = schedule.topology.peers, schedule.topology.edges
+
+    @cache
+    def at(t: int) -> Topology:
+        random = Random(f"{seed} {t}")
+        if directed:
+            arcs = [arc for i, j in edges for arc in ((i, j), (j, i)) if random.random() < 0.5]
+            return WeightedTopology.averaging(peers, arcs)
+        return Topology.from_edges(peers, [edge for edge in edges if random.random() < 0.5])
+
+    operations = [
+        [operation for operation in each if operation != "sum" or not directed] for each in schedule.operations
+    ]
+    return replace(schedule, operations=operations, prune_rounds=frozenset(), rounds_graphs=at)
 
 
 def _graph(random: Random, peers: int) -> Topology:

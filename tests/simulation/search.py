@@ -20,38 +20,39 @@ from tests.simulation.play import Outcome, play
 @click.option("--minutes", default=30.0, show_default=True, help="Real time after which the search ends.")
 @click.option("--replay", type=int, metavar="SEED", help="Play one schedule twice and print its events.")
 @click.option("--bug", type=click.Choice([*PLANTED_BUGS, "all"]), help="Plant a bug and search until it is found.")
-def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None) -> None:
+@click.option("--changing", is_flag=True, help="Another graph in every round.")
+def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None, changing: bool) -> None:
     if bug == "all":
         _find_all(schedules, seed)
     elif replay is not None:
-        _replay(replay, bug)
+        _replay(replay, bug, changing)
     else:
-        _search(schedules, seed, minutes, bug)
+        _search(schedules, seed, minutes, bug, changing)
 
 
-def outcomes(schedules: int, seed: int, bug: str | None = None) -> Iterator[Outcome]:
-    """Play schedules one after the other, with a planted bug or without."""
+def outcomes(schedules: int, seed: int, bug: str | None = None, *, changing: bool = False) -> Iterator[Outcome]:
+    """Play schedules one after the other, with a planted bug or without, perhaps with graphs that change."""
     with _planted(bug):
         for number in range(seed, seed + schedules):
-            yield play(number)
+            yield play(number, changing=changing)
 
 
 def _planted(bug: str | None) -> AbstractContextManager[None]:
     return nullcontext() if bug is None else PLANTED_BUGS[bug].planted()
 
 
-def _search(schedules: int, seed: int, minutes: float, bug: str | None) -> None:
+def _search(schedules: int, seed: int, minutes: float, bug: str | None, changing: bool) -> None:
     began = time.perf_counter()
     counts: Counter[str] = Counter()
     played, without_deadlines, virtual, failed = 0, 0, 0.0, 0
-    for outcome in outcomes(schedules, seed, bug):
+    for outcome in outcomes(schedules, seed, bug, changing=changing):
         played += 1
         without_deadlines += outcome.schedule.waits_forever
         virtual += outcome.seconds
         counts += outcome.counts
         if outcome.violations:
             failed += 1
-            _show(outcome, bug)
+            _show(outcome, bug, changing)
             if bug is not None:
                 break
         if sys.stderr.isatty() and played % 20 == 0:
@@ -82,20 +83,20 @@ def _find_all(schedules: int, seed: int) -> None:
     sys.exit(1 if missed else 0)
 
 
-def _show(outcome: Outcome, bug: str | None) -> None:
+def _show(outcome: Outcome, bug: str | None, changing: bool) -> None:
     click.echo(f"seed {outcome.seed}, trace {outcome.trace_digest[:16]}")
     for violation in outcome.violations[:5]:
         click.echo(f"    {violation}")
-    option = "" if bug is None else f" --bug {bug}"
+    option = ("" if bug is None else f" --bug {bug}") + " --changing" * changing
     click.echo(f"    python -m tests.simulation --replay {outcome.seed}{option}")
 
 
-def _replay(seed: int, bug: str | None) -> None:
-    first, second = (next(outcomes(1, seed, bug)) for _ in range(2))
+def _replay(seed: int, bug: str | None, changing: bool) -> None:
+    first, second = (next(outcomes(1, seed, bug, changing=changing)) for _ in range(2))
     click.echo(first.schedule)
     for event in first.trace:
         click.echo(event)
-    _show(first, bug)
+    _show(first, bug, changing)
     same = first.trace_digest == second.trace_digest
     click.echo("played twice: same trace" if same else f"played twice: TRACES DIFFER, {second.trace_digest[:16]}")
     sys.exit(0 if same and not first.violations else 1)

@@ -28,6 +28,14 @@ def test_finds_no_violation(first_seed: int) -> None:
     assert counts["checkpoints corrupted"] > 0
 
 
+def test_finds_no_violation_in_graphs_that_change() -> None:
+    played = list(outcomes(CHUNK, 400_000, changing=True))
+    assert [(outcome.seed, outcome.violations) for outcome in played if outcome.violations] == []
+    graphs = [outcome.schedule.rounds_graphs for outcome in played]
+    assert {at is not None and any(at(t).directed for t in range(5)) for at in graphs} == {True, False}
+    assert sum((outcome.counts for outcome in played), Counter[str]())["crashes"] > 0
+
+
 @pytest.mark.parametrize(
     ("bug", "first_seed"),
     # None of the first 120 schedules finds the last one.

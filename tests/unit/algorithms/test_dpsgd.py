@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhood, metropolis_row, with_self_weight
+from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhood, with_self_weight
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.messaging.topology import Topology
+from p2pfl.messaging.topology import Topology, metropolis_row
 from p2pfl.models import Model
-from p2pfl.run_file.graphs import SmallWorld
+from p2pfl.run_file.graphs.static import SmallWorld
 from p2pfl.run_file.options import OptionErrors
 from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
 

@@ -169,6 +169,15 @@ def test_mounts_a_graph_file(file: Path) -> None:
         }  # fmt: skip
 
 
+def test_mounts_every_file_of_a_list_of_graphs(file: Path) -> None:
+    Path("edges.txt").write_text("".join(f"{peer} {(peer + 1) % 12}\n" for peer in range(12)))
+    Path("moves.csv").write_text("0,0,1\n")
+    graphs = "[{name: file, path: edges.txt}, {name: trace, path: moves.csv, repeat: true}]"
+    sets = [f"graph={{name: list, graphs: {graphs}}}", "algorithm=dpsgd", "models=tiny-cnn"]
+    volumes = load_compose(ComposeFile(file, sets))["services"]["peer-0"]["volumes"]
+    assert {"./edges.txt", "./moves.csv"} <= {volume["source"] for volume in volumes if isinstance(volume, dict)}
+
+
 # ---- keys
 
 

@@ -13,6 +13,7 @@ import torch
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.topology import Topology, WeightedTopology
 from tests.bodies import LAYOUTS, PAIR, Word, complete, line, texts, vector
 from tests.mesh_fixtures import run_all
 
@@ -87,6 +88,65 @@ async def test_a_dropped_edge_rejects_messages_on_both_sides(local: Any) -> None
     zero.prunes = False
     with pytest.raises(NetError, match="must declare `prunes = True`"):
         net.receive_only_from([])
+
+
+ONE_WAY = WeightedTopology.averaging(3, [(0, 1), (1, 2)])
+PAIRS = Topology.from_edges(3, [(0, 1)])
+
+
+def one_way_in_even_rounds(t: int) -> Topology:
+    return PAIRS if t % 2 else ONE_WAY
+
+
+async def test_the_rounds_graph_decides_who_sends_to_whom_and_with_which_weight(local: Any) -> None:
+    endpoints = await local.open(line(3), LAYOUTS)
+    for endpoint in endpoints:
+        endpoint.rounds = one_way_in_even_rounds
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    assert [net.sources for net in nets] == [(), (0,), (1,)]
+    assert [net.receivers for net in nets] == [(1,), (2,), ()]
+    assert [net.neighbors for net in nets] == [(1,), (0, 2), (1,)]
+    assert [net.mixing_weights for net in nets] == [{}, {0: 0.5}, {1: 0.5}]
+    assert [net.neighbors_of(2, t) for net in nets for t in (0, 1)] == [(1,), ()] * 3
+    received = await run_all(endpoints, lambda each: each.begin(0).exchange(Word(f"{each.me}")))
+    assert [texts(bodies) for bodies in received] == [{}, {0: "0"}, {1: "1"}]
+    for endpoint in endpoints:
+        endpoint.finish(0)
+    received = await run_all(endpoints, lambda each: each.begin(1).exchange(Word(f"{each.me}")))
+    assert [texts(bodies) for bodies in received] == [{1: "1"}, {0: "0"}, {}]
+    assert endpoints[2].begin(1).mixing_weights == {}
+
+
+async def test_neighbors_of_other_rounds_are_rejected(local: Any) -> None:
+    endpoints = await local.open(line(3), LAYOUTS)
+    for endpoint in endpoints:
+        endpoint.rounds = one_way_in_even_rounds
+    net = endpoints[1].begin(0)
+    with pytest.raises(NotANeighbor, match="peer 1 cannot send to peer 0 in round 0: not a neighbor"):
+        await net.send(0, Word(""))
+    with pytest.raises(NotANeighbor, match="peer 1 does not receive from peer 2 in round 0"):
+        await net.gather(Word, of=[2])
+    with pytest.raises(NetError, match="allreduce: edges of this round's graph have one direction only"):
+        await net.allreduce(vector(1.0, 2.0, 3.0))
+
+
+async def test_allreduce_sums_over_the_component_of_the_rounds_graph(local: Any) -> None:
+    endpoints = await local.open(line(3), LAYOUTS)
+    for endpoint in endpoints:
+        endpoint.rounds = lambda t: PAIRS
+    sums = await run_all(endpoints, lambda each: each.begin(0).allreduce(vector(each.me + 1.0, 0, 0), "sum"))
+    assert [float(body.x[0]) for body in sums] == [3.0, 3.0, 3.0]
+    assert [len(endpoint.sent) for endpoint in endpoints] == [1, 1, 0]
+
+
+async def test_late_joiners_are_not_part_of_a_rounds_graph(local: Any) -> None:
+    endpoints = await local.open(line(3), LAYOUTS)
+    endpoint = endpoints[1]
+    endpoint.rounds, endpoint.joins = one_way_in_even_rounds, {0: 2}
+    assert endpoint.topology_at(0).sources[1] == ()
+    assert endpoint.topology_at(0).receivers[1] == (2,)
+    assert endpoint.topology_at(1).edges == []
+    assert endpoint.topology_at(2) == ONE_WAY
 
 
 async def test_shared_draws_the_same_on_every_peer_and_anew_each_round(local: Any) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.graphs import GRAPHS, Bridge, Complete, Edges, ErdosRenyi, FromFile, Torus
+from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.graphs.static import Bridge, Complete, Edges, ErdosRenyi, FromFile, Torus
 
 HERE = Path()
 

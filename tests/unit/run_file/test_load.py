@@ -36,7 +36,8 @@ TOP = (
     "threads, slots, eval_every, global_test, masked_test, checkpoint_every, out"
 )
 GRAPH_NAMES = (
-    "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file"
+    "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file, "
+    "one-peer-exponential, base-k, el-oracle, el-local, matchings, list, trace"
 )
 MODEL_NAMES = (
     "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "

@@ -192,6 +192,7 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     yield
     plugin_files.activate([])
     ALGORITHMS.unregister("head-mean")
+    GRAPHS.unregister("turns")
     for name in set(sys.modules) - before:
         if name.startswith("lab_methods"):
             del sys.modules[name]
@@ -381,3 +382,76 @@ def test_file_with_the_name_of_a_library_is_refused(project: Project) -> None:
     file = project(RUN.replace("my_method.py", "yaml.py"), yaml=METHOD)
     with pytest.raises(PluginError, match=r"yaml\.py:1: 'yaml' is also the name of a library; rename the file"):
         load(file)
+
+
+# ---- graphs that change
+
+TURNS = '''\
+from p2pfl import plugins
+from p2pfl.run_file.graphs import ChangingGraph
+
+
+@plugins.graph("turns")
+class Turns(ChangingGraph):
+    """Edge 0-1, then 1-2, …"""
+
+    def edges_at(self, t, peers, seed, base):
+        return [(t % (peers - 1), t % (peers - 1) + 1)]
+
+    def period(self, peers):
+        return peers - 1
+'''
+TURNS_RUN = """\
+name: mine
+peers: 4
+rounds: 6
+plugins: [turns.py]
+graph: turns
+data: {dataset: digits}
+algorithm: local
+"""
+
+
+def test_graph_of_a_plugin_may_change(tmp_path: Path) -> None:
+    (tmp_path / "turns.py").write_text(TURNS)
+    (tmp_path / "run.yaml").write_text(TURNS_RUN)
+    run = load(tmp_path / "run.yaml")
+    assert run.schedule is not None
+    assert [run.schedule(t).edges for t in range(5)] == [[(0, 1)], [(1, 2)], [(2, 3)], [(0, 1)], [(1, 2)]]
+    assert run.topology.edges == [(0, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "blamed", "message"),
+    [
+        (
+            "t, peers, seed, base",
+            "t, peers",
+            "def edges_at",
+            r"edges_at\(self, t, peers\) should take \(self, t, peers",
+        ),
+        ("edges_at", "edgse_at", "@plugins", r"Turns must define edges_at\(self, t, peers, seed, base\)"),
+        ("self, peers):", "self):", "def period", r"period\(self\) should take \(self, peers\)"),
+        ("return [(t", "return [(1 // (t - 2) * 0 + t", "return", "ZeroDivisionError"),
+    ],
+)
+def test_mistake_in_a_graph_that_changes_names_its_line(
+    old: str, new: str, blamed: str, message: str, tmp_path: Path
+) -> None:
+    text = TURNS.replace(old, new, 1)
+    (tmp_path / "turns.py").write_text(text)
+    (tmp_path / "run.yaml").write_text(TURNS_RUN)
+    line = text[: text.index(blamed)].count("\n") + 1
+    with pytest.raises(PluginError, match=rf"turns\.py:{line}: .*{message}"):
+        load(tmp_path / "run.yaml")
+
+
+def test_graphs_in_a_list_record_the_package_that_they_come_from(installed: Path, tmp_path: Path) -> None:
+    (installed / "lab_methods" / "heads.py").write_text(TURNS)
+    (tmp_path / "run.yaml").write_text(
+        TURNS_RUN.replace("plugins: [turns.py]\n", "").replace("turns", "{name: list, graphs: [ring, turns]}")
+    )
+    run = load(tmp_path / "run.yaml")
+    assert [plugin.name for plugin in run.plugins] == ["lab_methods.heads"]
+    assert run.schedule is not None
+    assert [len(run.schedule(t).edges) for t in range(4)] == [4, 1, 4, 1]

@@ -1,8 +1,4 @@
-"""The ``graph`` section of a run file: graph generators and files.
-
-A :class:`Graph` holds the parameters of one generator or file; ``build`` makes the :class:`Topology`. Equal seeds
-give equal graphs on every host. :data:`GRAPHS` maps the names allowed in a run file to classes.
-"""
+"""Graphs that stay the same for the whole run: generators and files."""
 
 from __future__ import annotations
 
@@ -19,62 +15,11 @@ from xml.etree.ElementTree import ParseError
 
 from pydantic import Field, PositiveInt
 
-from p2pfl import rng
-from p2pfl.errors import Problem, RunFileError
+from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Edge, Topology
-from p2pfl.run_file.options import Options, Table
-
-DRAWS = 100
-"""Maximum draws of a random graph until one is connected."""
+from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Graph(Options):
-    """Base of all graphs. A subclass implements ``edges_of``; a random one also sets ``random``."""
-
-    random: ClassVar[bool] = False
-
-    allow_disconnected: bool = False
-    """Accept a graph in which some peers cannot reach each other."""
-
-    def build(self, peers: int, seed: int, base: Path) -> Topology:
-        """Build the graph. A random one is drawn up to ``DRAWS`` times, until it is connected.
-
-        Args:
-            base: the folder that relative paths start from.
-
-        Raises:
-            RunFileError: the parameters do not fit ``peers``, or the graph is not connected.
-        """
-        for attempt in range(DRAWS if self.random else 1):
-            draw = int(rng.shared(seed, "graph", attempt).integers(2**32))
-            topology = Topology.from_edges(peers, self._checked(self.edges_of(peers, draw, base), peers))
-            if topology.connected or self.allow_disconnected:
-                return topology
-        prefix = f"none of {DRAWS} draws is connected; the last one" if self.random else "not connected; it"
-        raise _error(
-            f"{prefix} has the components {_shortened(topology.components)}; "
-            "add edges, or set allow_disconnected: true"
-        )
-
-    def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        """The edges, in any order and direction. Raises RunFileError if the parameters do not fit."""
-        raise NotImplementedError
-
-    def resolved(self, name: str, topology: Topology) -> dict[str, Any]:
-        """The section as written to a resolved run file, which must not depend on other files."""
-        return {"name": name, **self.to_dict()}
-
-    def _checked(self, edges: Iterable[Edge], peers: int) -> Iterable[Edge]:
-        for i, j in edges:
-            if i == j:
-                raise _error(f"edge {i}-{j} connects a peer to itself")
-            for end in (i, j):
-                if not 0 <= end < peers:
-                    raise _error(f"edge {i}-{j}: no peer {end}; the {peers} peers are 0 to {peers - 1}")
-            yield i, j
 
 
 class Complete(Graph):
@@ -122,9 +67,9 @@ class Torus(Graph):
         cols = self.cols or peers // rows
         if rows * cols != peers:
             requested = " x ".join("?" if size is None else str(size) for size in (self.rows, self.cols))
-            raise _error(f"{peers} peers do not fill a torus of {requested} (rows x cols)")
+            raise graph_error(f"{peers} peers do not fill a torus of {requested} (rows x cols)")
         if rows == 1 and self.rows is None and self.cols is None:
-            raise _error(
+            raise graph_error(
                 f"{peers} peers make no grid of at least 2 x 2; use another number of peers, the graph ring, "
                 "or rows: 1"
             )
@@ -142,9 +87,9 @@ class Regular(Graph):
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
         if self.degree >= peers:
-            raise _error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
+            raise graph_error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
         if self.degree * peers % 2:
-            raise _error(f"degree {self.degree} with {peers} peers: degree or peers must be even")
+            raise graph_error(f"degree {self.degree} with {peers} peers: degree or peers must be even")
         yield from _networkx().random_regular_graph(self.degree, peers, seed=seed).edges
 
 
@@ -174,11 +119,11 @@ class SmallWorld(Graph):
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
         if self.degree % 2:
-            raise _error(
+            raise graph_error(
                 f"degree {self.degree} is odd; it must be even (half of the neighbors on each side of the ring)"
             )
         if self.degree >= peers:
-            raise _error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
+            raise graph_error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
         yield from _networkx().watts_strogatz_graph(peers, self.degree, self.p, seed=seed).edges
 
 
@@ -193,7 +138,7 @@ class BarabasiAlbert(Graph):
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
         if self.links >= peers:
-            raise _error(f"links {self.links} needs more than {self.links} peers; there are {peers}")
+            raise graph_error(f"links {self.links} needs more than {self.links} peers; there are {peers}")
         yield from _networkx().barabasi_albert_graph(peers, self.links, seed=seed).edges
 
 
@@ -202,7 +147,7 @@ class Bridge(Graph):
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
         if peers < 2:
-            raise _error("a bridge connects two cliques, which takes at least 2 peers")
+            raise graph_error("a bridge connects two cliques, which takes at least 2 peers")
         cliques = range(0, peers, 2), range(1, peers, 2)
         yield from (edge for clique in cliques for edge in combinations(clique, 2))
         yield median_low(cliques[0]), median_low(cliques[1])
@@ -231,30 +176,15 @@ class FromFile(Graph):
         try:
             return _graphml(file, peers) if file.suffix == ".graphml" else _edge_list(file, peers)
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise _error(f"{file}: cannot be read: {reason}") from None
+            raise unreadable(file, error) from None
 
-    def resolved(self, name: str, topology: Topology) -> dict[str, Any]:
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.path,)
+
+    def resolved(self, name: str, topology: Topology, schedule: Schedule | None = None) -> dict[str, Any]:
         edges = Edges(edges=tuple(topology.edges), allow_disconnected=self.allow_disconnected)
-        return edges.resolved("edges", topology)
-
-
-GRAPHS: Table[type[Graph]] = Table(
-    {
-        "complete": Complete,
-        "ring": Ring,
-        "line": Line,
-        "star": Star,
-        "torus": Torus,
-        "regular": Regular,
-        "erdos-renyi": ErdosRenyi,
-        "small-world": SmallWorld,
-        "barabasi-albert": BarabasiAlbert,
-        "bridge": Bridge,
-        "edges": Edges,
-        "file": FromFile,
-    },
-)
+        return edges.resolved("edges", topology, schedule)
 
 
 def _edge_list(file: Path, peers: int) -> list[Edge]:
@@ -264,9 +194,14 @@ def _edge_list(file: Path, peers: int) -> list[Edge]:
         if ends == [""]:
             continue
         if len(ends) != 2:
-            raise _error(f"{file}:{number}: expected two peer ids, found {line.strip()!r}")
-        edges.append((_peer(ends[0], peers, f"{file}:{number}"), _peer(ends[1], peers, f"{file}:{number}")))
+            raise graph_error(f"{file}:{number}: expected two peer ids, found {line.strip()!r}")
+        edges.append((peer_id(ends[0], peers, f"{file}:{number}"), peer_id(ends[1], peers, f"{file}:{number}")))
     return edges
+
+
+def unreadable(file: Path, error: OSError | UnicodeDecodeError) -> RunFileError:
+    reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    return graph_error(f"{file}: cannot be read: {reason}")
 
 
 def _networkx() -> ModuleType:
@@ -281,18 +216,19 @@ def _graphml(file: Path, peers: int) -> list[Edge]:
     try:
         graph = nx.read_graphml(file)
     except (ParseError, nx.NetworkXError, KeyError, ValueError) as error:
-        raise _error(f"{file}: not GraphML: {error}") from None
+        raise graph_error(f"{file}: not GraphML: {error}") from None
     if graph.is_directed():
-        raise _error(f'{file}: the graph is directed; it must be undirected (edgedefault="undirected")')
+        raise graph_error(f'{file}: the graph is directed; it must be undirected (edgedefault="undirected")')
     for node in graph.nodes:
-        _peer(node, peers, str(file))
+        peer_id(node, peers, str(file))
     return [(int(i), int(j)) for i, j in graph.edges()]
 
 
-def _peer(name: str, peers: int, where: str) -> int:
+def peer_id(name: str, peers: int, where: str) -> int:
+    """Return the peer that a file names. Raises RunFileError."""
     if name.isascii() and name.isdigit() and int(name) < peers:
         return int(name)
-    raise _error(f"{where}: {name!r} is not a peer; the {peers} peers are 0 to {peers - 1}")
+    raise graph_error(f"{where}: {name!r} is not a peer; the {peers} peers are 0 to {peers - 1}")
 
 
 def _torus(rows: int, cols: int) -> Iterable[Edge]:
@@ -306,18 +242,3 @@ def _torus(rows: int, cols: int) -> Iterable[Edge]:
 
 def _most_square(peers: int) -> int:
     return max(rows for rows in range(1, math.isqrt(peers) + 1) if peers % rows == 0)
-
-
-def _shortened(components: tuple[tuple[int, ...], ...], most: int = 4) -> str:
-    """``0 1 2 3 … (17 peers) | 4 | 6 | and 2 more``."""
-
-    def text(component: tuple[int, ...]) -> str:
-        start = " ".join(map(str, component[:most]))
-        return start if len(component) <= most else f"{start} … ({len(component)} peers)"
-
-    more = [f"and {len(components) - most} more"] if len(components) > most else []
-    return " | ".join([*map(text, components[:most]), *more])
-
-
-def _error(message: str) -> RunFileError:
-    return RunFileError([Problem("", "", message)])
