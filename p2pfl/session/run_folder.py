@@ -15,7 +15,7 @@
             checkpoint.pt   the state after the last checkpointed round    (p2pfl.session.checkpoint)
             checkpoint-previous.pt  the checkpoint before, used if that one is damaged
             checkpoint-damaged.pt   a checkpoint that could not be used, moved here
-            journal/        sent messages that neighbors may still ask for (peers.journal_files)
+            journal/        sent messages that neighbors may still ask for (p2pfl.session.body_files)
             output.log      stdout and stderr
             health          socket that answers health checks              (peers.health)
             chaos.jsonl     injected faults, if the run file asks for some
