@@ -102,6 +102,12 @@ class FileStore(BodyStore):
                     os.close(file)
         sync(self.folder)  # the names of new segments
 
+    def close(self) -> None:
+        """Close the open segment; nothing can be written any more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
     def _path(self, segment: int) -> str:
         return body_path(self._name, segment)
 

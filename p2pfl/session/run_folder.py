@@ -285,8 +285,9 @@ class RunFolder:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host; in a
-        collection also ``collected``: its ``sources``, and the time of the last collection (``at``)."""
+        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host,
+        ``simulated`` and the number of ``jobs``; in a collection also ``collected``: its ``sources``, and the time of
+        the last collection (``at``)."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

@@ -306,11 +306,13 @@ def test_digest_compares_runs_with_different_peers(make_folder: MakeFolder, invo
     assert outcome.stdout == f"{alone.root}: no files of peers 0-1 3\nidentical: peers 2\n"
 
 
-def test_a_stopped_simulation_suggests_no_resume(
+def test_a_stopped_simulation_suggests_to_resume_it(
     make_folder: MakeFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={0: {"phase": "stopped"}, 1: {"phase": "stopped"}})
-    monkeypatch.setattr("launcher.backends.simulation.simulate", lambda request, console: (folder, summarize(folder)))
+    monkeypatch.setattr(
+        "launcher.backends.simulation.simulate", lambda request, console, jobs: (folder, summarize(folder))
+    )
     outcome = invoke("simulate", "toy.yaml")
     assert outcome.exit_code == 1
-    assert outcome.stderr == "peers 0-1: stopped\n"
+    assert outcome.stderr == f"peers 0-1: stopped\nresume from the checkpoints with: p2pfl resume {folder.root}\n"
