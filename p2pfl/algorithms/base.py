@@ -19,6 +19,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.learning.trainer import Trainer
 from p2pfl.messaging.net import Net
@@ -58,7 +59,7 @@ class Context:
 class Algorithm(Trainer, ABC, Generic[H]):
     """Base of all algorithms. A subclass sets class attributes and implements ``setup``, ``round``, ``layouts``.
 
-    ``Trainer`` trains the model; a subclass overrides its ``loss`` if that is not the cross-entropy.
+    ``Trainer`` trains the model; a subclass overrides its ``loss`` if that is not the loss on the labels alone.
     """
 
     name: ClassVar[str]
@@ -79,6 +80,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """The algorithm learns from validation samples: each peer must have some."""
     prunes: ClassVar[bool] = False
     """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from."""
+    named_loss: ClassVar[bool] = False
+    """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the algorithm's state, in checkpoints and digests."""
     pretrained: ClassVar[tuple[str, ...]] = ()
@@ -90,6 +93,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     def __init__(self, hyper: H, context: Context) -> None:
         super().__init__(context.model, context.data, context.streams)
         self.hyper = hyper
+        if (loss := getattr(hyper, "loss", None)) in LOSSES:
+            self.loss_name = loss
         self.me = context.me
         self.peers = context.peers
         self.seed = context.seed

@@ -17,7 +17,7 @@ from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import plugin_files, plugin_sources
-from p2pfl.run_file.checks import cross_checks
+from p2pfl.run_file.checks import check_loss, cross_checks
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
 from p2pfl.run_file.plugin_files import naming_lines
@@ -114,6 +114,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         raise source.error(problems)
 
     problems.extend(cross_checks(file, ALGORITHMS[file.algorithm.name] if hyper is not None else None))
+    if hyper is not None:
+        problems.extend(check_loss(file.algorithm.name, ALGORITHMS[file.algorithm.name], hyper))
     topology = None
     if graph is not None:
         try:
@@ -176,6 +178,8 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
     data = file.data
     return [
         ("algorithm", file.algorithm.name),
+        ("loss", file.algorithm.given.get("loss", "")),
+        *(("metric", name) for name in file.metrics),
         ("graph", file.graph.name),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
