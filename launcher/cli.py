@@ -19,7 +19,7 @@ def reject_conflicting_distribution() -> None:
     """Exit with an explanation if the unrelated distribution ``p2pfl`` is installed in this environment."""
     if not any(map(_may_hold_it, sys.path)):
         return
-    from importlib import metadata  # takes longer than all else in this module
+    from importlib import metadata  # takes tens of milliseconds
 
     try:
         version = metadata.version("p2pfl")

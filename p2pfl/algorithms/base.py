@@ -93,7 +93,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
     def __init__(self, hyper: H, context: Context) -> None:
         super().__init__(context.model, context.data, context.streams)
         self.hyper = hyper
-        if (loss := getattr(hyper, "loss", None)) in LOSSES:
+        if (loss := str(getattr(hyper, "loss", ""))) in LOSSES:
             self.loss_name = loss
         self.me = context.me
         self.peers = context.peers

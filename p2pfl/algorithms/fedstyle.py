@@ -87,7 +87,7 @@ class Hyper(ProbeOptions, LocalTraining):
     train_generator: bool = True
     """Train G with the content net; otherwise it keeps its initial values, different on each peer. Evaluation trains
     a copy either way."""
-    loss: Literal["simclr", "simsiam"] = "simclr"  # type: ignore[assignment]  # in place of that on labels
+    loss: Literal["simclr", "simsiam"] = "simclr"
     """L_unsup."""
     temperature: PositiveFloat = 0.07
     """τ of L_style and of SimCLR."""

@@ -45,7 +45,7 @@ def calibration_error(scores: Tensor, labels: Tensor) -> float:
 def class_accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """Accuracy on the samples of each class that occurs."""
     correct = (scores.argmax(1) == labels).double()
-    return {str(int(k)): float(correct[labels == k].mean()) for k in labels.unique()}
+    return {str(k): float(correct[labels == k].mean()) for k in sorted(set(labels.tolist()))}
 
 
 METRICS: Table[Metric] = Table({"macro-f1": macro_f1, "ece": calibration_error, "class-accuracy": class_accuracy})

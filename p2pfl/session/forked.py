@@ -77,11 +77,12 @@ class Bus:
         """Yield messages and their senders as they arrive; the kind "end" when a sender has ended."""
         while self._readers:
             for ready in wait(list(self._readers)):
-                source = self._readers[ready]  # type: ignore[index]  # they are connections
+                assert isinstance(ready, Connection)
+                source = self._readers[ready]
                 try:
-                    yield source, ready.recv()  # type: ignore[union-attr]
+                    yield source, ready.recv()
                 except (EOFError, OSError):
-                    del self._readers[ready]  # type: ignore[arg-type]
+                    del self._readers[ready]
                     yield source, ("end",)
 
 

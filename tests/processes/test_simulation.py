@@ -263,7 +263,7 @@ def test_a_gpu_is_used_in_one_process_and_only_if_required(make_run: Any, monkey
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; scripts/check-gpu runs it")
 def test_simulates_on_a_gpu(make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = set()
+    devices: set[str] = set()
     original = DPSGD.round
 
     async def round(self: DPSGD, t: int, net: Net) -> None:
