@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib import metadata
 
 
 def main() -> None:
@@ -17,6 +17,10 @@ def main() -> None:
 
 def reject_conflicting_distribution() -> None:
     """Exit with an explanation if the unrelated distribution ``p2pfl`` is installed in this environment."""
+    if not any(map(_may_hold_it, sys.path)):
+        return
+    from importlib import metadata  # takes tens of milliseconds
+
     try:
         version = metadata.version("p2pfl")
     except metadata.PackageNotFoundError:
@@ -26,6 +30,15 @@ def reject_conflicting_distribution() -> None:
         "Both provide the package p2pfl, so neither can work. Remove both, then reinstall p2pfl-mesh:\n"
         f"    {sys.executable} -m pip uninstall p2pfl p2pfl-mesh"
     )
+
+
+def _may_hold_it(folder: str) -> bool:
+    """Return whether a folder of ``sys.path`` has metadata of it: p2pfl-1.0.dist-info; ours are p2pfl_mesh-…"""
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return False
+    return any(name.lower().startswith(("p2pfl-", "p2pfl.")) and name.endswith("-info") for name in names)
 
 
 if __name__ == "__main__":

@@ -15,3 +15,7 @@ class CollectError(P2pflError):
 
 class CompareError(P2pflError):
     """The results of several runs do not mean the same, so that they cannot be compared."""
+
+
+class NewProjectError(P2pflError):
+    """A project cannot be written where it is asked for."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from torch import nn
 
 from p2pfl import PeerId
 from p2pfl.data import Subset
-from p2pfl.errors import MissingExtra, RunFailed, RunFolderError
+from p2pfl.errors import MissingExtra, P2pflError, RunFailed, RunFolderError
 from p2pfl.messaging.topology import Topology
 from p2pfl.rng import Streams
 from p2pfl.run_file import load as run_files
@@ -319,10 +320,12 @@ class LaunchedRun(RecordedRun):
 
     def __init__(self, run: Run, root: Path, scratch: Path) -> None:
         super().__init__(RunFolder(root.absolute()))
+        self._planned = run
+        self._file = scratch / "run.yaml"
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         write_run(RunFolder(scratch), run)
         self._log = scratch / "launcher.log"
-        command = [sys.executable, "-P", "-m", "launcher.cli", "launch", str(scratch / "run.yaml"), "--json"]
+        command = [sys.executable, "-P", "-m", "launcher.cli", "launch", str(self._file), "--json"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "--run-dir", str(root)],
@@ -414,6 +417,10 @@ class LaunchedRun(RecordedRun):
         if failed:
             return "; ".join(f"peer {status.peer}: {status.error.splitlines()[0]}" for status in failed[:3])
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return (
-            "\n".join(line.removeprefix("error: ") for line in lines[-5:]) or "the launcher ended without a message"
-        )
+        return "\n".join(map(self._located, lines[-5:])) or "the launcher ended without a message"
+
+    def _located(self, line: str) -> str:
+        """Name the key of the user's run file, or dict, in place of a line of the temporary one."""
+        text = line.removeprefix("error:").strip()
+        found = re.fullmatch(rf"{re.escape(str(self._file))}:\d+: ([\w.-]+): (.*)", text)
+        return text if found is None else str(self._planned.error_at(found[1], P2pflError(found[2])))

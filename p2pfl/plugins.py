@@ -1,4 +1,4 @@
-"""Register what a run file can name: algorithms, backbones, heads, datasets, partitions, augmentations, graphs.
+"""Register what a run file can name: algorithms, backbones, datasets, partitions, graphs, metrics, losses, ….
 
     from p2pfl import plugins
 
@@ -22,16 +22,31 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
 from p2pfl.errors import PluginError
+from p2pfl.learning.metrics import METRICS, checked_metric
+from p2pfl.learning.named_losses import LOSSES, checked_loss
 from p2pfl.models import BACKBONES, HEADS, MODELS, BuildHead, Group
-from p2pfl.models.backbone import Build, Checked, FixedFeatures
+from p2pfl.models.backbone import Build, Checked, FixedFeatures, plugin_line
 from p2pfl.run_file.graphs import GRAPHS, ChangingGraph, Graph
 from p2pfl.run_file.options import OptionErrors, Options, Table, notes
 
-__all__ = ["algorithm", "augmentation", "backbone", "dataset", "graph", "group", "head", "partition"]
+__all__ = [
+    "algorithm",
+    "augmentation",
+    "backbone",
+    "dataset",
+    "graph",
+    "group",
+    "head",
+    "loss",
+    "metric",
+    "partition",
+]
 
 C = TypeVar("C", bound=type[Any])
 F = TypeVar("F", bound=Callable[..., Any])
@@ -45,6 +60,8 @@ TABLES: Mapping[str, Table[Any]] = {
     "partition": PARTITIONS,
     "augmentation": AUGMENTATIONS,
     "graph": GRAPHS,
+    "metric": METRICS,
+    "loss": LOSSES,
 }
 """All tables of names, by the kind of thing."""
 
@@ -161,6 +178,23 @@ def head(name: str) -> Callable[[F], F]:
     return register
 
 
+def metric(name: str) -> Callable[[F], F]:
+    """Register a function of (scores, labels) that measures predictions on the local test split.
+
+    It is given float [N, K] and int64 [N] on the CPU, and returns a number or a dict of numbers. Run files list it:
+    ``metrics: [my-metric]``.
+    """
+    return _checked_function("metric", name, "scores, labels", checked_metric)
+
+
+def loss(name: str) -> Callable[[F], F]:
+    """Register a function of (logits, labels), float [B, K] and int64 [B], that returns the mean loss, a tensor [].
+
+    Methods that train with the cross-entropy of the labels use it in its place: ``algorithm: {…, loss: my-loss}``.
+    """
+    return _checked_function("loss", name, "logits, labels", checked_loss)
+
+
 def group(name: str, members: Sequence[str], features: int | None) -> None:
     """Register a mixture: peer m gets member m modulo their number.
 
@@ -172,6 +206,26 @@ def group(name: str, members: Sequence[str], features: int | None) -> None:
     if unknown := [member for member in members if member not in MODELS]:
         raise _mistake(f"group {name!r}: no model is called {unknown[0]!r}; `p2pfl models` lists them")
     _register("model", name, Group(tuple(members), features))
+
+
+def _checked_function(kind: str, name: str, parameters: str, checked: Callable[..., Any]) -> Callable[[F], F]:
+    """Register a function of two tensors, once it has worked for four samples of four classes."""
+    _check_name(name, kind)
+
+    def register(function: F) -> F:
+        _check_call(function, parameters)
+        value = checked(name, function, _location(function))
+        try:
+            value(torch.eye(4, requires_grad=kind == "loss"), torch.arange(4))
+        except PluginError:
+            raise
+        except Exception as error:
+            text = f"{kind} {name!r} fails for four samples of four classes: {type(error).__name__}: {error}"
+            raise PluginError(*(plugin_line(error) or _location(function)), " ".join(text.split())) from error
+        _register(kind, name, value)
+        return function
+
+    return register
 
 
 def _options_decorator(

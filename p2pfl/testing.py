@@ -53,7 +53,8 @@ def check_parity(
 
 def first_difference(simulated: RecordedRun, launched: RecordedRun) -> str | None:
     """Describe the first difference between two finished runs, apart from times; None if they are equal."""
-    fields = ("phase", "rounds_done", "sent", "received", "weights", "missing", "accuracy", "extra_metrics", "digest")
+    counts = ("phase", "rounds_done", "sent", "received", "weights", "missing")
+    fields = (*counts, "accuracy", "metrics", "extra_metrics", "digest")
     results = zip(simulated.results(), launched.results(), strict=True)
     records = list(simulated.records()), list(launched.records())
     if len(records[0]) != len(records[1]):

@@ -22,6 +22,7 @@ from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, Writ
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
+from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.peer_log import close_logger, details, peer_logger
@@ -33,7 +34,7 @@ from peers.faults import Injector
 from peers.free_memory import free_heap
 from peers.health import Health
 from peers.io_loop import Leaving
-from peers.journal_files import FileStore, NeighborJournals
+from peers.journal_files import NeighborJournals
 from peers.keys import read_keys
 from peers.slots import HostSlot
 from peers.sockets import Sockets

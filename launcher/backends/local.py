@@ -16,6 +16,7 @@ from launcher.backends.follow import Restart, follow
 from launcher.backends.limits import check_limits
 from launcher.backends.mps import multi_process_service
 from launcher.backends.processes import find_process, outcome
+from launcher.backends.simulation import resume as resume_simulation
 from launcher.backends.this_host import remote_peers
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
@@ -68,15 +69,14 @@ def resume(
     """Resume a run: start those of ``peers`` (by default all) that are not running.
 
     Raises:
-        LaunchError: the run was simulated, or no peer is left to start.
+        LaunchError: no peer is left to start, or these options are not for simulated runs.
         RunFolderError: the peers run on another host.
     """
     folder.require_local()
     if folder.info.get("simulated"):
-        raise LaunchError(
-            f"{folder.root}: a simulated run cannot be resumed, because its peers keep no messages to replay; "
-            f"start it again: p2pfl launch {folder.run_file}"
-        )
+        if peers or restart != "on-failure":
+            raise LaunchError(f"{folder.root}: simulated peers resume together: p2pfl resume {folder.root}")
+        return resume_simulation(folder, console)
 
     def select() -> tuple[_Settings, list[PeerId], list[PeerId]]:
         """Return what to run, and which of the selected peers are running and which are not."""

@@ -1,35 +1,87 @@
-"""``p2pfl simulate``: all peers in this process, with the files and the summary of a launch."""
+"""``p2pfl simulate``: all peers without sockets, with the files and the summary of a launch."""
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from setproctitle import setproctitle
 
-from launcher.backends.processes import simulation_title
+from launcher.backends.processes import find_process, outcome, simulation_title
+from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from launcher.views.progress import Display, print_run_path, progress_on
-from launcher.views.summary import Summary, summarize
+from launcher.views.summary import Summary, measured_seconds, summarize
+from p2pfl.errors import RunFolderError
+from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from p2pfl.run_file.run import Run
 
-def simulate(request: LaunchRequest, console: Console) -> tuple[RunFolder, Summary]:
-    """Create a run and run all its peers in this process."""
+
+def simulate(request: LaunchRequest, console: Console, jobs: int = 1) -> tuple[RunFolder, Summary]:
+    """Create a run and run all its peers in this process, or in ``jobs`` forks of it."""
+    _prepare_forks(jobs)
+    run = request.load()
+    _check_device(run, jobs)
+    folder = request.prepare(run, simulated=True)
+    folder.write_info({**folder.info, "jobs": jobs})
+    return folder, _run(run, folder, console, jobs)
+
+
+def resume(folder: RunFolder, console: Console) -> tuple[RunFolder, Summary]:
+    """Resume a simulated run, with as many processes as it was started with.
+
+    Raises:
+        LaunchError: it is running, or all peers have finished.
+    """
+    peers = list(folder.peers())
+    if any(find_process(folder, files.peer) for files in peers):
+        raise LaunchError(f"{folder.root}: already running; stop it with `p2pfl stop {folder.root}`")
+    if all(outcome(files) == "finished" for files in peers):
+        raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
+    jobs: int = folder.info.get("jobs", 1)
+    _prepare_forks(jobs)
+    from p2pfl.run_file import load as run_files
+
+    run = run_files.load(folder.run_file)
+    _check_device(run, jobs)
+    seconds_before = 0.0
+    with suppress(RunFolderError):
+        seconds_before = measured_seconds(folder) or 0.0
+    return folder, _run(run, folder, console, jobs, seconds_before)
+
+
+def _prepare_forks(jobs: int) -> None:
+    """Keep libraries, before they are imported, from starting threads, which a fork would not copy."""
+    if jobs > 1:
+        os.environ.update(ENVIRONMENT)
+
+
+def _check_device(run: Run, jobs: int) -> None:
+    """Raise RunFileError if the run cannot be simulated here: before there is a folder."""
+    from p2pfl.session.simulate import simulation_device
+
+    simulation_device(run, jobs)
+
+
+def _run(run: Run, folder: RunFolder, console: Console, jobs: int, seconds_before: float = 0.0) -> Summary:
     from p2pfl.session.simulate import simulate as run_peers
 
-    run = request.load()
-    folder = request.prepare(run, simulated=True)
     print_run_path(folder, console)
     setproctitle(simulation_title(folder))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `p2pfl stop` then acts like Ctrl-C
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
     began = time.monotonic()
     with progress_on(console) as progress:
         display = Display(progress, folder, range(run.peers), run.rounds)
         try:
-            run_peers(run, folder, lambda peer, t: display.update())
+            run_peers(run, folder, lambda peer, t: display.update(), jobs)
         except KeyboardInterrupt:
             progress.print("stopped")
         display.update(now=True)
-    return folder, summarize(folder, seconds=time.monotonic() - began)
+    return summarize(folder, seconds=seconds_before + time.monotonic() - began)

@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, run
+from launcher.commands import collect, compose, describe, inspect, keys, new, run
 from launcher.commands.group import commands
 
 for command in (
@@ -30,6 +30,7 @@ for command in (
     describe.data,
     keys.keys,
     compose.compose,
+    new.new,
 ):
     commands.add_command(command)
 

@@ -160,7 +160,7 @@ def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from launcher.views.compare import differences, extra_metrics_table, lines, table
+    from launcher.views.compare import differences, extra_metrics_table, lines, metrics_table, table
     from p2pfl.session.run_folder import RunFolder
 
     folders = [RunFolder.open(run) for run in runs]
@@ -171,9 +171,10 @@ def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
     else:
         console = make_console()
         console.print(table(compared))
-        if (extra := extra_metrics_table(compared)) is not None:
-            console.print()
-            console.print(extra)
+        for further in (metrics_table(compared), extra_metrics_table(compared)):
+            if further is not None:
+                console.print()
+                console.print(further)
         for key, values in different.items():
             echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
     sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)

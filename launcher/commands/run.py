@@ -95,20 +95,27 @@ def _resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) 
 
 @click.command()
 @run_options
-def simulate(as_json: bool, **request: Any) -> None:
-    """Run FILE in one process without sockets.
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes among which the peers are divided; as many rounds are computed at the same time.",
+)
+def simulate(as_json: bool, jobs: int, **request: Any) -> None:
+    """Run FILE without sockets, in one process or a few.
 
-    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. The run file's `chaos` is
-    ignored: simulate a run to compare it with one that had faults.
+    On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
+    file, or --set, says `device: cuda`. The run file's `chaos` is ignored: simulate a run to compare it with one that
+    had faults.
     """
     from launcher.backends.simulation import simulate as simulate_peers
     from launcher.prepare import LaunchRequest
 
-    # Simulated peers keep no sent messages, so a resumed one would miss those of its neighbors.
-    _run(lambda console: simulate_peers(LaunchRequest(**request), console), as_json, resumable=False)
+    _run(lambda console: simulate_peers(LaunchRequest(**request), console, jobs), as_json)
 
 
-def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool, *, resumable: bool = True) -> None:
+def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool) -> None:
     """Run a backend, print its summary and exit."""
     from launcher.views.print_summary import failure_lines, print_summary
 
@@ -120,7 +127,7 @@ def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool,
         print_summary(summary, console)
     for line in failure_lines(summary):
         echo(line, err=True)
-    if resumable and any(peer.ended == "stopped" for peer in summary.peers):
+    if any(peer.ended == "stopped" for peer in summary.peers):
         echo(f"resume from the checkpoints with: p2pfl resume {_shell_path(folder.root)}", err=True)
     sys.exit(0 if summary.finished else 1)
 

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from launcher.errors import CompareError
 from launcher.views import formatting
-from launcher.views.summary import Spread, Summary, measured_seconds, settings, summarize
+from launcher.views.summary import MetricSpread, Spread, Summary, measured_seconds, settings, summarize
 from p2pfl.session.run_folder import RunFolder
 
 COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
 """Keys of the run file in which comparable runs agree."""
-BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momentum", "betas", "weight_decay")
+BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momentum", "betas", "weight_decay", "loss")
 """Hyper-parameters that say how much and how a peer trains: where they differ, so may the results."""
 
 
@@ -30,6 +30,7 @@ class Line:
     Attributes:
         finished: number of peers that finished.
         masked: ``accuracy`` and ``extra_metrics`` count only the scores of local classes.
+        metrics: those that the run file names; none if they are of the other scores.
         other_accuracy: the one of both that ``accuracy`` is not; None if it was not recorded.
         best: None if the run recorded it for the other accuracy.
         bytes_sent: by all peers, including headers.
@@ -45,6 +46,7 @@ class Line:
     other_accuracy: Spread | None
     best: Spread | None
     global_accuracy: Spread | None
+    metrics: dict[str, MetricSpread]
     extra_metrics: dict[str, Spread]
     messages: int
     bytes_sent: int
@@ -95,6 +97,7 @@ def _line(summary: Summary, masked: bool) -> Line:
         other_accuracy=other.get("personal"),
         best=summary.best if as_recorded else None,
         global_accuracy=summary.global_accuracy,
+        metrics=summary.metrics if as_recorded else {},
         extra_metrics=extra_metrics,
         messages=sum(kind["messages"] for kind in summary.traffic.values()),
         bytes_sent=sum(kind["payload"] + kind["header"] for kind in summary.traffic.values()),
@@ -115,7 +118,7 @@ def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     algorithm = run["algorithm"]
     unused = {"sgd": "betas", "adam": "momentum"}.get(algorithm.get("optimizer"))
     for key in BUDGET_KEYS:
-        yield f"algorithm.{key}", None if key == unused else algorithm.get(key)
+        yield f"algorithm.{key}", None if key == unused else algorithm.get(key, "ce" if key == "loss" else None)
 
 
 def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -164,6 +167,21 @@ def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
         result.add_column(Path(line.run).name, justify="right", no_wrap=True)
     for name in sorted({name for line in shown for name in line.extra_metrics}):
         result.add_row(name, *(_spread(line.extra_metrics.get(name)) for line in shown))
+    return result
+
+
+def metrics_table(compared: Sequence[Line]) -> Table | None:
+    """Return a table of the metrics that run files name, one per row, with one run per column; None without any."""
+    shown = [line for line in compared if line.metrics]
+    if not shown:
+        return None
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("metric")
+    for line in shown:
+        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
+    for name in sorted({name for line in shown for name in line.metrics}):
+        spreads = [line.metrics.get(name) for line in shown]
+        result.add_row(name, *("–" if found is None else f"{found.mean:.4f} ± {found.std:.4f}" for found in spreads))
     return result
 
 

@@ -3,10 +3,10 @@
 As JSON:
 
     {"run": "<folder>", "masked_test": false,
-     "peers": [{"peer": 3, "model": "…", "personal": {…} | null, "global": {…} | null,
+     "peers": [{"peer": 3, "model": "…", "personal": {…} | null, "global": {…} | null, "metrics": {…},
                 "extra_metrics": {"peak": {…}, …}}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,
-     "global_accuracy": …, "extra_metrics": …, "masked_accuracies": …, "unmasked_accuracies": …}
+     "global_accuracy": …, "metrics": …, "extra_metrics": …, "masked_accuracies": …, "unmasked_accuracies": …}
 
 Evaluations are those of a round record (p2pfl/session/metrics.py), the rest is that of summary.json (summary.py).
 """
@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 
 from launcher.views import formatting
-from launcher.views.summary import Spread, spreads
+from launcher.views.summary import MetricSpread, Spread, metric_spreads, spreads
 from p2pfl.session.run_folder import RunFolder
 
 
@@ -37,6 +37,7 @@ class RunEvaluation:
     peers: list[dict[str, Any]]
     accuracy: Spread | None
     global_accuracy: Spread | None
+    metrics: dict[str, MetricSpread]
     extra_metrics: dict[str, Spread]
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
@@ -52,7 +53,7 @@ def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEval
     """Evaluate the final models; see ``p2pfl.session.scoring.evaluate_run``, also for errors."""
     from p2pfl.run_file import load as run_files
     from p2pfl.session import scoring
-    from p2pfl.session.metrics import plain
+    from p2pfl.session.metrics import number, plain
 
     run = run_files.load(folder.run_file)
     found = list(scoring.evaluate_run(run, folder, masked=masked, device=scoring.device_named(device)))
@@ -67,12 +68,14 @@ def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEval
                 "model": peer.model,
                 "personal": plain(peer.evaluations.personal),
                 "global": plain(peer.evaluations.whole),
+                "metrics": {name: number(value) for name, value in peer.evaluations.metrics.items()},
                 "extra_metrics": {name: plain(extra) for name, extra in peer.evaluations.extra.items()},
             }
             for peer in found
         ],
         accuracy=Spread.of(one.personal.accuracy for one in evaluations if one.personal),
         global_accuracy=Spread.of(one.whole.accuracy for one in evaluations if one.whole),
+        metrics=metric_spreads(one.metrics for one in evaluations),
         extra_metrics=spreads({name: extra.accuracy for name, extra in one.extra.items()} for one in evaluations),
         masked_accuracies=spreads({name: one.masked_accuracy for name, one in each.items()} for each in scored),
         unmasked_accuracies=spreads({name: one.unmasked_accuracy for name, one in each.items()} for each in scored),

@@ -48,7 +48,7 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
             lines += [f"{label}, {mask}: {found}" for mask, found in both]
         elif spread is not None:
             lines.append(f"{label}: {spread}")
-    return lines
+    return lines + [f"{name}: {spread}" for name, spread in summary.metrics.items()]
 
 
 def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:

@@ -12,6 +12,7 @@
                 "seconds": 80.2, "ended": "finished", "log": "<path>"}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
      "best": …, "global_accuracy": …,           likewise
+     "metrics": {"macro-f1": {"mean": …, "std": …, "lowest": …, "highest": …}, …},   those that the run file names
      "extra_metrics": {"peak": {"mean": …, …}, …},           additional evaluations of the algorithm, likewise
      "masked_accuracies": {"personal": {"mean": …, …}, "peak": …},     only scores of each peer's local classes count
      "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
@@ -102,6 +103,19 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class MetricSpread:
+    """Mean, standard deviation and range of a metric over peers; whether lower is better, only its author knows."""
+
+    mean: float
+    std: float
+    lowest: float
+    highest: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.std:.4f}, lowest {self.lowest:.4f}, highest {self.highest:.4f}"
+
+
+@dataclass(frozen=True)
 class Collaboration:
     """The matrix of mixing weights, and its mean within and across groups."""
 
@@ -148,6 +162,7 @@ class Summary:
     accuracy: Spread | None
     best: Spread | None
     global_accuracy: Spread | None
+    metrics: dict[str, MetricSpread]
     extra_metrics: dict[str, Spread]
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
@@ -225,6 +240,7 @@ def summarize(
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
         global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
+        metrics=metric_spreads(result.metrics for result in results),
         extra_metrics=spreads(result.extra_metrics for result in results),
         masked_accuracies=spreads(result.masked_accuracies for result in results),
         unmasked_accuracies=spreads(result.unmasked_accuracies for result in results),
@@ -281,6 +297,16 @@ def spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
             values[name].append(value)
     found = {name: Spread.of(values[name]) for name in sorted(values)}
     return {name: spread for name, spread in found.items() if spread is not None}
+
+
+def metric_spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, MetricSpread]:
+    """Return the spread of each metric over the peers that have one that is finite."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for named in by_peer:
+        for name, value in named.items():
+            if math.isfinite(value):
+                values[name].append(value)
+    return {name: MetricSpread(fmean(v), pstdev(v), min(v), max(v)) for name, v in sorted(values.items())}
 
 
 def _weighted_accuracy(results: Iterable[Result]) -> float | None:

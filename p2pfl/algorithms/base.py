@@ -19,6 +19,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.learning.trainer import Trainer
 from p2pfl.messaging.net import Net
@@ -58,7 +59,7 @@ class Context:
 class Algorithm(Trainer, ABC, Generic[H]):
     """Base of all algorithms. A subclass sets class attributes and implements ``setup``, ``round``, ``layouts``.
 
-    ``Trainer`` trains the model; a subclass overrides its ``loss`` if that is not the cross-entropy.
+    ``Trainer`` trains the model; a subclass overrides its ``loss`` if that is not the loss on the labels alone.
     """
 
     name: ClassVar[str]
@@ -82,6 +83,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     graph must stay the same."""
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
+    named_loss: ClassVar[bool] = False
+    """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
     """Attributes that make up the algorithm's state, in checkpoints and digests."""
     pretrained: ClassVar[tuple[str, ...]] = ()
@@ -93,6 +96,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     def __init__(self, hyper: H, context: Context) -> None:
         super().__init__(context.model, context.data, context.streams)
         self.hyper = hyper
+        if (loss := str(getattr(hyper, "loss", ""))) in LOSSES:
+            self.loss_name = loss
         self.me = context.me
         self.peers = context.peers
         self.seed = context.seed

@@ -199,9 +199,6 @@ class L2C(Algorithm[Hyper]):
         after[ids] = self.logits[ids]
         self.logits.copy_(after)
 
-    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"ce": cross_entropy(self.model(x), labels)}
-
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Update(to_precision(parameters_of(self.model), self.hyper.precision)))]
 

@@ -38,7 +38,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, relu
+from torch.nn.functional import relu
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import mapl_losses, presets
@@ -136,7 +136,7 @@ class MAPL(Algorithm[Hyper]):
     linear_heads = True
     equal_features = True
     views = 2
-    prunes = True
+    prunes = named_loss = True
     state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
 
     def setup(self) -> None:
@@ -194,7 +194,7 @@ class MAPL(Algorithm[Hyper]):
         h, xi = self.hyper, self.prototypes
         z = self.model.backbone(x)
         p = self.projector(z)
-        terms = {"ce": cross_entropy(self.classify(z), labels)}
+        terms = self.label_loss(self.classify(z), labels)
         if h.contrastive:
             terms["cont"] = mapl_losses.contrastive(p, labels, h)
         if h.prototype:

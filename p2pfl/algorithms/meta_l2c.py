@@ -49,7 +49,6 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import AfterValidator, PositiveInt, model_validator
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import l2c, presets
@@ -209,9 +208,6 @@ class MetaL2C(Algorithm[Hyper]):
         """Line 18: take one Adam step on the encoder."""
         backward(self.encoder, changes, codes, self.me, derivatives)
         step_if_finite(self.encoder_optimizer)
-
-    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        return {"ce": cross_entropy(self.model(x), labels)}
 
     def layouts(self) -> Sequence[Layout]:
         parameters = parameters_of(self.model)

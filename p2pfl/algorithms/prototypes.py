@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
-from torch.nn.functional import cross_entropy, mse_loss, one_hot
+from torch.nn.functional import mse_loss, one_hot
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Fraction
@@ -174,7 +174,7 @@ G = TypeVar("G", bound=GuidedTraining)
 class PrototypeGuided(Algorithm[G]):
     """Local training guided by global prototypes, ``prototypes`` [K, d]; ``known`` [K] marks those that exist."""
 
-    equal_features = True
+    equal_features = named_loss = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")
     sends_counts = False
     """Whether sample counts are sent with the prototypes."""
@@ -189,7 +189,7 @@ class PrototypeGuided(Algorithm[G]):
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         z = self.model.backbone(x)
-        terms = {"ce": cross_entropy(self.model.head(z), labels)}
+        terms = self.label_loss(self.model.head(z), labels)
         if bool(self.known.any()):
             distance = misalignment(z, labels, self.prototypes, self.known, self.hyper.distance)
             terms["proto"] = self.alignment * distance

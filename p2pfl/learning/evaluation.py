@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from p2pfl.learning.metrics import measure
 from p2pfl.learning.peer_data import PeerData, Samples
 
 PREDICTION_BATCH = 64
@@ -25,6 +26,7 @@ class Evaluation:
             the number of correct predictions of the same scores.
         masked_accuracy: only the scores of the peer's local classes count.
         unmasked_accuracy: the scores of all classes count.
+        metrics: further ones by name, of the same scores as ``accuracy``.
     """
 
     accuracy: float
@@ -33,6 +35,7 @@ class Evaluation:
     samples: int
     masked_accuracy: float
     unmasked_accuracy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,12 @@ def mean_of(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    predict: Callable[[Tensor], Tensor], data: PeerData, samples: Samples, *, masked: bool = False
+    predict: Callable[[Tensor], Tensor],
+    data: PeerData,
+    samples: Samples,
+    *,
+    masked: bool = False,
+    metrics: Sequence[str] = (),
 ) -> Evaluation | None:
     """Classify ``samples`` by the largest score: of all classes, and of the local classes only.
 
@@ -76,7 +84,9 @@ def evaluate(
         predict: maps inputs [B, C, H, W] to scores [B, K].
         data: the peer's data, which makes network input of the samples.
         samples: the samples to classify.
-        masked: ``accuracy``, ``loss`` and ``correct`` are those of the local classes, otherwise those of all.
+        masked: ``accuracy``, ``loss``, ``correct`` and ``metrics`` are those of the local classes, otherwise those of
+            all: the scores of the others are −inf.
+        metrics: names of further metrics.
 
     Returns:
         None if ``samples`` is empty.
@@ -85,12 +95,15 @@ def evaluate(
     if total == 0:
         return None
     correct = {False: 0, True: 0}
+    measured: list[Tensor] = []
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels])
     for x, labels in data.sweep(samples):
         scores = torch.cat([predict(part) for part in torch.split(x, PREDICTION_BATCH)])
         local = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
         for mask, considered in ((False, scores), (True, local)):
             correct[mask] += int((considered.argmax(1) == labels).sum())
+        if metrics:
+            measured.append((local if masked else scores).cpu())
         loss += float(nn.functional.cross_entropy(local if masked else scores, labels, reduction="sum"))
     return Evaluation(
         accuracy=correct[masked] / total,
@@ -99,4 +112,5 @@ def evaluate(
         samples=total,
         masked_accuracy=correct[True] / total,
         unmasked_accuracy=correct[False] / total,
+        metrics=measure(metrics, torch.cat(measured), torch.from_numpy(samples.labels)) if metrics else {},
     )

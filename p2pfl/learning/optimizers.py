@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeVar
 
 import torch
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 from torch import nn
 
+from p2pfl.learning.named_losses import DEFAULT, known_loss
 from p2pfl.run_file.options import Options
 from p2pfl.tensors import is_finite
 
@@ -61,6 +62,8 @@ class LocalTraining(Options):
     """Decay rates of the moment estimates; adam only."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty added to the gradient."""
+    loss: Annotated[str, AfterValidator(known_loss)] = DEFAULT
+    """Loss on the labels: ce (cross-entropy), label-smoothing, focal, or that of a plug-in."""
 
     @model_validator(mode="after")
     def _uses_every_setting(self) -> Self:

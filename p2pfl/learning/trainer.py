@@ -10,9 +10,9 @@ from time import perf_counter
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from p2pfl.learning.meter import Meter
+from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model
 from p2pfl.rng import Streams
@@ -29,10 +29,12 @@ class Trainer:
         meter: means of the loss terms.
         training_seconds: time spent in ``train``.
         after_batch: called after each batch; may raise to stop training.
+        loss_name: the loss on the labels, of the table LOSSES.
     """
 
     optimizer: torch.optim.Optimizer
     views: int = 1
+    loss_name: str = DEFAULT
 
     def __init__(self, model: Model, data: PeerData, streams: Streams) -> None:
         self.model = model
@@ -43,13 +45,17 @@ class Trainer:
         self.after_batch: Callable[[], None] = lambda: None
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the terms of the training loss on one batch; their sum is minimized. Default: cross-entropy.
+        """Return the terms of the training loss on one batch; their sum is minimized. Default: ``label_loss``.
 
         Args:
             x: float [views * B, C, H, W]: the first views of all samples, then the second ones.
             labels: int64 [views * B].
         """
-        return {"ce": cross_entropy(self.model(x), labels)}
+        return self.label_loss(self.model(x), labels)
+
+    def label_loss(self, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return the loss on the labels that the run file names, by its name; cross-entropy, "ce", by default."""
+        return {self.loss_name: LOSSES[self.loss_name](logits, labels)}
 
     def train(
         self,

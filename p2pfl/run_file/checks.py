@@ -7,28 +7,42 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.learning.metrics import METRICS
+from p2pfl.learning.named_losses import DEFAULT, LOSSES
+from p2pfl.learning.trainer import Trainer
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import addresses, public_keys
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.graphs import ChangingGraph, Graph
-from p2pfl.run_file.options import Loc, OptionProblem
+from p2pfl.run_file.options import Loc, OptionProblem, Options, unknown
 from p2pfl.run_file.schema import RunFile
 
 
 def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:
     """Every problem found. ``method`` is None if the algorithm section has problems of its own."""
     yield from _check_peers_and_rounds(file)
-    unknown = [(number, text) for number, text in enumerate(file.models.texts) if text not in MODELS]
-    for number, text in unknown:
+    unknown_models = [(number, text) for number, text in enumerate(file.models.texts) if text not in MODELS]
+    for number, text in unknown_models:
         loc = tuple(file.models.key.split("."))
         yield OptionProblem((*loc, number) if file.models.members else loc, unknown_model(text))
-    if not unknown and method is not None:
+    if not unknown_models and method is not None:
         yield from _check_models(file, method)
+    for number, metric in enumerate(file.metrics):
+        if metric not in METRICS:
+            yield OptionProblem(("metrics", number), unknown(metric, METRICS))
     yield from _check_security(file)
     transport = file.transport
     for key, text in addresses.problems(file.peers, transport.port, transport.address, transport.hosts):
         yield OptionProblem(("transport", *key), text)
+
+
+def check_loss(name: str, method: type[Algorithm[Any]], hyper: Options) -> Iterator[OptionProblem]:
+    """A method that does not train with the loss of the run file must not be given one."""
+    loss = getattr(hyper, "loss", DEFAULT)
+    if loss != DEFAULT and loss in LOSSES and not (method.named_loss or method.loss is Trainer.loss):
+        text = f"{loss!r} has no effect: {name} has its own loss; remove it, or choose another algorithm"
+        yield OptionProblem(("algorithm", "loss"), text)
 
 
 def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:

@@ -17,7 +17,7 @@ from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import plugin_files, plugin_sources
-from p2pfl.run_file.checks import check_graph, cross_checks
+from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
 from p2pfl.run_file.plugin_files import naming_lines
@@ -115,8 +115,10 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
 
     method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
     problems.extend(cross_checks(file, method))
-    if graph is not None and method is not None:
-        problems.extend(check_graph(file, method, graph))
+    if hyper is not None and method is not None:
+        problems.extend(check_loss(file.algorithm.name, method, hyper))
+        if graph is not None:
+            problems.extend(check_graph(file, method, graph))
     topology = schedule = None
     if graph is not None:
         try:
@@ -179,6 +181,8 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
     data = file.data
     return [
         ("algorithm", file.algorithm.name),
+        ("loss", file.algorithm.given.get("loss", "")),
+        *(("metric", name) for name in file.metrics),
         *(("graph", name) for name in _graph_names(file.graph.name, file.graph.given)),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),

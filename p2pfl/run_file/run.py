@@ -105,7 +105,18 @@ class Run:
         """SHA-256 over everything that determines the result, equal on all peers of one run; then the plug-ins."""
         plain = self.resolved()
         del plain["plugins"]
-        local = ("name", "out", "transport", "chaos", "slots", "gpu", "device", "eval_every", "checkpoint_every")
+        local = (
+            "name",
+            "out",
+            "transport",
+            "chaos",
+            "slots",
+            "gpu",
+            "device",
+            "eval_every",
+            "checkpoint_every",
+            "metrics",
+        )
         for key in local:
             plain.pop(key)
         plain["data"].pop("root")

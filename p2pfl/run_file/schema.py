@@ -274,8 +274,8 @@ class RunFile(Section):
     models: Models = Models()
     algorithm: Named
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(PluginEntry.from_value)], ...] = ()
-    """Python files and modules whose algorithms, models, datasets, partitions, augmentations and graphs this file
-    names; relative to it."""
+    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics and
+    losses this file names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
     transport: Transport = Transport()
@@ -291,6 +291,8 @@ class RunFile(Section):
     """Evaluate after every n-th round, and after the last."""
     global_test: bool = False
     """Also evaluate on the whole test set."""
+    metrics: tuple[str, ...] = ()
+    """Further metrics of the local test split: macro-f1, ece, class-accuracy, and those of plug-ins."""
     masked_test: Annotated[bool, BeforeValidator(_null_is_false)] = False
     """Report the masked accuracy on the local test split, where only the scores of the peer's local classes count,
     instead of the unmasked one. Both are recorded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,20 +18,28 @@ class Evaluations:
     whole: Evaluation | None = None
     extra: Mapping[str, Evaluation] = field(default_factory=dict)
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The metrics of the local test split that the run file names."""
+        return self.personal.metrics if self.personal else {}
+
     def personal_and_extra(self) -> dict[str, Evaluation]:
         """Return the evaluations that a mask may change, by name: ``personal`` and the algorithm's."""
         return ({"personal": self.personal} if self.personal else {}) | dict(self.extra)
 
 
-def evaluate_algorithm(algorithm: Algorithm[Any], *, masked: bool, whole: bool) -> Evaluations:
+def evaluate_algorithm(
+    algorithm: Algorithm[Any], *, masked: bool, whole: bool, metrics: Sequence[str] = ()
+) -> Evaluations:
     """Evaluate the model as it is now.
 
     Args:
         masked: on the local test split, count only the scores of the peer's local classes (``masked_test``).
         whole: also evaluate on the whole test set.
+        metrics: names of metrics of the local test split.
     """
     data = algorithm.data
-    personal = evaluate(algorithm.predict, data, data.test, masked=masked)
+    personal = evaluate(algorithm.predict, data, data.test, masked=masked, metrics=metrics)
     on_whole = evaluate(algorithm.predict, data, data.global_test) if whole else None
     extra: dict[str, Evaluation] = {}
     parts: dict[str, list[Evaluation]] = {}

@@ -11,6 +11,7 @@
      "personal": {"accuracy", "loss", "correct", "samples",      local test split, when evaluated, as masked_test asks
                   "masked_accuracy",                    only scores of the peer's local classes count
                   "unmasked_accuracy"} | null,          scores of all classes count
+     "metrics": {"macro-f1": 0.71, …},                  of the local test split, if the run file names some
      "global": {…} | null,                              whole test set, if enabled; always unmasked
      "extra_metrics": {"peak": {…}, …},                 the method's additional evaluations
      "diagnostics": {"alpha": 0.8, …}}                  the method's additional numbers
@@ -52,10 +53,11 @@ class RoundRecord:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        measured = {name: number(value, 6) for name, value in self.evaluations.metrics.items()}
         record = {
             "peer": self.peer,
             "t": self.t,
-            "loss": {name: _number(value, 6) for name, value in self.loss.items()},
+            "loss": {name: number(value, 6) for name, value in self.loss.items()},
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "sent": self.sent,
             "received": self.received,
@@ -64,15 +66,16 @@ class RoundRecord:
             "receivers": self.receivers,
             "weights": self.weights,
             "personal": plain(self.evaluations.personal),
+            **({"metrics": measured} if measured else {}),
             "global": plain(self.evaluations.whole),
             "extra_metrics": {name: plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
-            "diagnostics": {name: _number(value, 6) for name, value in self.diagnostics.items()},
+            "diagnostics": {name: number(value, 6) for name, value in self.diagnostics.items()},
         }
         return json.dumps(record, allow_nan=False)
 
 
-def _number(value: float, digits: int | None = None) -> float | None:
-    """None for NaN and infinity, which JSON does not have."""
+def number(value: float, digits: int | None = None) -> float | None:
+    """Return a number as a record holds it: None for NaN and infinity, which JSON does not have."""
     if not math.isfinite(value):
         return None
     return value if digits is None else round(value, digits)
@@ -80,7 +83,11 @@ def _number(value: float, digits: int | None = None) -> float | None:
 
 def plain(evaluation: Evaluation | None) -> dict[str, Any] | None:
     """Return an evaluation as a record holds it."""
-    return None if evaluation is None else {**asdict(evaluation), "loss": _number(evaluation.loss)}
+    if evaluation is None:
+        return None
+    found = {**asdict(evaluation), "loss": number(evaluation.loss)}
+    del found["metrics"]
+    return found
 
 
 def append(path: Path, record: RoundRecord) -> None:

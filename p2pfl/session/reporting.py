@@ -99,6 +99,8 @@ def log_round(
     more = []
     if record.loss:
         more.append("loss " + " ".join(f"{name}={value:.4f}" for name, value in record.loss.items()))
+    if metrics := record.evaluations.metrics:
+        more.append("metrics " + " ".join(f"{name}={value:.4f}" for name, value in metrics.items()))
     if record.sources or record.receivers:
         more.append(f"sources={record.sources} receivers={record.receivers}")
     if record.weights:
@@ -148,6 +150,7 @@ def make_result(
         correct=personal.correct if personal else 0,
         samples=personal.samples if personal else 0,
         global_accuracy=evaluations.whole.accuracy if evaluations.whole else None,
+        metrics=dict(evaluations.metrics),
         extra_metrics={name: evaluation.accuracy for name, evaluation in evaluations.extra.items()},
         masked_accuracies={name: evaluation.masked_accuracy for name, evaluation in scored.items()},
         unmasked_accuracies={name: evaluation.unmasked_accuracy for name, evaluation in scored.items()},

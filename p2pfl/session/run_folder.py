@@ -15,7 +15,7 @@
             checkpoint.pt   the state after the last checkpointed round    (p2pfl.session.checkpoint)
             checkpoint-previous.pt  the checkpoint before, used if that one is damaged
             checkpoint-damaged.pt   a checkpoint that could not be used, moved here
-            journal/        sent messages that neighbors may still ask for (peers.journal_files)
+            journal/        sent messages that neighbors may still ask for (p2pfl.session.body_files)
             output.log      stdout and stderr
             health          socket that answers health checks              (peers.health)
             chaos.jsonl     injected faults, if the run file asks for some
@@ -84,6 +84,7 @@ class Result:
         group: the peer's group in the partition.
         accuracy, loss, correct, samples: last evaluation on the local test split, as ``masked_test`` asks.
         global_accuracy: last evaluation on the whole test set, if enabled.
+        metrics: further metrics of the local test split, by name; NaN of a model that has diverged.
         extra_metrics: accuracies of the algorithm's additional evaluations by name.
         masked_accuracies: accuracies by name where only scores of the peer's local classes count: ``personal``, on
             the local test split, and those of ``extra_metrics``. Empty in runs of earlier versions.
@@ -109,6 +110,7 @@ class Result:
     correct: int = 0
     samples: int = 0
     global_accuracy: float | None = None
+    metrics: dict[str, Loss] = field(default_factory=dict)
     extra_metrics: dict[str, float] = field(default_factory=dict)
     masked_accuracies: dict[str, float] = field(default_factory=dict)
     unmasked_accuracies: dict[str, float] = field(default_factory=dict)
@@ -285,8 +287,9 @@ class RunFolder:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host; in a
-        collection also ``collected``: its ``sources``, and the time of the last collection (``at``)."""
+        """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host,
+        ``simulated`` and the number of ``jobs``; in a collection also ``collected``: its ``sources``, and the time of
+        the last collection (``at``)."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

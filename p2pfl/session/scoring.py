@@ -65,7 +65,10 @@ def evaluate_run(
         algorithm.load_state_dict(saved["algorithm"])
         with deterministic(strictly=algorithm.device.type == "cpu"):
             evaluations = evaluate_algorithm(
-                algorithm, masked=run.file.masked_test if masked is None else masked, whole=run.file.global_test
+                algorithm,
+                masked=run.file.masked_test if masked is None else masked,
+                whole=run.file.global_test,
+                metrics=run.file.metrics,
             )
         yield PeerEvaluations(files.peer, algorithm.model.name, evaluations)
 

@@ -241,7 +241,10 @@ class Session:
 
     def _evaluate(self) -> None:
         self.evaluations = evaluate_algorithm(
-            self.algorithm, masked=self.settings.masked_test, whole=self.settings.global_test
+            self.algorithm,
+            masked=self.settings.masked_test,
+            whole=self.settings.global_test,
+            metrics=self.settings.metrics,
         )
 
     @asynccontextmanager

@@ -1,19 +1,27 @@
-"""All peers in one process, over LocalLinks: bit-identical to a run over sockets, with the same files."""
+"""All peers on one host without sockets: bit-identical to a run over sockets, with the same files.
+
+They take turns in one process, or in several forked ones (p2pfl/session/forked.py). With a run folder, an interrupted
+run can be resumed: see p2pfl/session/replaying_hub.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 import torch
 
 from p2pfl import PeerId
+from p2pfl.errors import P2pflError
 from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
+from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
+from p2pfl.session.forked import ForkedHub, run_forked
 from p2pfl.session.peer_log import close_logger, peer_logger
+from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result, RunFolder
 from p2pfl.session.session import Session
 
@@ -22,43 +30,87 @@ def simulate(
     run: Run,
     folder: RunFolder | None = None,
     on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
+    jobs: int = 1,
 ) -> list[Result]:
-    """Run all peers to the end, on the CPU.
+    """Run all peers to the end, on the CPU unless the run file says ``device: cuda``.
 
     Args:
-        folder: where each peer writes the files that it would write as a process; None writes none.
+        folder: where each peer writes the files that it would write as a process, and from whose checkpoints it
+            resumes if there are some; None writes none.
         on_round: called after each round with the peer and the round.
+        jobs: number of processes, of which each runs a part of the peers. More than one need a folder, and a process
+            without other threads. Results are bit-identical.
 
     Returns:
         Results by peer id.
 
     Raises:
+        RunFileError: there is no GPU, but the run file requires one.
+        CheckpointError: the peers' checkpoints do not fit together.
         Deadlock: every peer waits for a message and none is in transit.
         Exception: what the first peer to fail raised.
     """
-    return asyncio.run(_simulate(run, folder, on_round))
-
-
-async def _simulate(run: Run, folder: RunFolder | None, on_round: Callable[[PeerId, int], None]) -> list[Result]:
-    torch.set_num_threads(run.file.threads)
+    jobs = min(jobs, run.peers)
+    device = simulation_device(run, jobs)
+    if jobs > 1 and folder is None:
+        raise ValueError("several processes exchange messages by the files of a run folder")
+    torch.set_num_threads(1 if jobs > 1 else run.file.threads)
     data = load_data(run)
-    run_id = folder.info["id"] if folder else "0" * 16
-    hub = LocalHub()
+    hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
     sessions = []
-    for me in range(run.peers):
-        peer_folder = folder.peer(me) if folder else None
-        session = Session(
-            run,
-            me,
-            run_id,
-            data,
-            folder=peer_folder,
-            log=peer_logger(me, peer_folder.log if peer_folder else None),
-            pid=os.getpid(),
-            on_round=on_round,
-        )
-        hub.join(session.endpoint)
-        sessions.append(session)
+    with ExitStack() as files, deterministic(strictly=device.type == "cpu"):
+        for me in range(run.peers):
+            peer_folder, store = folder.peer(me) if folder else None, None
+            log = peer_logger(me, peer_folder.log if peer_folder else None)
+            files.callback(close_logger, log)
+            if peer_folder is not None:
+                peer_folder.sweep()
+                store = files.enter_context(closing(FileStore(peer_folder.journal)))
+            session = Session(
+                run,
+                me,
+                folder.info["id"] if folder else "0" * 16,
+                data,
+                folder=peer_folder,
+                device=device,
+                log=log,
+                pid=os.getpid(),
+                on_round=on_round,
+                store=store,
+            )
+            hub.join(session.endpoint)
+            session.resume()
+            sessions.append(session)
+        if isinstance(hub, ReplayingHub):
+            hub.replay({session.me: session.rounds_done for session in sessions})
+        if isinstance(hub, ForkedHub):
+            results = run_forked(sessions, hub, run.file.threads)
+        else:
+            results = asyncio.run(_in_turns(sessions, hub))
+        for session in sessions:
+            session.endpoint.journal.store.restore(())  # nobody needs the last messages any more
+    return results
+
+
+def simulation_device(run: Run, jobs: int = 1) -> torch.device:
+    """Return where simulated peers compute: on the CPU, unless a GPU is required. Raises RunFileError."""
+    if run.file.device != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        reason = P2pflError("cuda, but torch finds no GPU on this host; use device: auto or cpu")
+        raise run.error_at("device", reason)
+    if jobs > 1:
+        reason = P2pflError("peers on a GPU are simulated in one process; leave out --jobs, or set device: cpu")
+        raise run.error_at("device", reason)
+    # cuBLAS is deterministic only with a workspace of fixed size.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.empty(0, device="cuda")  # random streams include that of a GPU in use
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+async def _in_turns(sessions: Sequence[Session], hub: LocalHub) -> list[Result]:
+    """Run all peers in this process."""
+    failures: list[BaseException] = []
 
     async def run_peer(session: Session) -> Result:
         try:
@@ -68,16 +120,12 @@ async def _simulate(run: Run, folder: RunFolder | None, on_round: Callable[[Peer
             raise
         finally:
             hub.finish(session.me)
-            close_logger(session.log)
 
-    failures: list[BaseException] = []
-
-    with deterministic():
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run_peer(session)) for session in sessions]
-        except BaseExceptionGroup:
-            raise failures[0] from None  # the others failed as a consequence
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run_peer(session)) for session in sessions]
+    except BaseExceptionGroup:
+        raise failures[0] from None  # the others failed as a consequence
     return [task.result() for task in tasks]
 
 

@@ -197,6 +197,12 @@ def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
         launched.wait()
 
 
+def test_failed_launch_of_a_dict_names_its_key_and_no_temporary_file(tmp_path: Path) -> None:
+    transport = {"hosts": {"0-2": "192.0.2.1"}, "port": 5700}  # an address of documentation, not of this host
+    with pytest.raises(RunFailed, match=r"^run: transport\.hosts: peer 0 has the address .*, which is not on this"):
+        p2pfl.load({**SMALL, "transport": transport}).launch(tmp_path / "run")
+
+
 def test_script_needs_no_main_guard(project: Project) -> None:
     file = project()
     script = """

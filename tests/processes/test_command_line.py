@@ -17,9 +17,9 @@ from tests.launcher_fixtures import MakeFolder
 def test_commands_without_computation_do_not_import_torch(make_folder: MakeFolder, arguments: list[str]) -> None:
     root = str(make_folder().root)
     code = (
-        "import sys\nfrom launcher.commands import commands\n"
-        "try: commands(sys.argv[1:])\n"
-        "finally: assert not {'torch', 'zmq', 'pydantic', 'matplotlib'} & sys.modules.keys()"
+        "import sys\nfrom launcher.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'zmq', 'pydantic', 'matplotlib', 'importlib.metadata'} & sys.modules.keys()"
     )
     given = [root if argument == "RUN" else argument for argument in arguments]
     done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True)

@@ -1,11 +1,12 @@
 """Every code block of docs/guide/ works, in the order of its page, in a folder that holds nothing else.
 
 A Python or YAML block after a line that ends in "`name`:" or names one file in backquotes is that file; other Python
-blocks run one after the other in one interpreter, and console blocks are commands.
+blocks run one after the other in one interpreter, and console blocks are commands. Notebooks run from top to bottom.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,10 +14,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import p2pfl
 
 PROJECT = Path(__file__).parents[2]
 PAGES = sorted((PROJECT / "docs" / "guide").glob("*.md"))
+NOTEBOOKS = sorted((PROJECT / "docs" / "guide").glob("*.ipynb"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -64,6 +69,35 @@ def test_blocks_of_the_page_work(page: Path, tmp_path: Path) -> None:
     assert list(folder.iterdir())
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_works_and_is_stored_with_its_outputs(path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "tests.notebooks", str(path)]
+    done = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cells = [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert {output["output_type"] for output in outputs} <= {"stream", "execute_result", "display_data"}
+    assert not [output for output in outputs if output.get("name") == "stderr"]  # no warnings
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert path.stat().st_size < 100_000
+
+
 def test_readme_of_the_documentation_lists_every_page() -> None:
     text = (PROJECT / "docs" / "README.md").read_text(encoding="utf-8")
-    assert all(f"(guide/{page.name})" in text for page in PAGES)
+    assert NOTEBOOKS
+    assert all(f"(guide/{page.name})" in text for page in (*PAGES, *NOTEBOOKS))
+
+
+def test_method_of_the_guide_learns_and_finds_the_peers_of_its_group(tmp_path: Path) -> None:
+    for _, text, name in blocks(PROJECT / "docs" / "guide" / "own-method.md"):
+        if name in ("best_heads.py", "mine.yaml"):
+            (tmp_path / name).write_text(text)
+    run = p2pfl.load(tmp_path / "mine.yaml", rounds=16).simulate(tmp_path / "run")
+    accuracy = run.metrics().groupby("t")["accuracy"].mean()
+    assert accuracy.iloc[-1] > accuracy.iloc[0] + 0.25
+    groups = np.array([subset.group for subset in run.partition()])
+    weights, same = run.graph(), groups[:, None] == groups[None, :]
+    np.fill_diagonal(same, False)
+    assert weights[same].mean() > 2 * weights[groups[:, None] != groups[None, :]].mean()

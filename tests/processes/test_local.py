@@ -527,11 +527,13 @@ def test_does_not_wait_for_the_peers_of_a_forked_warm_process(
             os.kill(started[0], signal.SIGKILL)
 
 
-def test_rejects_resuming_a_simulation(file: Path) -> None:
+def test_rejects_joining_a_simulation(file: Path) -> None:
     request = LaunchRequest(file, rounds=1)
     folder = request.prepare(request.load(), simulated=True)
-    with pytest.raises(LaunchError, match=r"a simulated run cannot be resumed.* p2pfl launch .*run\.yaml"):
-        resume(folder, (), Console(file=io.StringIO()))
+    with pytest.raises(LaunchError, match=r"simulated peers resume together: p2pfl resume /"):
+        resume(folder, [1], Console(file=io.StringIO()))
+    with pytest.raises(LaunchError, match=r"simulated peers resume together: p2pfl resume /"):
+        resume(folder, (), Console(file=io.StringIO()), "always")
 
 
 def test_resume_starts_only_peers_of_this_folder(

@@ -16,8 +16,9 @@ from p2pfl.messaging.control import BEFORE, Entry, Hello, Id, Nothing, Start, Wa
 from p2pfl.messaging.receivers import MAX_STATEMENTS, Begin
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
+from p2pfl.session.body_files import FileStore
 from peers import receiver, zmq_sockets
-from peers.journal_files import FileStore, NeighborJournals
+from peers.journal_files import NeighborJournals
 from peers.zmq_sockets import MAX_ANSWER
 from tests.bodies import PAIR, Block, Word, star
 from tests.sockets.raw_peer import HELLO, by_value, port_of, up, want

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,11 @@ def test_help_does_not_truncate_descriptions(invoke: Invoke) -> None:
     assert "  peer        Run a single peer: --run RUN --me N [--file FILE]." in lines
 
 
-def test_rejects_the_conflicting_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: {"p2pfl": "0.4.2"}[name])
+def test_rejects_the_conflicting_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    information = tmp_path / "p2pfl-0.4.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: p2pfl\nVersion: 0.4.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(SystemExit) as caught:
         cli.main()
     message = str(caught.value.code)
@@ -343,11 +345,13 @@ def test_digest_compares_runs_with_different_peers(make_folder: MakeFolder, invo
     assert outcome.stdout == f"{alone.root}: no files of peers 0-1 3\nidentical: peers 2\n"
 
 
-def test_a_stopped_simulation_suggests_no_resume(
+def test_a_stopped_simulation_suggests_to_resume_it(
     make_folder: MakeFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={0: {"phase": "stopped"}, 1: {"phase": "stopped"}})
-    monkeypatch.setattr("launcher.backends.simulation.simulate", lambda request, console: (folder, summarize(folder)))
+    monkeypatch.setattr(
+        "launcher.backends.simulation.simulate", lambda request, console, jobs: (folder, summarize(folder))
+    )
     outcome = invoke("simulate", "toy.yaml")
     assert outcome.exit_code == 1
-    assert outcome.stderr == "peers 0-1: stopped\n"
+    assert outcome.stderr == f"peers 0-1: stopped\nresume from the checkpoints with: p2pfl resume {folder.root}\n"

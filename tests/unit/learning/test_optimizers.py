@@ -103,7 +103,7 @@ DICTATED: dict[str, dict[str, Any]] = {
     "dfml": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedavg-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedprox-dec": {"momentum": 0.9, "weight_decay": 5e-4},
-    "fedstyle": {"local_epochs": 5, "lr": 0.1},
+    "fedstyle": {"local_epochs": 5, "lr": 0.1, "loss": "simclr"},
     "dpsgd": {"local_epochs": None},  # local_steps instead
 }
 """What the papers ask for, by algorithm; the page of each says so."""

@@ -6,8 +6,8 @@ import mmap
 import os
 from pathlib import Path
 
+from p2pfl.session.body_files import map_body
 from peers.free_memory import _unmodified, forget, forget_files, free_heap
-from peers.journal_files import _map
 
 PAGE = mmap.PAGESIZE
 
@@ -28,7 +28,7 @@ def resident(address: int) -> int:
 def test_a_forgotten_body_is_read_again(tmp_path: Path) -> None:
     content = os.urandom(40 * PAGE)
     (tmp_path / "body").write_bytes(content)
-    body = _map(str(tmp_path / "body"), 3 * 64, len(content) - 1000, populate=True)
+    body = map_body(str(tmp_path / "body"), 3 * 64, len(content) - 1000, populate=True)
     assert resident(body.data_ptr()) >= 36 * PAGE // 1024
     forget(body)
     assert resident(body.data_ptr()) == 0
@@ -39,9 +39,9 @@ def test_a_forgotten_body_is_read_again(tmp_path: Path) -> None:
 
 def test_modified_pages_of_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(8 * PAGE))
-    mapped = _map(str(tmp_path / "file"), 0, 8 * PAGE, populate=True)
+    mapped = map_body(str(tmp_path / "file"), 0, 8 * PAGE, populate=True)
     mapped[0] = 7
-    clean = _map(str(tmp_path / "file"), 0, 8 * PAGE, populate=True)
+    clean = map_body(str(tmp_path / "file"), 0, 8 * PAGE, populate=True)
     forget_files()
     assert mapped[0] == 7
     assert clean[0] == 0

@@ -12,6 +12,8 @@ import yaml
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import RunFileError
+from p2pfl.learning.metrics import METRICS
+from p2pfl.learning.named_losses import LOSSES
 from p2pfl.models import GROUPS
 from p2pfl.run_file.graphs import GRAPHS, Graph
 from p2pfl.run_file.load import load
@@ -83,6 +85,8 @@ def test_run_file_of_the_readme_loads_and_its_typo_gives_the_shown_error(tmp_pat
         ("data.partition", PARTITIONS),
         ("data.augment", AUGMENTATIONS),
         ("algorithm", ALGORITHMS),
+        ("metrics", METRICS),
+        ("algorithm.loss", LOSSES),
     ],
 )
 def test_readme_lists_every_name_of_the_tables(row: str, table: dict[str, object]) -> None:

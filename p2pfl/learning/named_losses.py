@@ -1,0 +1,61 @@
+"""Losses on the labels that a run file may name: ``algorithm: {name: local, loss: focal}``.
+
+A loss is a function of logits, float [B, K], and labels, int64 [B], that returns their mean loss, a tensor [].
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from p2pfl.errors import PluginError
+from p2pfl.run_file.options import Table, unknown
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+DEFAULT = "ce"
+"""Cross-entropy."""
+
+
+def label_smoothing(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy with targets of 0.9 for the label, and 0.1 divided among all classes (Szegedy et al., 2016)."""
+    return cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    """−(1/B) Σ (1 − p_y)² log p_y (Lin et al., 2017, γ = 2): samples that the model knows well count less."""
+    log_p = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+    return -((1 - log_p.exp()).square() * log_p).mean()
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(logits, labels)
+
+
+LOSSES: Table[Loss] = Table({DEFAULT: _cross_entropy, "label-smoothing": label_smoothing, "focal": focal})
+
+
+def known_loss(name: str) -> str:
+    """Return the name of a loss. Raises ValueError with the known names."""
+    if name not in LOSSES:
+        raise ValueError(unknown(name, LOSSES))
+    return name
+
+
+def checked_loss(name: str, loss: Loss, location: tuple[str, int]) -> Loss:
+    """Return the loss of a plug-in so that it raises PluginError unless it returns one number to descend."""
+
+    @functools.wraps(loss)
+    def check(logits: Tensor, labels: Tensor) -> Tensor:
+        value = loss(logits, labels)
+        if not isinstance(value, Tensor):
+            raise PluginError(*location, f"loss {name!r} must return a tensor, not {type(value).__name__}")
+        if value.dim() or (logits.requires_grad and not value.requires_grad):
+            found = f"one of shape {list(value.shape)}" if value.dim() else "one without a gradient"
+            raise PluginError(*location, f"loss {name!r} must return a tensor without dimensions, not {found}")
+        return value
+
+    return check
