@@ -148,7 +148,7 @@ def block_diagonal(figures: Figures) -> bool:
 
 BLOCKS = "weights across clusters < 5 % of those inside, and those inside > 0.05, half of their initial value"
 
-PAPER_INIT: dict[str, Any] = {"shared_init": False, "head_init_scale": 1.0}
+PAPER_INIT: dict[str, Any] = {"shared_init": False, "compare": "weights"}
 
 
 def alignment(seed: int) -> Figures:

@@ -12,8 +12,9 @@ Differs from the paper (``preset: paper``: its formulas as printed; ``preset: of
 - The temperature is 0.2; the paper's 100 flattens the softmax until the contrastive terms have almost no gradient.
 - l_ce and l_cont are means over the batch, as l_proto is; the paper prints sums over all samples.
 - A ReLU stands *before* the linear head, as in the released code, not on its output.
-- Heads start small (``head_init_scale``), and head, projector and prototypes start equal on all peers
-  (``shared_init``): this makes heads comparable earlier. The paper starts each peer at random.
+- Head, projector and prototypes start equal on all peers (``shared_init``), and heads are compared by what they have
+  learned since that start (``compare: changes``). The paper starts each peer at random and compares the weights.
+- Adam's β1 is 0.9; the paper's 0.5 costs accuracy.
 - The optimizer's state persists across rounds, also that of the prototypes, which averaging replaces.
 - Similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases are
   neither sent nor compared.
@@ -58,14 +59,14 @@ class Hyper(mapl_losses.Losses, GraphLearning):
     override it."""
     optimizer: OptimizerName = "adam"
     lr: PositiveFloat = 1e-4
-    betas: tuple[Beta, Beta] = (0.5, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     fresh_optimizer: bool = False
     """Reset the optimizer's state at the start of each round."""
     projector_hidden: PositiveInt = 4096
     """Width of the projector's hidden layer; small backbones need a small one."""
     head_relu: bool = True
     """ReLU before the head."""
-    head_init_scale: PositiveFloat = 0.1
+    head_init_scale: PositiveFloat = 1.0
     """Factor on torch's default initial weights of the head."""
     shared_init: bool = True
     """Head, projector and prototypes start equal on all peers."""
@@ -77,7 +78,9 @@ class Hyper(mapl_losses.Losses, GraphLearning):
     @model_validator(mode="after")
     def _heads_have_a_common_start(self) -> Self:
         if self.compare == "changes" and not self.shared_init:
-            raise ValueError("compare: changes needs heads with a common start; remove shared_init: false")
+            raise ValueError(
+                "compare: changes needs heads with a common start; set compare: weights, or remove shared_init: false"
+            )
         return self
 
 

@@ -43,9 +43,9 @@ class GraphLearning(LocalTraining):
     """ε in the logarithm of the degree."""
     similarity: Literal["rows", "flat", "off"] = "rows"
     """s_ij: mean cosine of the heads' rows, cosine of the flattened heads, or 1 for all (Table 3)."""
-    compare: Literal["weights", "changes"] = "weights"
+    compare: Literal["weights", "changes"] = "changes"
     """What of the heads s_ij compares: their weights, or the changes of them since the common start, which
-    ``shared_init`` requires. Changes do not need a small start to be comparable."""
+    ``shared_init`` requires. Weights are comparable only if the start is small (``head_init_scale``)."""
     scale_similarity: bool = False
     """Divide the neighbors' s_ij by the largest of them, if it is positive."""
     confidence: bool = True

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-MAPL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+SMALL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
+MAPL = {**SMALL, "compare": "weights", "head_init_scale": 0.1, "betas": [0.5, 0.999]}
 L2C = {"local_epochs": 1, "batch": 16}
 TASKS = {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}
 
@@ -131,7 +132,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "models": "tiny-cnn",
         "peers": 5,
     },
-    "mapl, official": {"algorithm": {**MAPL, "preset": "official"}, "graph": "star", "models": "tiny4"},
+    "mapl, official": {"algorithm": {**SMALL, "preset": "official"}, "graph": "star", "models": "tiny4"},
     "l2c, pruned": {
         "algorithm": {"name": "l2c", **L2C, "prune_round": 1, "prune_to": 1},
         "data": {"partition": TASKS},

@@ -328,15 +328,18 @@ def test_average_does_not_depend_on_the_order_of_arrival() -> None:
 
 
 class RecordingMAPL(MAPL):
-    """Records head and prototypes after the local training of each round."""
+    """Records what is compared of the head, and the prototypes, after the local training of each round."""
 
     def setup(self) -> None:
         super().setup()
+        weight = self.model.linear_head.weight.detach()
+        self.start = weight.clone() if self.hyper.compare == "changes" else torch.zeros_like(weight)
         self.trained: list[tuple[Tensor, Tensor]] = []
 
     def personalized_model_learning(self) -> None:
         super().personalized_model_learning()
-        self.trained.append((self.model.linear_head.weight.detach().clone(), self.prototypes.detach().clone()))
+        compared = self.model.linear_head.weight.detach() - self.start
+        self.trained.append((compared, self.prototypes.detach().clone()))
 
 
 def graph_step_by_hand(
@@ -582,14 +585,14 @@ def test_relu_before_the_head_is_optional() -> None:
 
 def test_shared_init_makes_heads_projectors_and_prototypes_start_equal() -> None:
     for shared, equal in ((True, True), (False, False)):
-        one, other, _ = make(hyper(shared_init=shared))
+        one, other, _ = make(hyper(shared_init=shared, compare="weights"))
         for name in ("head.weight", "head.bias", "projector.0.weight", "projector.3.weight", "prototypes"):
             assert torch.equal(learned(one)[name], learned(other)[name]) is equal
         assert not torch.equal(learned(one)["backbone.1.weight"], learned(other)["backbone.1.weight"])
 
 
 def test_initial_heads_are_scaled_and_prototypes_bounded() -> None:
-    (small,), (whole,) = make(hyper(), peers=1), make(hyper(head_init_scale=1), peers=1)
+    (small,), (whole,) = make(hyper(head_init_scale=0.1), peers=1), make(hyper(), peers=1)
     torch.testing.assert_close(small.model.head.weight, 0.1 * whole.model.head.weight)
     assert torch.equal(small.model.head.bias, whole.model.head.bias)
     bound = 1 / math.sqrt(FEATURES)
@@ -622,7 +625,7 @@ def test_official_preset_starts_each_peer_with_torchs_default_values() -> None:
     one, other, _ = make(hyper(preset="official"))
     assert not torch.equal(one.model.head.weight, other.model.head.weight)
     assert not torch.equal(one.prototypes, other.prototypes)
-    (same,) = make(hyper(shared_init=False, head_init_scale=1), peers=1)
+    (same,) = make(hyper(shared_init=False, compare="weights", betas=(0.5, 0.999)), peers=1)
     assert torch.equal(one.model.head.weight, same.model.head.weight)
 
 
@@ -695,7 +698,7 @@ def test_pruning_ends_messages_between_peers_with_weight_0(prune: bool) -> None:
     [
         {"similarity": "flat"},
         {"similarity": "off"},
-        {"compare": "changes"},
+        {"compare": "weights"},
         {"scale_similarity": True},
         {"confidence": False},
         {"norm": "l1"},
