@@ -90,7 +90,7 @@ def rounds_to(accuracy: dict[int, float], target: float) -> int | None:
 @click.command()
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--rounds", default=200, show_default=True)
-@click.option("--eval-every", default=20, show_default=True)
+@click.option("--eval-every", default=40, show_default=True)
 @click.option("--graph", "graphs", type=click.Choice(list(GRAPHS)), multiple=True, default=("static", "el-oracle"))
 def main(seeds: int, rounds: int, eval_every: int, graphs: tuple[str, ...]) -> None:
     click.echo(f"# {len(os.sched_getaffinity(0))} cores; {rounds} rounds")

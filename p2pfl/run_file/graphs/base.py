@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,15 +32,10 @@ class Schedule:
         self.rounds = rounds
         self.period = period
         self.fields = dict(fields or {})
-        self._kept: dict[int, Topology] = {}
+        self._cached = lru_cache(KEPT)(rounds)
 
     def __call__(self, t: int) -> Topology:
-        t = t if self.period is None else t % self.period
-        if t not in self._kept:
-            if len(self._kept) == KEPT:
-                del self._kept[next(iter(self._kept))]
-            self._kept[t] = self.rounds(t)
-        return self._kept[t]
+        return self._cached(t if self.period is None else t % self.period)
 
 
 @dataclass(frozen=True, kw_only=True)

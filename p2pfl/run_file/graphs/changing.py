@@ -7,6 +7,7 @@ round decides who sends to whom in it, and with which weights.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -96,6 +97,9 @@ def topology_of(edges: Sequence[Any], peers: int, *, directed: bool) -> Topology
         return WeightedTopology.averaging(peers, pairs) if directed else Topology.from_edges(peers, pairs)
     if len(weights) < len(pairs):
         raise graph_error("some edges have a weight and some have none; give all of them one, or none")
+    once = Counter(pair if directed else tuple(sorted(pair)) for pair in pairs)
+    if twice := [pair for pair, count in once.items() if count > 1]:
+        raise graph_error(f"edge {twice[0][0]}-{twice[0][1]} is listed twice; which weight counts?")
     arcs = [(i, j, weight) for (i, j), weight in zip(pairs, weights, strict=True)]
     arcs += [] if directed else [(j, i, weight) for i, j, weight in arcs]
     for i, j, weight in arcs:

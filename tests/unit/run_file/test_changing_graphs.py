@@ -405,6 +405,7 @@ class Mine(ChangingGraph):
         ([(0, 3)], "round 0: edge 0-3: no peer 3; the 3 peers are 0 to 2"),
         ([(1, 1)], "edge 1-1 connects a peer to itself"),
         ([(0, 1, float("nan"))], "the weight should be above 0"),
+        ([(0, 1, 0.2), (1, 2, 0.2), (1, 0, 0.3)], "edge 0-1 is listed twice; which weight counts?"),
         ([(0, 1)], "not connected; their union has the components 0 1 | 2"),
     ],
 )
