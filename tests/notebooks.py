@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -17,9 +18,9 @@ TIMEOUT = 200
 """Seconds for one cell."""
 
 
-def execute(path: Path) -> nbformat.NotebookNode:
+def execute(path: Path) -> Any:
     """Return the notebook with the outputs of its cells, run in an empty folder. Raises CellExecutionError."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     with tempfile.TemporaryDirectory() as folder:
         NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": folder}}).execute()
     for cell in notebook.cells:
@@ -34,7 +35,7 @@ def main() -> None:
     for path in sorted(FOLDER.glob("*.ipynb")):
         notebook = execute(path)
         notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}  # without the version of Python
-        nbformat.write(notebook, path)
+        nbformat.write(notebook, path)  # type: ignore[no-untyped-call]
         print(path)
 
 

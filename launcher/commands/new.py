@@ -18,9 +18,9 @@ FILES = ("README.md", "method.py", "study.yaml", "test_method.py")
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
-    """Write a small project into FOLDER: a plug-in, a run file, a test and a README.
+    """Write a small project that works at once.
 
-    FOLDER must be new or empty; its name becomes that of the study.
+    It has a plug-in, a run file, a test and a README. FOLDER must be new or empty; its name is that of the study.
     """
     create(folder)
     echo(f"{folder}: {', '.join(FILES)}")

@@ -22,7 +22,7 @@ from p2pfl.session.build import load_data
 from p2pfl.session.forked import ForkedHub, run_forked
 from p2pfl.session.peer_log import close_logger, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
-from p2pfl.session.run_folder import Result, RunFolder
+from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
 
 
@@ -79,7 +79,12 @@ def simulate(
                 store=store,
             )
             hub.join(session.endpoint)
-            session.resume()
+            try:
+                session.resume()
+            except P2pflError as error:
+                if peer_folder is not None:
+                    peer_folder.write_status(Status(me, os.getpid(), "failed", error=str(error)))
+                raise
             sessions.append(session)
         if isinstance(hub, ReplayingHub):
             hub.replay({session.me: session.rounds_done for session in sessions})

@@ -94,7 +94,7 @@ def test_method_of_the_guide_learns_and_finds_the_peers_of_its_group(tmp_path: P
     for _, text, name in blocks(PROJECT / "docs" / "guide" / "own-method.md"):
         if name in ("best_heads.py", "mine.yaml"):
             (tmp_path / name).write_text(text)
-    run = p2pfl.load(tmp_path / "mine.yaml", rounds=16).simulate(tmp_path / "run")
+    run = p2pfl.load(tmp_path / "mine.yaml", rounds=16, algorithm__best=1).simulate(tmp_path / "run")
     accuracy = run.metrics().groupby("t")["accuracy"].mean()
     assert accuracy.iloc[-1] > accuracy.iloc[0] + 0.25
     groups = np.array([subset.group for subset in run.partition()])
