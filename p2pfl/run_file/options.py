@@ -70,22 +70,28 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+def _key(field_name: str) -> str:
+    """The key of a field in a run file."""
+    return field_name.removesuffix("_")
+
+
 @dataclass(frozen=True)
 class Options:
     """Base of every group of parameters that a run file can set.
 
     ``PRESETS`` maps the values of a field called ``preset`` to the defaults that each preset changes; keys
-    given explicitly in the run file take precedence over the preset.
+    given explicitly in the run file take precedence over the preset. A field such as ``class_``, whose name is a
+    keyword of Python, is the key ``class``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, alias_generator=_key
     )
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in dataclasses.fields(cls))
+        return tuple(_key(field.name) for field in dataclasses.fields(cls))
 
     @classmethod
     def parse(cls: type[OptionsT], given: Mapping[str, Any], base: Path | None = None) -> OptionsT:
@@ -110,7 +116,9 @@ class Options:
         Args:
             portable: of paths only the last part, which is the same on all hosts.
         """
-        plain: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json", context={"portable": portable})
+        plain: dict[str, Any] = _adapter(type(self)).dump_python(
+            self, mode="json", by_alias=True, context={"portable": portable}
+        )
         return plain
 
 
@@ -177,7 +185,8 @@ def notes(options: type[Options]) -> list[Note]:
             default = field.default_factory()
         else:
             default = "(required)"
-        result.append(Note(field.name, types[field.name], default, texts.get(field.name, "")))
+        key = _key(field.name)
+        result.append(Note(key, types[key], default, texts.get(key, "")))
     return result
 
 

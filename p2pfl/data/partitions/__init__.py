@@ -8,6 +8,7 @@ from p2pfl.data.partitions.base import DatasetLabels, Indices, Labels, Partition
 from p2pfl.data.partitions.dfml import DirichletTrain, IidTrain
 from p2pfl.data.partitions.fedstyle import Styles
 from p2pfl.data.partitions.fedtgp import Dirichlet, Pathological
+from p2pfl.data.partitions.flwr import Flwr
 from p2pfl.data.partitions.l2c import Groups, Shards
 from p2pfl.data.partitions.mapl import Clusters
 from p2pfl.data.partitions.natural import FromFile, Natural
@@ -28,6 +29,7 @@ PARTITIONS: Table[type[Partition]] = Table(
         "styles": Styles,
         "natural": Natural,
         "indices": FromFile,
+        "flwr": Flwr,
     },
 )
 

@@ -663,6 +663,8 @@ def test_every_loader_lists_its_files(root: Path) -> None:
     required: dict[str, dict[str, Any]] = {
         "npz": {"path": "a.npz"},
         "table": {"path": "a.csv", "label": "y"},
+        "torchvision": {"class": "SVHN"},
+        "huggingface": {"path": "ylecun/mnist"},
         "styled": {"of": "mnist"},
         "styles": {"of": ["mnist", "usps"]},
     }
