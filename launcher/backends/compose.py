@@ -197,8 +197,8 @@ class _Writer:
             found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file
         base = self.settings.file.parent
         for number, path in enumerate(self._files_outside_of_root()):
-            beside = path.is_relative_to(base.absolute())
-            source = base / path.relative_to(base.absolute()) if beside else path
+            beside = path.is_relative_to(base.resolve())
+            source = base / path.relative_to(base.resolve()) if beside else path
             found[f"data{number}"] = (source, self._in_container(path))
         return found
 
@@ -215,7 +215,7 @@ class _Writer:
         written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given])}
         if any(str(parent) in written for parent in (path, *path.parents)):
             return str(path)
-        return os.path.normpath(Path(CONFIG) / os.path.relpath(path, self.settings.file.parent))
+        return os.path.normpath(Path(CONFIG) / os.path.relpath(path, self.settings.file.parent.resolve()))
 
     def _setup_services(self) -> Iterator[str]:
         build = self._build()

@@ -41,12 +41,12 @@ def base_of(info: ValidationInfo) -> Path | None:
 
 
 def _from_base(path: Path, info: ValidationInfo) -> Path:
-    return ((base_of(info) or Path()) / path.expanduser()).absolute()
+    return (base_of(info) or Path()).resolve() / path.expanduser()
 
 
 def _from_base_if_there(path: Path, info: ValidationInfo) -> Path:
     base, path = base_of(info), path.expanduser()
-    return (base / path).absolute() if base is not None and (base / path).exists() else path
+    return base.resolve() / path if base is not None and (base / path).exists() else path
 
 
 def _path_text(path: Path, info: SerializationInfo) -> str:

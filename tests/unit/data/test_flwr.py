@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from p2pfl.data import PARTITIONS, Column, DatasetLabels, Subset
-from p2pfl.errors import DataError, MissingExtra
+from p2pfl.errors import DataError, MissingExtra, RunFileError
+from p2pfl.run_file.load import from_dict
+from p2pfl.session.build import load_data
 
 pytestmark = pytest.mark.filterwarnings("default")  # of the library's dependencies
 
@@ -109,4 +111,8 @@ def test_unusable_partitioners_are_errors(options: dict[str, Any], message: str)
 def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with pytest.raises(MissingExtra, match=r"needs .*p2pfl-mesh\[flwr\]"):
-        PARTITIONS["flwr"].parse({"class": "IidPartitioner"}).split(LABELS, 8, 0)
+        PARTITIONS["flwr"].parse(IID).split(LABELS, 8, 0)
+    data = {"dataset": "digits", "partition": {"name": "flwr", **IID}}
+    run = from_dict({"name": "toy", "peers": 2, "rounds": 1, "algorithm": "local", "data": data})
+    with pytest.raises(RunFileError, match=r"^run: data\.partition: the partition flwr needs flwr-datasets"):
+        load_data(run)
