@@ -80,7 +80,7 @@ class ComposeFile:
         }
 
     def _check(self, run: Run) -> None:
-        transport, data = run.file.transport, run.file.data
+        transport = run.file.transport
         if transport.hosts:
             raise run.error_at("transport.hosts", ValueError("remove it: containers find each other by name"))
         if self.keys is not None:
@@ -94,9 +94,6 @@ class ComposeFile:
                 f"{installed[0]} is installed here, but not in the image; list its file, or pass an image as --image"
             )
             raise run.error_at("plugins", ValueError(text))
-        root = data.root or Path(FILES)
-        if outside := [path for path in run.loader.files(root) if not path.is_relative_to(root)]:
-            raise run.error_at("data.dataset", ValueError(f"{outside[0]} is outside of data.root, which is mounted"))
 
     @property
     def owner_of_keys(self) -> int | None:
@@ -116,7 +113,7 @@ class _Writer:
         self.sets = [f"--set={item}" for item in (*settings.sets, *([f"data.root={FILES}"] if root else []))]
         self.files = None
         """Volume or folder with the dataset's files; None if it has none."""
-        if run.loader.files(Path(FILES)):
+        if any(path.is_relative_to(FILES) for path in run.loader.files(Path(FILES))):
             self.files = "${P2PFL_DATA:-files}" if root is None else _escaped(str(root))
 
     def lines(self) -> Iterator[str]:
@@ -197,7 +194,27 @@ class _Writer:
         copied = sorted({(plugin.root / top, top) for plugin in self.run.plugins for top in plugin.tops})
         for number, (path, top) in enumerate(copied):
             found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file
+        base = self.settings.file.parent
+        for number, path in enumerate(self._files_outside_of_root()):
+            beside = path.is_relative_to(base.resolve())
+            source = base / path.relative_to(base.resolve()) if beside else path
+            found[f"data{number}"] = (source, self._in_container(path))
         return found
+
+    def _files_outside_of_root(self) -> list[Path]:
+        """The files of the dataset that are not below ``data.root``, and those of the partition."""
+        root = self.run.file.data.root or Path(FILES)
+        outside = {path for path in self.run.loader.files(root) if not path.is_relative_to(root)}
+        outside |= set(self.run.partition.files().values())
+        return sorted(path for path in outside if outside.isdisjoint(path.parents))
+
+    def _in_container(self, path: Path) -> str:
+        """Where peers look for a file: at an absolute path of the run file, or relative to the run file."""
+        data = self.run.file.data
+        written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given])}
+        if any(str(parent) in written for parent in (path, *path.parents)):
+            return str(path)
+        return os.path.normpath(Path(CONFIG) / os.path.relpath(path, self.settings.file.parent.resolve()))
 
     def _setup_services(self) -> Iterator[str]:
         build = self._build()
@@ -297,6 +314,15 @@ class _Writer:
         for kind in ("keys", "run") if self.settings.keys is None else ("run",):
             for peer in self.peers:
                 yield f"  {kind}-{peer}:"
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All strings in plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def _bind_source(path: Path) -> str:

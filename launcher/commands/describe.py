@@ -193,18 +193,17 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     from p2pfl.session.build import load_data
 
     run = load(file, sets)
-    dataset, subsets = load_data(run)
-    described = describe(run, dataset, subsets)
+    described = describe(run, *load_data(run))
     if png is not None:
         draw(described, png)
         echo(f"wrote {png}", err=True)
     if as_json:
         echo(json.dumps(described))
         return
-    images = described["dataset"]
+    dataset = described["dataset"]
     echo(
-        f"{images['name']}: {images['train']} training and {images['test']} test images "
-        f"{'x'.join(map(str, images['shape']))}, {images['classes']} classes; "
+        f"{dataset['name']}: {dataset['train']} training and {dataset['test']} test {dataset['inputs']}, "
+        f"{dataset['classes']} classes; "
         f"partition {described['partition']['name']}"
     )
     print_table(["peer", "group", "train", "val", "test", "training samples by class"], rows(described))

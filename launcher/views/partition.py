@@ -12,6 +12,8 @@ import numpy as np
 from launcher.views.formatting import ids
 from p2pfl.data import Dataset, Subset
 from p2pfl.errors import MissingExtra
+from p2pfl.inputs import describe as describe_inputs
+from p2pfl.inputs import shape_of
 from p2pfl.run_file.run import Run
 
 MAX_CLASSES = 12
@@ -41,7 +43,8 @@ def describe(run: Run, dataset: Dataset, subsets: Sequence[Subset]) -> dict[str,
             **resolved["dataset"],
             "train": len(dataset.train),
             "test": len(dataset.test),
-            "shape": [dataset.channels, *dataset.size],
+            "shape": list(shape_of(dataset.channels, dataset.size)),
+            "inputs": describe_inputs(dataset.channels, dataset.size),
             "classes": dataset.classes,
         },
         "partition": resolved["partition"],

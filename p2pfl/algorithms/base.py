@@ -78,6 +78,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """Heads, features or prototypes are exchanged: all peers need the same number of features."""
     needs_validation: ClassVar[bool] = False
     """The algorithm learns from validation samples: each peer must have some."""
+    needs_images: ClassVar[bool] = False
+    """The algorithm processes images itself: other inputs are refused."""
     prunes: ClassVar[bool] = False
     """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from. The
     graph must stay the same."""
@@ -130,7 +132,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         """Return what messages this peer accepts: kinds, dtypes, shapes, ranges. Others are refused on arrival."""
 
     def predict(self, x: Tensor) -> Tensor:
-        """Return class scores [B, K] of normalized images [B, C, H, W]."""
+        """Return class scores [B, K] of network input, e.g. normalized images [B, C, H, W]."""
         scores: Tensor = self.model(x)
         return scores
 

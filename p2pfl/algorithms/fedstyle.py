@@ -123,7 +123,7 @@ class FedStyle(Algorithm[Hyper]):
     venue = "arXiv 2022"
     url = "https://arxiv.org/abs/2211.06470"
     Hyper = Hyper
-    homogeneous = True
+    homogeneous = needs_images = True
     state = ("content", "averaged", "infusion", "style_extracted", "mixing_weights")
     views = 2
 

@@ -43,11 +43,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor
 
 from p2pfl import PeerId, rng
@@ -66,11 +65,8 @@ from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import step_if_finite
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
+from p2pfl.run_file.options import LocalPath
 from p2pfl.tensors import Tensors, assign, clone, parameters_of, subtract
-
-
-def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Hyper(l2c.Hyper):
     """d, outputs of the encoder's second layer: length of the code of one channel."""
     score: Literal["sum", "mean"] = "sum"
     """f_ij: the inner product of codes summed over channels and layers (Eqs. 5, 7, 8), or its mean over both."""
-    encoder: Annotated[Path, AfterValidator(_absolute)] | None = None
+    encoder: LocalPath | None = None
     """Encoder to start from: the folder of a meta-l2c run, or a peer's checkpoint of one; null: random."""
     train_encoder: bool = True
     """Train the encoder; false keeps it as loaded (Table 4)."""

@@ -4,6 +4,7 @@ The tables DATASETS, PARTITIONS and AUGMENTATIONS list what a run file may name.
 """
 
 from p2pfl.data.augmentations import AUGMENTATIONS, Augment, Augmentation
+from p2pfl.data.columns import Column
 from p2pfl.data.datasets import Dataset, Pool, Split, open_dataset
 from p2pfl.data.loaders import DATASETS, DatasetArrays, Loader
 from p2pfl.data.partitions import PARTITIONS, DatasetLabels, Partition, Subset
@@ -14,6 +15,7 @@ __all__ = [
     "PARTITIONS",
     "Augment",
     "Augmentation",
+    "Column",
     "Dataset",
     "DatasetArrays",
     "DatasetLabels",

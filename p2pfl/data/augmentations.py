@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor, nn
 
 from p2pfl.data.colors import ColorJitter
+from p2pfl.inputs import Kind, Size
 from p2pfl.run_file.options import Options, Table
 
 Augment = Callable[[Tensor], Tensor]
@@ -26,22 +27,26 @@ Augment = Callable[[Tensor], Tensor]
 class Augmentation(Options, ABC):
     """Base class of all augmentations: the options of ``augment: {name: …}`` in a run file."""
 
+    takes: ClassVar[tuple[Kind, ...]] = ("images",)
+    """The kinds of inputs that it varies; with others it is refused."""
+
     @abstractmethod
-    def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
+    def build(self, channels: int, size: Size, mirror: bool) -> Augment:
         """Build the augmentation.
 
         Args:
-            channels: of the images, 1 or 3.
-            size: height and width of the images.
+            channels, size: of the inputs, as in p2pfl/inputs.py: of images 1 or 3, and height and width.
             mirror: whether mirroring an image keeps its label; if not, images are never flipped.
         """
 
 
 @dataclass(frozen=True)
 class NoAugmentation(Augmentation):
-    """Images unchanged."""
+    """Inputs unchanged."""
 
-    def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
+    takes: ClassVar[tuple[Kind, ...]] = ("images", "series", "vectors", "tokens")
+
+    def build(self, channels: int, size: Size, mirror: bool) -> Augment:
         return lambda images: images
 
 
@@ -52,7 +57,7 @@ class Mapl(Augmentation):
     Brightness and contrast of grayscale images change too. All samples of a batch have the same order of changes.
     """
 
-    def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
+    def build(self, channels: int, size: Size, mirror: bool) -> Augment:
         return _views(channels, size, mirror, smallest=0.2, strength=0.5, blur=True)
 
 
@@ -68,13 +73,11 @@ class Simclr(Augmentation):
     blur: bool = False
     """Blur half of the images, as SimCLR does for large ones."""
 
-    def build(self, channels: int, size: tuple[int, int], mirror: bool) -> Augment:
+    def build(self, channels: int, size: Size, mirror: bool) -> Augment:
         return _views(channels, size, mirror, smallest=0.08, strength=self.strength, blur=self.blur)
 
 
-def _views(
-    channels: int, size: tuple[int, int], mirror: bool, *, smallest: float, strength: float, blur: bool
-) -> Augment:
+def _views(channels: int, size: Size, mirror: bool, *, smallest: float, strength: float, blur: bool) -> Augment:
     """SimCLR's augmentation, with the parameters of its variants."""
     import kornia.augmentation as K
 

@@ -1,4 +1,4 @@
-"""Datasets in memory: uint8 images, memory-mapped from a cache that all peers of a host share.
+"""Datasets in memory: images and other inputs, memory-mapped from a cache that all peers of a host share.
 
 The first process to open a dataset converts it to .npy files, under a lock:
 
@@ -7,7 +7,8 @@ The first process to open a dataset converts it to .npy files, under a lock:
         fashion-mnist-1c0ffee5c0ffee55/     created atomically by a rename
             train_images.npy, train_labels.npy, test_images.npy, test_labels.npy
             train_styles.npy, test_styles.npy   if the dataset has styles
-            metadata.json                   shapes, classes, mean, std, mirror
+            train_columns.npy, test_columns.npy   if it has further columns
+            metadata.json                   shapes, classes, mean, std, mirror, vocabulary, values of the columns
 
 The name of an entry ends in a hash of the options and of path, size and time of change of every original file, so
 that changed files get a new entry. Damaged entries are replaced. <user cache> is $XDG_CACHE_HOME or ~/.cache.
@@ -24,7 +25,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
@@ -34,9 +35,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from p2pfl.data.loaders import DatasetArrays, Images, Labels, Loader
+from p2pfl.data.columns import Column, Columns
+from p2pfl.data.loaders import DatasetArrays, Inputs, Labels, Loader
 from p2pfl.data.partitions import DatasetLabels
 from p2pfl.errors import DataError
+from p2pfl.inputs import Size, Tokens
 
 _FORMAT = 2
 """Part of every cache key: increment it when the layout of an entry or the output of a loader changes."""
@@ -51,12 +54,12 @@ class Split:
     """Training or test samples of a dataset, mapped read-only.
 
     Attributes:
-        images: uint8 [N, C, H, W].
+        images: the inputs: uint8 [N, C, H, W], float32 [N, D] or [N, C, L], or int64 [N, L].
         labels: int64 [N].
         styles: int64 [N], the style of each image; None in a dataset without styles.
     """
 
-    images: Images
+    images: Inputs
     labels: Labels
     styles: Labels | None = None
 
@@ -67,7 +70,7 @@ class Split:
         """Copy the samples at ``indices`` [B], in that order.
 
         Returns:
-            Images, uint8 [B, C, H, W], and labels, int64 [B], on the CPU.
+            Inputs, [B, …], as they are stored, and labels, int64 [B], on the CPU.
 
         Raises:
             IndexError: an index is out of range.
@@ -105,7 +108,7 @@ class Pool:
     def take(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """As ``Split.take``."""
         from_test = indices >= len(self.train)
-        images = np.empty((len(indices), *self.train.images.shape[1:]), np.uint8)
+        images = np.empty((len(indices), *self.train.images.shape[1:]), self.train.images.dtype)
         images[~from_test] = self.train.images[indices[~from_test]]
         images[from_test] = self.test.images[indices[from_test] - len(self.train)]
         self.train.unmap()
@@ -121,9 +124,11 @@ class Dataset:
         name: as in the run file.
         train, test: the two splits.
         classes: number of classes; labels are in [0, classes).
-        mean, std: per channel of the training images, where 1 is the brightest value. The std of a constant channel
-            is 1, so that dividing by it is safe.
+        mean, std: of the training split, per channel of images and series and per number of vectors; 1 is the
+            brightest value of an image. The std of a constant channel is 1, so that dividing by it is safe.
         mirror: whether mirroring an image keeps its label.
+        columns: further properties of the samples, by name.
+        vocabulary: number of different tokens; 0 for other inputs.
     """
 
     name: str
@@ -133,6 +138,8 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     mirror: bool
+    columns: Columns = field(default_factory=dict)
+    vocabulary: int = 0
 
     @cached_property
     def pool(self) -> Pool:
@@ -141,18 +148,20 @@ class Dataset:
 
     @property
     def labels(self) -> DatasetLabels:
-        """Labels and styles of all samples, as input of a partition."""
-        return DatasetLabels(self.train.labels, self.test.labels, self.classes, self.train.styles, self.test.styles)
+        """Labels, styles and columns of all samples, as input of a partition."""
+        train, test = self.train, self.test
+        return DatasetLabels(train.labels, test.labels, self.classes, train.styles, test.styles, self.columns)
 
     @property
     def channels(self) -> int:
-        return int(self.train.images.shape[1])
+        """As in p2pfl/inputs.py."""
+        return self.vocabulary or int(self.train.images.shape[1])
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        height, width = self.train.images.shape[2:]
-        return height, width
+    def size(self) -> Size:
+        """As in p2pfl/inputs.py."""
+        shape = self.train.images.shape
+        return Tokens(shape[1:]) if self.vocabulary else shape[2:]
 
 
 def open_dataset(name: str, loader: Loader, root: Path | None = None, download: bool = True) -> Dataset:
@@ -228,15 +237,25 @@ def _key(name: str, loader: Loader, root: Path) -> str:
 
 
 def _check(name: str, arrays: DatasetArrays) -> None:
+    kinds = {(np.dtype(np.uint8), 4), (np.dtype(np.float32), 2), (np.dtype(np.float32), 3), (np.dtype(np.int64), 2)}
+    for images in (arrays.train_images, arrays.test_images):
+        if (images.dtype, images.ndim) not in kinds:
+            expected = "uint8 [N, C, H, W], float32 [N, D] or [N, C, L], or int64 [N, L]"
+            raise DataError(f"{name}: inputs are {images.dtype} {list(images.shape)}; expected {expected}")
+        if images.dtype == np.float32 and not np.isfinite(images).all():
+            raise DataError(f"{name}: inputs contain NaN or infinity; replace or remove these samples")
+        if images.dtype == np.int64 and not 0 <= images.min(initial=0) <= images.max(initial=0) < arrays.vocabulary:
+            found = f"from {images.min()} to {images.max()}"
+            raise DataError(f"{name}: tokens range {found}, but the vocabulary is {arrays.vocabulary}")
     if arrays.train_images.shape[1:] != arrays.test_images.shape[1:]:
         shapes = f"{arrays.train_images.shape[1:]} for training, {arrays.test_images.shape[1:]} for testing"
-        raise DataError(f"{name}: images have different shapes: {shapes}")
+        raise DataError(f"{name}: inputs have different shapes: {shapes}")
     for split, images, labels in (
         ("training", arrays.train_images, arrays.train_labels),
         ("test", arrays.test_images, arrays.test_labels),
     ):
         if len(images) != len(labels) or len(labels) == 0:
-            raise DataError(f"{name}: {len(images)} {split} images but {len(labels)} labels")
+            raise DataError(f"{name}: {len(images)} {split} inputs but {len(labels)} labels")
         if labels.min() < 0 or labels.max() >= arrays.classes:
             raise DataError(
                 f"{name}: {split} labels range from {labels.min()} to {labels.max()}, but classes is {arrays.classes}"
@@ -247,6 +266,9 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
     """Write a cache entry atomically; replace a damaged one. The caller holds the lock."""
     building = entry.with_name(f".{entry.name}.building")
     files = {name: array for name in _ARRAYS + _STYLES if (array := getattr(arrays, name)) is not None}
+    if columns := arrays.columns.values():
+        files["train_columns"] = np.stack([column.train for column in columns])
+        files["test_columns"] = np.stack([column.test for column in columns])
     mean, std = _mean_and_std(arrays.train_images)
     metadata = {
         "shapes": {name: array.shape for name, array in files.items()},
@@ -254,6 +276,8 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
         "mean": mean,
         "std": std,
         "mirror": arrays.mirror,
+        "vocabulary": arrays.vocabulary,
+        "columns": {name: column.values for name, column in arrays.columns.items()},
     }
     try:
         for leftover in (building, entry):
@@ -275,6 +299,10 @@ def _load(name: str, entry: Path) -> Dataset | None:
         arrays = {array: np.load(entry / f"{array}.npy", mmap_mode="r") for array in metadata["shapes"]}  # noqa: TID251  # maps hold no pickles
         if {array: list(values.shape) for array, values in arrays.items()} != metadata["shapes"]:
             return None
+        columns = {
+            column: Column(tuple(values), arrays["train_columns"][row], arrays["test_columns"][row])
+            for row, (column, values) in enumerate(metadata.get("columns", {}).items())
+        }
         return Dataset(
             name,
             train=Split(arrays["train_images"], arrays["train_labels"], arrays.get("train_styles")),
@@ -283,14 +311,28 @@ def _load(name: str, entry: Path) -> Dataset | None:
             mean=tuple(metadata["mean"]),
             std=tuple(metadata["std"]),
             mirror=metadata["mirror"],
+            columns=columns,
+            vocabulary=metadata.get("vocabulary", 0),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _mean_and_std(images: Images) -> tuple[list[float], list[float]]:
-    """Mean and std per channel of pixels in [0, 1]; from histograms, which is exact and copies no images."""
+def _mean_and_std(images: Inputs) -> tuple[list[float], list[float]]:
+    """Mean and std per channel of the training inputs: of pixels in [0, 1], of other numbers as they are.
+
+    Those of pixels come from histograms, which is exact and copies no images. Tokens have none.
+    """
     means, stds = [], []
+    if images.dtype == np.int64:
+        return [], []
+    if images.dtype == np.float32:
+        for channel in range(images.shape[1]):
+            numbers = images[:, channel].astype(np.float64)
+            mean, std = float(numbers.mean()), float(numbers.std())
+            means.append(mean)
+            stds.append(std if std > 1e-6 * abs(mean) else 1.0)  # below, it is the rounding error of a constant
+        return means, stds
     for channel in range(images.shape[1]):
         values, counts = np.unique(images[:, channel], return_counts=True)
         mean = np.average(values / 255, weights=counts)

@@ -39,7 +39,7 @@ class Samples:
         """Copy the samples at ``positions`` [B] of this selection.
 
         Returns:
-            Images, uint8 [B, C, H, W], and labels, int64 [B], on the CPU.
+            Inputs as they are stored, e.g. uint8 [B, C, H, W], and labels, int64 [B], on the CPU.
         """
         return self.images.take(self.indices[positions])
 
@@ -74,7 +74,7 @@ class PeerData:
         self.test = Samples(test_images, subset.test)
         self.global_test = Samples(dataset.test, np.arange(len(dataset.test.labels)))
         self._dataset = None if subset.merged else dataset
-        shape = (1, dataset.channels, 1, 1)
+        shape = (1, len(dataset.mean), *(1 for _ in dataset.size))
         self._mean = torch.tensor(dataset.mean, device=device).reshape(shape)
         self._std = torch.tensor(dataset.std, device=device).reshape(shape)
 
@@ -106,7 +106,7 @@ class PeerData:
         A final batch of one sample is dropped unless it is the only batch: batch normalization fails on it.
 
         Yields:
-            Images, uint8 [B, C, H, W], and labels, int64 [B], on the device.
+            Inputs as they are stored, e.g. uint8 [B, C, H, W], and labels, int64 [B], on the device.
         """
         positions = order.permutation(len(self.train))
         for start in range(0, len(positions), size):
@@ -120,15 +120,20 @@ class PeerData:
         """Iterate over ``samples`` once, in order and without augmentation.
 
         Yields:
-            Network input, float32 [B, C, H, W], and labels, int64 [B], on the device.
+            Network input, e.g. float32 [B, C, H, W], and labels, int64 [B], on the device.
         """
         for start in range(0, len(samples), EVALUATION_BATCH):
             images, labels = samples.take(np.arange(start, min(start + EVALUATION_BATCH, len(samples))))
             yield self.input(images.to(self.device), augmented=False), labels.to(self.device)
 
     def input(self, images: Tensor, *, augmented: bool) -> Tensor:
-        """Convert uint8 images [B, C, H, W] to normalized float32 of the same shape."""
-        x = images.to(torch.float32) / 255.0
+        """Convert inputs as they are stored to network input of the same shape: normalized float32, but int64 tokens.
+
+        Images, uint8, are scaled to [0, 1] first.
+        """
+        if images.dtype == torch.int64:
+            return images
+        x = images.to(torch.float32) / 255.0 if images.dtype == torch.uint8 else images
         if augmented:
             x = self.augment(x)
         return (x - self._mean) / self._std

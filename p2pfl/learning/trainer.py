@@ -48,7 +48,7 @@ class Trainer:
         """Return the terms of the training loss on one batch; their sum is minimized. Default: ``label_loss``.
 
         Args:
-            x: float [views * B, C, H, W]: the first views of all samples, then the second ones.
+            x: network input, e.g. float [views * B, C, H, W]: the first views of all samples, then the second ones.
             labels: int64 [views * B].
         """
         return self.label_loss(self.model(x), labels)
@@ -69,7 +69,7 @@ class Trainer:
         """Train for a number of epochs over the local samples, or of steps.
 
         Args:
-            step: processes a batch of images and labels; default ``self.step``. For algorithms that train in phases.
+            step: processes a batch of inputs and labels; default ``self.step``. For algorithms that train in phases.
             order: name of the stream that shuffles the samples.
         """
         began = perf_counter()
@@ -115,14 +115,14 @@ class Trainer:
                     return
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        """Take one optimizer step on a batch of uint8 images."""
+        """Take one optimizer step on a batch of inputs as they are stored, e.g. uint8 images."""
         with self.streams.torch("augmentation"):
             x = self.inputs(images)
         labels = labels.repeat(self.views)
         self.descend(self.optimizer, lambda: self.loss(x, labels), len(images))
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Return the input of ``loss`` for a batch of uint8 images: the augmented views, concatenated."""
+        """Return the input of ``loss`` for a batch of inputs: the augmented views, concatenated."""
         return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
 
     def descend(self, optimizer: torch.optim.Optimizer, loss: Callable[[], dict[str, Tensor]], samples: int) -> None:

@@ -1,7 +1,7 @@
-"""Models: a backbone maps images to features, a head maps features to logits.
+"""Models: a backbone maps inputs to features, a head maps features to logits.
 
 A run file names a group, whose member m modulo its length goes to peer m, or one member for all peers: ``resnet18``,
-``htfe-resnet34+fc256`` for a backbone with one of ``HEADS``, ``mlp-64-32`` for hidden layers of these widths, or
+``htfe-resnet34+fc256`` for a backbone with one of ``HEADS``, ``mlp-64-32`` for layers of these widths, or
 ``my_nets.Net(width=32)`` for a module to import. Most groups have members with equally many features, so that peers
 can exchange heads and prototypes. Initial weights are drawn from torch's global RNG.
 """
@@ -9,14 +9,16 @@ can exchange heads and prototypes. Initial weights are drawn from torch's global
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from p2pfl.errors import ModelError
-from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, tiny
-from p2pfl.models.backbone import Build, FixedFeatures, Size
+from p2pfl.inputs import Kind, Size, describe, kind_of
+from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, sequences, tiny
+from p2pfl.models.backbone import Build, FixedFeatures
 from p2pfl.run_file.options import Table
 
 BuildHead = Callable[[int, int], nn.Module]
@@ -28,7 +30,7 @@ class Model(nn.Module):
 
     Attributes:
         name: of the architecture, e.g. ``tiny-cnn`` or ``htfe-cnn+fc512``.
-        backbone: maps float [B, C, H, W] to features, float [B, features].
+        backbone: maps inputs such as float [B, C, H, W] to features, float [B, features].
         head: maps features to logits, float [B, classes]; one linear layer by default.
     """
 
@@ -90,9 +92,27 @@ DFML_CNN = {
 """Channels of the convolutions of DFML's CNNs."""
 
 
-def _mlp(name: str) -> FixedFeatures | None:
-    widths = mlp.parse_name(name)
-    return FixedFeatures(mlp.mlp(widths)) if widths else None
+_FAMILIES: dict[str, Callable[[Sequence[int]], Callable[[int, Size], tuple[nn.Module, int]]]] = {
+    "mlp": mlp.mlp,
+    "conv1d": sequences.conv1d,
+    "embedding": sequences.embedding,
+}
+
+FOR_KIND: dict[Kind, str] = {
+    "images": "tiny4",
+    "series": f"{sequences.CONV1D} or {mlp.MLP}",
+    "vectors": mlp.MLP,
+    "tokens": sequences.EMBEDDING,
+}
+"""Models of this project for each kind of inputs."""
+
+
+def _family(name: str) -> FixedFeatures | None:
+    """The backbone of a name like ``mlp-64-32``: each width has one to five digits, without leading 0."""
+    found = re.fullmatch(r"(\w+)((-[1-9][0-9]{0,4})+)", name)
+    if found is None or found[1] not in _FAMILIES:
+        return None
+    return FixedFeatures(_FAMILIES[found[1]]([int(width) for width in found[2].split("-")[1:]]))
 
 
 _RESNET_DEPTHS = (4, 6, 8, 10, 18, 34, 50, 101, 152)
@@ -119,7 +139,7 @@ BACKBONES: Table[Build] = Table(
         "l2c-cnn": FixedFeatures(l2c.cnn),
         "l2c-conv4": FixedFeatures(l2c.conv4),
     },
-    family=_mlp,
+    family=_family,
 )
 
 _HTFE8 = (
@@ -163,7 +183,9 @@ GROUPS: Table[Group] = Table(
 
 
 def _single(member: str) -> Group:
-    """A group of one member, with the number of features of the first group that contains it."""
+    """A group of one member, with the number of features in its name, or of the first group that contains it."""
+    if _family(member) is not None:
+        return Group((member,), int(member.rpartition("-")[2]))
     features = next((group.features for group in GROUPS.values() if member in group.members), None)
     backbone, plus, _ = member.partition("+")
     if features is None and plus:
@@ -176,7 +198,7 @@ def _is_member(name: str) -> bool:
     if import_path.parse(name) is not None:
         return True
     backbone, plus, head = name.partition("+")
-    return backbone in BACKBONES and (not plus or (head in HEADS and not mlp.parse_name(backbone)))
+    return backbone in BACKBONES and (not plus or (head in HEADS and not _family(backbone)))
 
 
 _MEMBERS = dict.fromkeys(member for group in GROUPS.values() for member in group.members)
@@ -198,7 +220,8 @@ def unknown_model(name: str) -> str:
     """Describe the error of a name that is not in MODELS: list the groups and suggest the closest name."""
     close = difflib.get_close_matches(name, MODELS, n=1)
     known = ", ".join((*GROUPS, *MODELS.registered))
-    known += f", the members of each (`p2pfl models` lists them), and {mlp.MLP}"
+    patterns = f"{mlp.MLP}, {sequences.CONV1D} and {sequences.EMBEDDING}"
+    known += f", the members of each (`p2pfl models` lists them), {patterns}"
     text = f"unknown {name!r}; known: {known}"
     return f"{text}; did you mean {close[0]!r}?" if close else text
 
@@ -216,13 +239,13 @@ def build(
     Args:
         group: a group, or the name of one or of an architecture.
         peer: selects the member of the group.
-        channels, size: of the images; size is (height, width).
+        channels, size: of the inputs, as in p2pfl/inputs.py: of images, size is (height, width).
         classes: number of logits.
         features: size of the feature vector; by default the group's, or else the backbone's.
 
     Raises:
         OptionErrors: the name is unknown.
-        ModelError: images are too small for the model, or an imported one does not fit the data.
+        ModelError: images are too small for the model, or it takes other inputs.
     """
     member = architecture(group, peer)
     if isinstance(group, str):
@@ -230,6 +253,9 @@ def build(
     if import_path.parse(member) is not None:
         return _imported(member, channels, size, classes, features or group.features)
     backbone, _, head = member.partition("+")
+    if kind_of(size) != "images" and _family(backbone) is None and backbone not in BACKBONES.registered:
+        use = FOR_KIND[kind_of(size)]
+        raise ModelError(f"{member!r} takes images, but the dataset has {describe(channels, size)}; use {use}")
     make, width = BACKBONES[backbone], features or group.features or MODELS[member].features
     if width is not None:
         network = make(channels, size, width)

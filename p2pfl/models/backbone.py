@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl.errors import ModelError, P2pflError, PluginError
-
-Size = tuple[int, int]
-"""Height and width of the images."""
+from p2pfl.inputs import Size, describe, zeros
 
 Build = Callable[[int, Size, int], nn.Module]
-"""Maps (channels, size, features) to a module from float [B, C, H, W] to float [B, features]."""
+"""Maps (channels, size, features) to a module from inputs such as float [B, C, H, W] to float [B, features].
+
+Channels and size are those of p2pfl/inputs.py."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FixedFeatures:
     each feature extractor"); a number above n repeats features.
 
     Attributes:
-        layers: maps (channels, size) to a module from float [B, C, H, W] to float [B, n], and n.
+        layers: maps (channels, size) to a module from inputs such as float [B, C, H, W] to float [B, n], and n.
     """
 
     layers: Callable[[int, Size], tuple[nn.Module, int]]
@@ -105,7 +105,7 @@ class Checked:
     def module(self, channels: int, size: Size, features: int) -> nn.Module:
         """Build a backbone with this number of features."""
         network: nn.Module = self._call(channels, size, features)
-        self._check(network, (channels, *size), features, f"images of {channels}x{size[0]}x{size[1]}")
+        self._check(network, zeros(2, channels, size), features, describe(channels, size))
         return network
 
     def layers(self, channels: int, size: Size) -> tuple[nn.Module, int]:
@@ -115,25 +115,25 @@ class Checked:
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], int)):
             raise PluginError(*self.location, f"{self.name!r} must return a module and its number of features")
         network, features = made
-        self._check(network, (channels, *size), features, f"images of {channels}x{size[0]}x{size[1]}")
+        self._check(network, zeros(2, channels, size), features, describe(channels, size))
         return network, features
 
     def head(self, features: int, classes: int) -> nn.Module:
         network: nn.Module = self._call(features, classes)
-        self._check(network, (features,), classes, f"{features} features")
+        self._check(network, torch.zeros(2, features), classes, f"{features} features")
         return network
 
     def _call(self, *arguments: Any) -> Any:
         with self._blaming("fails"):
             return self.build(*arguments)
 
-    def _check(self, network: Any, shape: tuple[int, ...], width: int, given: str) -> None:
-        """Check that the module maps float [B, *shape] to float [B, width]."""
+    def _check(self, network: Any, batch: Tensor, width: int, given: str) -> None:
+        """Check that the module maps a batch of two to float [2, width]."""
         if not isinstance(network, nn.Module):
             kind = type(network).__name__
             raise PluginError(*self.location, f"{self.name!r} must return a torch.nn.Module, not {kind}")
         with self._blaming(f"fails for {given}"):
-            found = output_shape(network, shape)
+            found = output_shape(network, batch)
         if found != (2, width):
             text = f"{self.name!r} maps a batch of 2 ({given}) to {shape_text(found)} instead of [2, {width}]"
             raise PluginError(*self.location, text)
@@ -151,15 +151,15 @@ class Checked:
             raise PluginError(*(plugin_line(error) or self.location), text) from error
 
 
-def output_shape(network: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of the output for a batch of two zeros of ``shape``; None if it is no tensor.
+def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
+    """Return the shape of the output for a batch; None if it is no tensor.
 
     Random streams and statistics of normalizations stay as they are.
     """
     training = network.training
     network.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        output = network(torch.zeros(2, *shape))
+        output = network(batch)
     network.train(training)
     return tuple(output.shape) if isinstance(output, Tensor) else None
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from p2pfl.inputs import Size, zeros
 from p2pfl.models import build
-from p2pfl.models.backbone import Size
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Cost:
         name: of the architecture.
         parameters: number of trainable parameters, head included.
         features: d, the size of the feature vector.
-        flops: of one image's forward pass; a multiply-add counts as two.
+        flops: of one input's forward pass; a multiply-add counts as two.
         model_bytes: tensor bytes of a message with all parameters and buffers, without its header.
         head_bytes: the same for the head only.
         prototype_bytes: the same for K prototypes of d float32 each.
@@ -39,7 +39,7 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
     """Count the costs of one architecture; arguments and errors as for ``build``."""
     with torch.device("meta"):
         model = build(name, 0, channels, size, classes, features).eval()
-        image = torch.empty(1, channels, *size)
+        image = zeros(1, channels, size)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(image)
     return Cost(

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from p2pfl.errors import ModelError
-from p2pfl.models.backbone import Size, with_input_channels
+from p2pfl.inputs import Size
+from p2pfl.models.backbone import with_input_channels
 
 Layers = Callable[[int, Size], tuple[nn.Module, int]]
 

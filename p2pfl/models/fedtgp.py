@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from p2pfl.models.backbone import Size, plain_cnn, with_input_channels
+from p2pfl.inputs import Size
+from p2pfl.models.backbone import plain_cnn, with_input_channels
 
 HTCNN: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = tuple(
     (widths, (*hidden, 512)) for hidden in ((), (512,), (1024,), (1024, 512)) for widths in ((32,), (32, 64))

@@ -6,8 +6,8 @@ Their name is the import path with the arguments and the head, as Python would w
     torchvision.models.resnet18                my_nets.Net(width=32):classifier.2
 
 The head is the attribute after ``:``, by default the last linear layer. Parameters called ``classes`` or
-``num_classes``, ``channels`` or ``in_channels``, and ``size`` (height, width) are filled in from the dataset unless
-they are given.
+``num_classes``, ``channels`` or ``in_channels``, ``size`` (height, width), ``in_features`` and, for tokens,
+``vocabulary`` or ``vocab_size`` are filled in from the dataset unless they are given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl.errors import ModelError, P2pflError, PluginError
-from p2pfl.models.backbone import Size, output_shape, plugin_line, shape_text
+from p2pfl.inputs import Size, describe, kind_of, shape_of, varied, zeros
+from p2pfl.models.backbone import output_shape, plugin_line, shape_text
 
 _PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+"
 
@@ -88,7 +90,7 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
         The backbone, its number of features, and the head.
 
     Raises:
-        ModelError: there is no such class, it cannot be built or run on such images, its output is not float
+        ModelError: there is no such class, it cannot be built or run on such inputs, its output is not float
             [B, classes], or it is not that of the head.
     """
     spec = parse(name)
@@ -102,15 +104,15 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
         raise ModelError(f"{name!r} has no part {where!r} to be its head; its parts are {near}") from None
     if not list(head.parameters()):
         raise ModelError(f"{name!r}: its part {where!r} has nothing to train; name its last layer as `head`")
-    images = f"images of {channels}x{size[0]}x{size[1]}"
-    found = _run(name, network, (channels, *size), images)
+    inputs = describe(channels, size)
+    found = _run(name, network, zeros(2, channels, size), inputs)
     if found != (2, classes):
         remedy = _remedy(spec, found)
-        raise ModelError(f"{name!r} maps 2 {images} to {shape_text(found)} instead of [2, {classes}]{remedy}")
-    probe = torch.linspace(0, 1, 2 * channels * size[0] * size[1]).view(2, channels, *size)
+        raise ModelError(f"{name!r} maps 2 {inputs} to {shape_text(found)} instead of [2, {classes}]{remedy}")
+    probe = varied(2, channels, size)
     whole = _output(network, probe)
     network.set_submodule(where, nn.Identity())
-    features = _run(name, network, (channels, *size), f"{images}, without its head {where!r}")
+    features = _run(name, network, zeros(2, channels, size), f"{inputs}, without its head {where!r}")
     if features is None or len(features) != 2:
         raise ModelError(
             f"{name!r} passes {shape_text(features)} to its head {where!r} instead of [2, features]; name another "
@@ -126,7 +128,14 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
 
 def _build(spec: ImportPath, channels: int, size: Size, classes: int) -> nn.Module:
     make = _import(spec)
-    known = {"classes": classes, "num_classes": classes, "channels": channels, "in_channels": channels, "size": size}
+    known = {
+        "classes": classes,
+        "num_classes": classes,
+        "size": size,
+        "in_features": math.prod(shape_of(channels, size)),
+    }
+    names = ("vocabulary", "vocab_size") if kind_of(size) == "tokens" else ("channels", "in_channels")
+    known |= dict.fromkeys(names, channels)
     try:
         accepted = set(inspect.signature(make).parameters)
     except (TypeError, ValueError):
@@ -178,9 +187,9 @@ def _remedy(spec: ImportPath, found: tuple[int, ...] | None) -> str:
     return "; give it a parameter `num_classes`, or set the number of outputs in `args`"
 
 
-def _run(name: str, network: nn.Module, shape: tuple[int, ...], what: str) -> tuple[int, ...] | None:
+def _run(name: str, network: nn.Module, batch: Tensor, what: str) -> tuple[int, ...] | None:
     try:
-        return output_shape(network, shape)
+        return output_shape(network, batch)
     except Exception as error:
         text = f"{name!r} fails for {what}: {type(error).__name__}: {' '.join(str(error).split())}"
         line = plugin_line(error)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import nn
 
 from p2pfl.errors import ModelError
-from p2pfl.models.backbone import Size, plain_cnn
+from p2pfl.inputs import Size
+from p2pfl.models.backbone import plain_cnn
 
 
 def cnn(channels: int, size: Size) -> tuple[nn.Module, int]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from p2pfl.inputs import Size
 from p2pfl.models.backbone import with_input_channels
 
 
-def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def resnet18(channels: int, size: Size, features: int) -> nn.Module:
     """ResNet-18 (arXiv 1512.03385)."""
     import torchvision.models
 
@@ -19,7 +20,7 @@ def resnet18(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     return with_input_channels(channels, network, "conv1")
 
 
-def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def shufflenet(channels: int, size: Size, features: int) -> nn.Module:
     """ShuffleNet V2 x1.0 (arXiv 1807.11164)."""
     import torchvision.models
 
@@ -27,7 +28,7 @@ def shufflenet(channels: int, size: tuple[int, int], features: int) -> nn.Module
     return with_input_channels(channels, network, "conv1.0")
 
 
-def googlenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def googlenet(channels: int, size: Size, features: int) -> nn.Module:
     """GoogLeNet (arXiv 1409.4842) without its auxiliary classifiers.
 
     Images smaller than 15x15 skip the third pooling: they are a single pixel by then.
@@ -41,7 +42,7 @@ def googlenet(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     return with_input_channels(channels, network, "conv1.conv")
 
 
-def alexnet_small(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def alexnet_small(channels: int, size: Size, features: int) -> nn.Module:
     """FedClassAvg's AlexNet, as MAPL uses it: three convolutions with 64, 128 and 256 channels.
 
     The first pooling has stride 1 to keep the resolution of small images.

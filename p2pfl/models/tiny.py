@@ -9,8 +9,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from p2pfl.inputs import Size
 
-def cnn(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+
+def cnn(channels: int, size: Size, features: int) -> nn.Module:
     """CNN of two 3x3 convolutions with 32 and 64 channels, BatchNorm."""
     return nn.Sequential(
         *_conv(channels, 32, 3, _first_stride(size)),
@@ -22,7 +24,7 @@ def cnn(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     )
 
 
-def wide(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def wide(channels: int, size: Size, features: int) -> nn.Module:
     """CNN of one 5x5 convolution with 64 channels, BatchNorm, max pooling to 4x4, a hidden layer of 128."""
     return nn.Sequential(
         *_conv(channels, 64, 5, _first_stride(size)),
@@ -34,7 +36,7 @@ def wide(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     )
 
 
-def residual(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def residual(channels: int, size: Size, features: int) -> nn.Module:
     """ResNet of five 3x3 convolutions in two blocks with 24 and 48 channels, GroupNorm."""
     return nn.Sequential(
         nn.Conv2d(channels, 24, 3, stride=2, padding=1),
@@ -48,7 +50,7 @@ def residual(channels: int, size: tuple[int, int], features: int) -> nn.Module:
     )
 
 
-def mixer(channels: int, size: tuple[int, int], features: int) -> nn.Module:
+def mixer(channels: int, size: Size, features: int) -> nn.Module:
     """MLP-Mixer (arXiv 2105.01601) of two blocks on a 4x4 grid of patches, 48 channels, LayerNorm.
 
     Without the Mixer's final mean over tokens: with it, learning from 70 samples took five times as long.
@@ -87,7 +89,7 @@ class ResidualBlock(nn.Module):
 class Patches(nn.Module):
     """Embed images [B, C, H, W] as tokens [B, grid², width], padded right and below to a multiple of the grid."""
 
-    def __init__(self, channels: int, size: tuple[int, int], grid: int, width: int) -> None:
+    def __init__(self, channels: int, size: Size, grid: int, width: int) -> None:
         super().__init__()
         patch = -(-size[0] // grid), -(-size[1] // grid)
         self.padding = (0, grid * patch[1] - size[1], 0, grid * patch[0] - size[0])
@@ -114,7 +116,7 @@ class MixerBlock(nn.Module):
         return mixed
 
 
-def _first_stride(size: tuple[int, int]) -> int:
+def _first_stride(size: Size) -> int:
     """Stride 2 from 16x16 on: four times as fast."""
     return 2 if min(size) >= 16 else 1
 

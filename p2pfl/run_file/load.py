@@ -83,7 +83,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     problems: list[OptionProblem] = []
     file = None
     try:
-        file = RunFile.model_validate(tree)
+        file = RunFile.model_validate(tree, context={"base": base})
     except ValidationError as error:
         problems.extend(explain(error, _known_keys))
     plain = tree if file is None else file.model_dump()
@@ -99,7 +99,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         except ValueError:  # already reported
             return None
         try:
-            return table.find(named.name).parse(named.given)
+            return table.find(named.name).parse(named.given, base)
         except OptionErrors as errors:
             problems.extend(problem._replace(path=loc + problem.path) for problem in errors.problems)
             return None
@@ -119,6 +119,9 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         problems.extend(check_loss(file.algorithm.name, method, hyper))
         if graph is not None:
             problems.extend(check_graph(file, method, graph))
+    for key, path in (partition.files() if partition is not None else {}).items():
+        if not path.is_file():
+            problems.append(OptionProblem(("data", "partition", key), f"no file {str(path)!r}"))
     topology = schedule = None
     if graph is not None:
         try:

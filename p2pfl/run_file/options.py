@@ -11,14 +11,57 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    SerializationInfo,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+)
 
 T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 Loc = tuple[str | int, ...]
+
+
+# ---- paths ---------------------------------------------------------------------------------------------------
+
+
+def base_of(info: ValidationInfo) -> Path | None:
+    """The folder of the run file that is being read; None if options are not read from one."""
+    base: Path | None = (info.context or {}).get("base")
+    return base
+
+
+def _from_base(path: Path, info: ValidationInfo) -> Path:
+    return (base_of(info) or Path()).resolve() / path.expanduser()
+
+
+def _from_base_if_there(path: Path, info: ValidationInfo) -> Path:
+    base, path = base_of(info), path.expanduser()
+    return base.resolve() / path if base is not None and (base / path).exists() else path
+
+
+def _path_text(path: Path, info: SerializationInfo) -> str:
+    return path.name or "." if (info.context or {}).get("portable") else str(path)
+
+
+_AS_TEXT = PlainSerializer(_path_text, return_type=str)
+
+LocalPath = Annotated[Path, AfterValidator(_from_base), _AS_TEXT]
+"""A path relative to the folder of the run file; absolute after parsing."""
+DataPath = Annotated[Path, AfterValidator(_from_base_if_there), _AS_TEXT]
+"""A path relative to the folder of the run file; if nothing is there, it stays relative to ``data.root``."""
+
+
+# ---- groups of parameters ------------------------------------------------------------------------------------
 
 
 class Section(BaseModel):
@@ -27,36 +70,55 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+def _key(field_name: str) -> str:
+    """The key of a field in a run file."""
+    return field_name.removesuffix("_")
+
+
 @dataclass(frozen=True)
 class Options:
     """Base of every group of parameters that a run file can set.
 
     ``PRESETS`` maps the values of a field called ``preset`` to the defaults that each preset changes; keys
-    given explicitly in the run file take precedence over the preset.
+    given explicitly in the run file take precedence over the preset. A field such as ``class_``, whose name is a
+    keyword of Python, is the key ``class``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(
-        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+        extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, alias_generator=_key
     )
     PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @classmethod
     def known(cls) -> tuple[str, ...]:
-        return tuple(field.name for field in dataclasses.fields(cls))
+        return tuple(_key(field.name) for field in dataclasses.fields(cls))
 
     @classmethod
-    def parse(cls: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
-        """Build the options from a mapping. Raises OptionErrors with every problem found."""
+    def parse(cls: type[OptionsT], given: Mapping[str, Any], base: Path | None = None) -> OptionsT:
+        """Build the options from a mapping.
+
+        Args:
+            base: the folder of the run file, where relative paths start; by default the working directory.
+
+        Raises:
+            OptionErrors: with every problem found.
+        """
         preset = given.get("preset")
         values = {**(cls.PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **given}
         try:
-            return _adapter(cls).validate_python(values)
+            return _adapter(cls).validate_python(values, context={"base": base})
         except ValidationError as error:
             raise OptionErrors(explain(error, lambda path: cls.known())) from None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The parameters as plain YAML-able values, in the order of declaration."""
-        plain: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
+    def to_dict(self, *, portable: bool = False) -> dict[str, Any]:
+        """The parameters as plain YAML-able values, in the order of declaration.
+
+        Args:
+            portable: of paths only the last part, which is the same on all hosts.
+        """
+        plain: dict[str, Any] = _adapter(type(self)).dump_python(
+            self, mode="json", by_alias=True, context={"portable": portable}
+        )
         return plain
 
 
@@ -123,7 +185,8 @@ def notes(options: type[Options]) -> list[Note]:
             default = field.default_factory()
         else:
             default = "(required)"
-        result.append(Note(field.name, types[field.name], default, texts.get(field.name, "")))
+        key = _key(field.name)
+        result.append(Note(key, types[key], default, texts.get(key, "")))
     return result
 
 

@@ -14,7 +14,7 @@ import yaml
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
-from p2pfl.errors import Problem, RunFileError
+from p2pfl.errors import DataError, Problem, RunFileError
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file import config_hash
 from p2pfl.run_file.graphs import Graph, Schedule
@@ -22,6 +22,9 @@ from p2pfl.run_file.options import Loc, OptionErrors, Options
 from p2pfl.run_file.plugin_files import activate
 from p2pfl.run_file.plugin_sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile
+
+FILES = "files"
+"""The subfolder with copies of other files in a run folder."""
 
 
 @dataclass(frozen=True)
@@ -82,20 +85,40 @@ class Run:
         activate(self.plugins)
 
     def copies(self, folder: Path) -> list[tuple[Path, bytes]]:
-        """Return the files of plug-ins that a run folder keeps beside ``run.yaml``: paths and contents."""
-        return list(copy(self.plugins, folder))
+        """Return the files that a run folder keeps beside ``run.yaml``, of plug-ins and of the partition.
 
-    def resolved(self) -> dict[str, Any]:
-        """The run as plain values with every default filled in; loading it gives an equal run."""
+        Returns:
+            Their paths below ``folder``, and their contents.
+        """
+        files = ((folder / FILES / path.name, self._read(path)) for path in self.partition.files().values())
+        return [*copy(self.plugins, folder), *files]
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise self.error_at("data.partition", DataError(f"{path}: unreadable: {error.strerror}")) from None
+
+    def resolved(self, *, portable: bool = False) -> dict[str, Any]:
+        """The run as plain values with every default filled in; loading it gives an equal run.
+
+        Args:
+            portable: of paths in parameters only the last part, which is the same on all hosts, and hashes of the
+                partition's files.
+        """
         plain = self.file.model_dump(mode="json")
         plain["models"] = self.file.models.resolved()
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology, self.schedule)
-        plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict()}
+        plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict(portable=portable)}
         data = plain["data"]
-        data["dataset"] = {"name": self.file.data.dataset.name, **self.loader.to_dict()}
-        data["partition"] = {"name": self.file.data.partition.name, **self.partition.to_dict()}
-        data["augment"] = {"name": self.file.data.augment.name, **self.augmentation.to_dict()}
+        data["dataset"] = {"name": self.file.data.dataset.name, **self.loader.to_dict(portable=portable)}
+        data["partition"] = {"name": self.file.data.partition.name, **self.partition.to_dict(portable=portable)}
+        for key, path in self.partition.files().items():
+            data["partition"][key] = (
+                hashlib.sha256(self._read(path)).hexdigest() if portable else f"{FILES}/{path.name}"
+            )
+        data["augment"] = {"name": self.file.data.augment.name, **self.augmentation.to_dict(portable=portable)}
         return plain
 
     def to_yaml(self) -> str:
@@ -103,7 +126,7 @@ class Run:
 
     def config_hash(self) -> str:
         """SHA-256 over everything that determines the result, equal on all peers of one run; then the plug-ins."""
-        plain = self.resolved()
+        plain = self.resolved(portable=True)
         del plain["plugins"]
         local = (
             "name",

@@ -26,7 +26,7 @@ from p2pfl.models.import_path import ImportPath, parse
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
-from p2pfl.run_file.options import Section
+from p2pfl.run_file.options import LocalPath, Section
 
 DEFAULT = "tiny4"
 """The models of a run file that names none."""
@@ -50,10 +50,6 @@ class Named(BaseModel):
         if not isinstance(value, Mapping | BaseModel):
             raise ValueError("should be a name, or a mapping with a name and its parameters")
         return value
-
-
-def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
 
 
 def _with_string_keys(value: Any) -> Any:
@@ -90,12 +86,12 @@ class Data(Section):
     """What the peers learn from."""
 
     dataset: Named
-    """Image dataset, e.g. digits, mnist, fashion-mnist."""
+    """Dataset, e.g. digits, mnist, fashion-mnist, table."""
     partition: Named = Named(name="iid")
     """How samples are divided among the peers."""
     augment: Named = Named(name="none")
     """Augmentation of training images; methods that use two views apply it twice."""
-    root: Annotated[Path, AfterValidator(_absolute)] | None = None
+    root: LocalPath | None = None
     """Folder with the dataset's files; default: $P2PFL_DATA, else a folder in the user's cache."""
     download: bool = True
     """Download missing files."""
@@ -214,7 +210,7 @@ class Transport(Section):
     """Address to connect to, if it is not the bound one, e.g. tcp://peer-{id}:{port}; see run_file/addresses.py."""
     hosts: Annotated[dict[str, str], BeforeValidator(_with_string_keys)] = Field(default={})
     """{peer or range of peers: host or address template}; overrides ``address`` for these peers."""
-    keys: Annotated[Path, AfterValidator(_absolute)] | None = None
+    keys: LocalPath | None = None
     """Folder with the keys that ``p2pfl keys new`` creates. Encrypts all messages, and accepts connections only from
     neighbors, each authenticated by its key. Required if ``host`` is reachable from other hosts."""
     public_keys: dict[NonNegativeInt, str] | None = None
@@ -300,7 +296,7 @@ class RunFile(Section):
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
     least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""
     out: Path = Path("runs")
-    """Folder in which run folders are created."""
+    """Folder in which run folders are created; the only path that starts from the working directory."""
 
     _short = field_validator("graph", "algorithm", mode="before")(Named.from_value)
     _short_models = field_validator("models", mode="before")(Models.from_value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -19,7 +20,7 @@ TRANSPORT_VARIABLES = {
     "P2PFL_KEYS": "keys",
 }
 """Environment variables that describe this host, and the keys of ``transport`` that they override.
-P2PFL_ADDRESS_7 also overrides the address of peer 7."""
+P2PFL_ADDRESS_7 also overrides the address of peer 7. Paths in them start from the working directory."""
 
 
 class RunFileLoader(yaml.SafeLoader):
@@ -99,7 +100,8 @@ class Source:
         for name, text in sorted(environment.items()):
             peer = name.removeprefix("P2PFL_ADDRESS_")
             if name in TRANSPORT_VARIABLES:
-                self._put(tree, ("transport", TRANSPORT_VARIABLES[name]), text, _Position(name))
+                value = str(Path(text).expanduser().absolute()) if name == "P2PFL_KEYS" else text
+                self._put(tree, ("transport", TRANSPORT_VARIABLES[name]), value, _Position(name))
             elif peer != name:
                 self._put(tree, ("transport", "hosts", peer), text, _Position(name))
 

@@ -10,7 +10,8 @@ import torch
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.data import Dataset, Subset, open_dataset
-from p2pfl.errors import DataError, ModelError
+from p2pfl.errors import DataError, MissingExtra, ModelError
+from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model, architecture, build
 from p2pfl.models.import_path import parse
@@ -22,7 +23,7 @@ from p2pfl.session.pretrained import load_pretrained
 
 
 def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
-    """Map the run's images from this host's cache, and divide them among the peers.
+    """Map the run's inputs from this host's cache, and divide them among the peers.
 
     Raises:
         RunFileError: the dataset is not available, or cannot be partitioned as requested.
@@ -36,11 +37,12 @@ def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     data = run.file.data
     try:
         dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download)
-    except DataError as error:
+    except (DataError, MissingExtra) as error:
         raise run.error_at("data.dataset", error) from None
+    _check_kind(run, dataset)
     try:
         subsets = run.partition.split(dataset.labels, run.peers, run.seed)
-    except DataError as error:
+    except (DataError, MissingExtra) as error:
         raise run.error_at("data.partition", error) from None
     if run.file.global_test and any(subset.merged for subset in subsets):
         reason = DataError(
@@ -57,15 +59,26 @@ def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
             "or more"
         )
         raise run.error_at("data.partition.validation", reason)
-    _check_imported(run, dataset)
+    _check_models(run, dataset)
     return dataset, subsets
 
 
-def _check_imported(run: Run, dataset: Dataset) -> None:
-    """Check imported models, of which the run file alone tells neither features nor head. Raises RunFileError."""
+def _check_kind(run: Run, dataset: Dataset) -> None:
+    """Check that augmentation and algorithm suit the kind of inputs. Raises RunFileError."""
+    kind, name, given = kind_of(dataset.size), dataset.name, describe(dataset.channels, dataset.size)
+    if kind not in run.augmentation.takes:
+        text = f"{run.file.data.augment.name!r} varies {' and '.join(run.augmentation.takes)}, but {name} has {given}"
+        raise run.error_at("data.augment", DataError(f"{text}; use none"))
+    if run.algorithm.needs_images and kind != "images":
+        raise run.error_at("algorithm", DataError(f"{run.algorithm.name} needs images, but {name} has {given}"))
+
+
+def _check_models(run: Run, dataset: Dataset) -> None:
+    """Check models for other inputs than images, and imported ones, of which the run file tells neither features nor
+    head. Raises RunFileError."""
     models, group = run.file.models, run.file.models.group
     first_of = {architecture(group, peer): peer for peer in reversed(range(run.peers))}
-    if not any(parse(member) for member in first_of):
+    if kind_of(dataset.size) == "images" and not any(parse(member) for member in first_of):
         return
     features: dict[str, int] = {}
     for member, peer in sorted(first_of.items()):
@@ -89,7 +102,7 @@ def make_algorithm(
     """Build peer ``me``'s model and algorithm in their state before round 0.
 
     Raises:
-        RunFileError: the model does not fit the dataset's images, or the algorithm the model.
+        RunFileError: the model does not fit the dataset's inputs, or the algorithm the model.
     """
     run.activate()
     with naming_lines():

@@ -5,14 +5,17 @@ host and caches the result, so heavy imports are inside the methods: peers that 
 Files lie under the root where torchvision's datasets put them.
 """
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
+from p2pfl.data.loaders.base import DatasetArrays, Images, Inputs, Labels, Loader
 from p2pfl.data.loaders.cifar import Cifar10, Cifar100
 from p2pfl.data.loaders.digits import Digits, Svhn, Usps
+from p2pfl.data.loaders.huggingface import HuggingFace
 from p2pfl.data.loaders.image_files import Caltech101, Flowers102, Folder, OxfordPets, StanfordCars
 from p2pfl.data.loaders.mnist import Emnist, FashionMnist, Mnist
 from p2pfl.data.loaders.multi_style import Styled, Styles
 from p2pfl.data.loaders.npz import Npz
 from p2pfl.data.loaders.synthetic import Synthetic
+from p2pfl.data.loaders.table import TableFile
+from p2pfl.data.loaders.torchvision_class import Torchvision
 from p2pfl.run_file.options import Table
 
 DATASETS: Table[type[Loader]] = Table(
@@ -30,11 +33,14 @@ DATASETS: Table[type[Loader]] = Table(
         "oxford-pets": OxfordPets,
         "stanford-cars": StanfordCars,
         "folder": Folder,
+        "torchvision": Torchvision,
+        "huggingface": HuggingFace,
         "npz": Npz,
+        "table": TableFile,
         "synthetic": Synthetic,
         "styled": Styled,
         "styles": Styles,
     },
 )
 
-__all__ = ["DATASETS", "DatasetArrays", "Images", "Labels", "Loader"]
+__all__ = ["DATASETS", "DatasetArrays", "Images", "Inputs", "Labels", "Loader"]

@@ -6,17 +6,20 @@ import hashlib
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from p2pfl.data.columns import Columns
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import Options
 
 Images = npt.NDArray[np.uint8]
+Inputs = npt.NDArray[Any]
+"""uint8 [N, C, H, W], float32 [N, D] or [N, C, L], or int64 [N, L]."""
 Labels = npt.NDArray[np.int64]
 
 
@@ -25,21 +28,26 @@ class DatasetArrays:
     """A dataset as plain arrays.
 
     Attributes:
-        train_images, test_images: uint8 [N, C, H, W].
+        train_images, test_images: the inputs: images uint8 [N, C, H, W], vectors float32 [N, D], series float32
+            [N, C, L], or tokens int64 [N, L].
         train_labels, test_labels: int64 [N], each in [0, classes).
         classes: number of classes, including those without samples.
         mirror: whether mirroring an image keeps its label (true for clothes, false for digits).
         train_styles, test_styles: int64 [N], the style of each image, counted from 0; None without styles.
+        columns: further properties of the samples, for the partition ``natural``.
+        vocabulary: number of different tokens, each in [0, vocabulary); 0 for other inputs.
     """
 
-    train_images: Images
+    train_images: Inputs
     train_labels: Labels
-    test_images: Images
+    test_images: Inputs
     test_labels: Labels
     classes: int
     mirror: bool
     train_styles: Labels | None = None
     test_styles: Labels | None = None
+    columns: Columns = field(default_factory=dict)
+    vocabulary: int = 0
 
 
 @dataclass(frozen=True)

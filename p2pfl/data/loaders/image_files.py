@@ -17,6 +17,7 @@ from pydantic import Field, PositiveInt
 
 from p2pfl.data.loaders.base import DatasetArrays, Images, Loader, read_mat, split_off_test, verify
 from p2pfl.errors import DataError
+from p2pfl.run_file.options import DataPath
 
 Index = Sequence[tuple[Path, int]]
 """Pairs of image file and label."""
@@ -180,8 +181,8 @@ class Folder(ImageFiles):
 
     instructions: ClassVar[str] = "it must contain folders train/CLASS/… and test/CLASS/… (or val/, valid/)"
 
-    path: Path = Path()
-    """The folder, absolute or relative to the root; by default the root itself."""
+    path: DataPath = Path()
+    """The folder, relative to the run file or to the root; by default the root itself."""
     test: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Fraction of each class to use for testing, evenly spaced among its files by name; null for a folder that
     contains train and test."""

@@ -13,11 +13,20 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, PlainSerializer, PlainValidator, PositiveInt, WithJsonSchema
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    PositiveInt,
+    SerializationInfo,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from p2pfl import rng
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
 from p2pfl.errors import DataError
+from p2pfl.run_file.options import base_of
 
 _BATCH = 4096  # images converted to float at a time
 
@@ -30,7 +39,7 @@ class NamedLoader:
     loader: Loader
 
 
-def _parse(value: Any) -> NamedLoader:
+def _parse(value: Any, info: ValidationInfo) -> NamedLoader:
     from p2pfl.data.loaders import DATASETS
 
     if isinstance(value, NamedLoader):
@@ -40,15 +49,30 @@ def _parse(value: Any) -> NamedLoader:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError("should be the name of a dataset, or a mapping with its name and parameters")
     options = {key: option for key, option in value.items() if key != "name"}
-    return NamedLoader(value["name"], DATASETS.find(value["name"]).parse(options))
+    return NamedLoader(value["name"], DATASETS.find(value["name"]).parse(options, base_of(info)))
+
+
+def _plain(dataset: NamedLoader, info: SerializationInfo) -> dict[str, Any]:
+    portable = bool((info.context or {}).get("portable"))
+    return {"name": dataset.name, **dataset.loader.to_dict(portable=portable)}
 
 
 DatasetOption = Annotated[
     NamedLoader,
     PlainValidator(_parse),
-    PlainSerializer(lambda dataset: {"name": dataset.name, **dataset.loader.to_dict()}),
+    PlainSerializer(_plain),
     WithJsonSchema({"type": ["string", "object"]}),
 ]
+
+
+def _images_of(dataset: NamedLoader, root: Path) -> DatasetArrays:
+    """Read a dataset of images. Raises DataError if it has other inputs."""
+    arrays = dataset.loader.read(root)
+    if arrays.train_images.dtype != np.uint8 or arrays.train_images.ndim != 4:
+        raise DataError(
+            f"{dataset.name}: styles need images, but it has {list(arrays.train_images.shape[1:])} inputs"
+        )
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -85,7 +109,7 @@ class Styles(CompositeLoader):
         return self.of
 
     def read(self, root: Path) -> DatasetArrays:
-        parts = [dataset.loader.read(root) for dataset in self.of]
+        parts = [_images_of(dataset, root) for dataset in self.of]
         if len({part.classes for part in parts}) > 1:
             counts = ", ".join(
                 f"{dataset.name} has {part.classes}" for dataset, part in zip(self.of, parts, strict=True)
@@ -137,7 +161,7 @@ class Styled(CompositeLoader):
         return (self.of,)
 
     def read(self, root: Path) -> DatasetArrays:
-        source = self.of.loader.read(root)
+        source = _images_of(self.of, root)
         if source.train_styles is not None:
             raise DataError(f"styled: {self.of.name} already has styles; choose a dataset without styles")
         train, test = (

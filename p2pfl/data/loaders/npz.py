@@ -11,23 +11,31 @@ from typing import ClassVar
 import numpy as np
 from pydantic import PositiveInt
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
+from p2pfl.data.loaders.arrays import as_column, as_inputs, as_labels, dataset
+from p2pfl.data.loaders.base import DatasetArrays, Loader
 from p2pfl.errors import DataError
+from p2pfl.run_file.options import DataPath
+
+REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
 class Npz(Loader):
     """Arrays x_train, y_train, x_test, y_test in a file written by ``numpy.savez``.
 
-    x are uint8 [N, H, W] or [N, H, W, C] with C 1 or 3; y are integers [N], counted from 0.
+    x are images uint8 [N, H, W] or [N, H, W, C] with C 1 or 3, vectors float [N, D], series float [N, C, L], or
+    tokens as integers [N, L]; y are integers [N], counted from 0. Other pairs of arrays, such as writer_train and
+    writer_test, are columns for the partition ``natural``: integers or text [N].
     """
 
     instructions: ClassVar[str] = "create it with numpy.savez(path, x_train=…, y_train=…, x_test=…, y_test=…)"
 
-    path: Path
-    """The file, absolute or relative to the root."""
+    path: DataPath
+    """The file, relative to the run file or to the root."""
     classes: PositiveInt | None = None
     """Number of classes; by default the largest label plus one."""
+    vocabulary: PositiveInt | None = None
+    """Number of different tokens; by default the largest token plus one."""
     mirror: bool = False
     """Whether mirroring an image keeps its label."""
 
@@ -38,29 +46,30 @@ class Npz(Loader):
         path = root / self.path
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as content:  # noqa: TID251
-                arrays = {name: content[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-        except KeyError as error:
-            raise DataError(f"{path}: {error.args[0]}; it must contain x_train, y_train, x_test, y_test") from error
+                arrays = {name: content[name] for name in content.files}
         except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path}: not a valid .npz file of plain arrays: {error}") from error
+        if missing := [name for name in REQUIRED if name not in arrays]:
+            raise DataError(f"{path}: {missing[0]} is missing; it must contain {', '.join(REQUIRED)}")
         train, test = (
-            (_images(path, f"x_{split}", arrays[f"x_{split}"]), _labels(path, f"y_{split}", arrays[f"y_{split}"]))
+            (
+                as_inputs(f"{path}: x_{split}", arrays[f"x_{split}"]),
+                as_labels(f"{path}: y_{split}", arrays[f"y_{split}"]),
+            )
             for split in ("train", "test")
         )
-        classes = self.classes or int(max(labels.max(initial=0) for _, labels in (train, test))) + 1
-        return DatasetArrays(*train, *test, classes, self.mirror)
-
-
-def _images(path: Path, name: str, array: np.ndarray) -> Images:
-    if array.dtype != np.uint8 or array.ndim not in (3, 4) or (array.ndim == 4 and array.shape[3] not in (1, 3)):
-        raise DataError(
-            f"{path}: {name} is {array.dtype} {list(array.shape)}; expected uint8 [N, H, W] or [N, H, W, 1 or 3]"
+        names = [name.removesuffix("_train") for name in arrays if name.endswith("_train") and name not in REQUIRED]
+        columns = {
+            name: as_column(f"{path}: {name}", arrays[f"{name}_train"], arrays[f"{name}_test"])
+            for name in names
+            if f"{name}_test" in arrays
+        }
+        return dataset(
+            str(path),
+            train,
+            test,
+            classes=self.classes,
+            vocabulary=self.vocabulary,
+            mirror=self.mirror,
+            columns=columns,
         )
-    channels_last = array[..., np.newaxis] if array.ndim == 3 else array
-    return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2))
-
-
-def _labels(path: Path, name: str, array: np.ndarray) -> Labels:
-    if array.dtype.kind not in "iu" or array.ndim != 1:
-        raise DataError(f"{path}: {name} is {array.dtype} {list(array.shape)}; expected integers [N]")
-    return array.astype(np.int64)

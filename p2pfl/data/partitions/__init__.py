@@ -8,8 +8,10 @@ from p2pfl.data.partitions.base import DatasetLabels, Indices, Labels, Partition
 from p2pfl.data.partitions.dfml import DirichletTrain, IidTrain
 from p2pfl.data.partitions.fedstyle import Styles
 from p2pfl.data.partitions.fedtgp import Dirichlet, Pathological
+from p2pfl.data.partitions.flwr import Flwr
 from p2pfl.data.partitions.l2c import Groups, Shards
 from p2pfl.data.partitions.mapl import Clusters
+from p2pfl.data.partitions.natural import FromFile, Natural
 from p2pfl.data.partitions.uniform import FractionOfAll, Iid
 from p2pfl.run_file.options import Table
 
@@ -25,6 +27,9 @@ PARTITIONS: Table[type[Partition]] = Table(
         "dirichlet-train": DirichletTrain,
         "iid-train": IidTrain,
         "styles": Styles,
+        "natural": Natural,
+        "indices": FromFile,
+        "flwr": Flwr,
     },
 )
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from p2pfl.data.columns import Columns
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import Options
 
@@ -28,6 +30,7 @@ class DatasetLabels:
         train, test: int64 [N], the label of each sample, in [0, classes).
         classes: number of classes, K.
         train_styles, test_styles: int64 [N], the style of each sample, counted from 0; None without styles.
+        columns: further properties of the samples, by name.
     """
 
     train: Labels
@@ -35,6 +38,7 @@ class DatasetLabels:
     classes: int
     train_styles: Labels | None = None
     test_styles: Labels | None = None
+    columns: Columns = field(default_factory=dict)
 
     @property
     def pool(self) -> Labels:
@@ -64,6 +68,10 @@ class Subset:
 @dataclass(frozen=True)
 class Partition(Options, ABC):
     """Base class of all partitions: the options of ``partition: {name: …}`` in a run file."""
+
+    def files(self) -> dict[str, Path]:
+        """The files that it reads, by option. A run folder keeps copies, and a changed file makes another run."""
+        return {}
 
     @abstractmethod
     def split(self, data: DatasetLabels, peers: int, seed: int) -> list[Subset]:

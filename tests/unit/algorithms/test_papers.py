@@ -76,7 +76,7 @@ def synthetic_labels(dataset: dict[str, Any]) -> DatasetLabels:
         halves = [(part.train[: len(part.train) // n], part.test[: len(part.test) // n]) for part in parts]
         train, test = (np.concatenate(labels) for labels in zip(*halves, strict=True))
         styles = [np.repeat(np.arange(len(parts)), [len(half[i]) for half in halves]) for i in range(2)]
-        return DatasetLabels(train, test, parts[0].classes, *styles)
+        return DatasetLabels(train, test, parts[0].classes, styles[0], styles[1])
     key = Path(str(dataset["path"])).parts[0] if name == "folder" else str(name)
     classes, train_each, test_each = SIZES[key]
     return DatasetLabels(np.arange(classes * train_each) % classes, np.arange(classes * test_each) % classes, classes)

@@ -306,7 +306,7 @@ def test_file_of_another_format_is_named_in_the_error(tmp_path: Path) -> None:
 def test_numbers_of_images_and_labels_must_agree(tmp_path: Path) -> None:
     raw = write_mnist(tmp_path)
     (raw / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(19) % 10))
-    with pytest.raises(DataError, match="mnist: 20 training images but 19 labels"):
+    with pytest.raises(DataError, match="mnist: 20 training inputs but 19 labels"):
         open_mnist(tmp_path)
 
 

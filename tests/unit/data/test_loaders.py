@@ -542,13 +542,14 @@ def test_usps_in_another_format_is_an_error(root: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x_train": np.zeros((6, 2, 3))}, r"x_train is float64 \[6, 2, 3\]; expected uint8"),
+        ({"x_train": np.zeros((6, 2, 3, 1))}, r"x_train is float64 \[6, 2, 3, 1\]; expected images uint8"),
+        ({"x_train": np.zeros((6, 2, 3))}, "training inputs are float32, but test inputs uint8"),
         ({"x_test": np.zeros((2, 2, 3, 4), np.uint8)}, r"x_test is uint8 \[2, 2, 3, 4\]"),
         ({"y_test": np.zeros((2, 1), np.int64)}, r"y_test is int64 \[2, 1\]; expected integers \[N\]"),
         ({"y_test": np.zeros(2)}, "y_test is float64"),
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "npz: training labels range from -1 to 2"),
-        ({"y_train": np.arange(5)}, "npz: 6 training images but 5 labels"),
-        ({"x_test": np.zeros((2, 4, 4), np.uint8)}, "images have different shapes"),
+        ({"y_train": np.arange(5)}, "npz: 6 training inputs but 5 labels"),
+        ({"x_test": np.zeros((2, 4, 4), np.uint8)}, "inputs have different shapes"),
         ({"y_train": np.array([object()] * 6)}, "not a valid .npz file of plain arrays"),
     ],
 )
@@ -561,7 +562,7 @@ def test_npz_with_wrong_arrays_is_an_error(root: Path, changes: dict[str, np.nda
 def test_damaged_or_incomplete_npz_is_an_error(root: Path) -> None:
     path = root / "mine.npz"
     np.savez(path, x_train=np.zeros(3))
-    with pytest.raises(DataError, match=r"y_train is not a file.*; it must contain x_train, y_train, x_test, y_test"):
+    with pytest.raises(DataError, match=r"y_train is missing; it must contain x_train, y_train, x_test, y_test"):
         opened("npz", root, path="mine.npz")
     write_npz(path)
     for damage in (truncate, garble):
@@ -661,6 +662,9 @@ def test_pickle_of_other_content_is_an_error(root: Path, content: object, monkey
 def test_every_loader_lists_its_files(root: Path) -> None:
     required: dict[str, dict[str, Any]] = {
         "npz": {"path": "a.npz"},
+        "table": {"path": "a.csv", "label": "y"},
+        "torchvision": {"class": "SVHN"},
+        "huggingface": {"path": "ylecun/mnist"},
         "styled": {"of": "mnist"},
         "styles": {"of": ["mnist", "usps"]},
     }

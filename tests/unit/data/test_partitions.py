@@ -724,5 +724,11 @@ def test_styles_that_do_not_fit_are_rejected() -> None:
 
 @pytest.mark.parametrize("name", list(PARTITIONS))
 def test_options_survive_serialization(name: str) -> None:
-    options = PARTITIONS[name].parse({"fraction": 0.05} if name == "fraction" else {})
+    required: dict[str, dict[str, Any]] = {
+        "fraction": {"fraction": 0.05},
+        "natural": {"column": "writer"},
+        "indices": {"file": "split.json"},
+        "flwr": {"class": "IidPartitioner"},
+    }
+    options = PARTITIONS[name].parse(required.get(name, {}))
     assert PARTITIONS[name].parse(options.to_dict()) == options

@@ -217,7 +217,7 @@ def test_shows_data_of_each_peer(ring: Path, invoke: Invoke) -> None:
     outcome = invoke("data", "show", ring, "--set", CLUSTERS)
     assert outcome.exit_code == 0
     head, *rest = outcome.stdout.splitlines()
-    assert head == "digits: 1442 training and 355 test images 1x8x8, 10 classes; partition clusters"
+    assert head == "digits: 1442 training and 355 test images of 1x8x8, 10 classes; partition clusters"
     rows = [line.split() for line in rest[1:-1]]
     assert rows == [["0-2", "0", "50", "0", "25", "0-4:", "10"], ["3-5", "1", "50", "0", "25", "5-9:", "10"]]
     assert rest[-1] == "300 training samples in all peers, 300 distinct; 50 to 50 per peer, 50.0 on average"

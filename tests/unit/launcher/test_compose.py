@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.backends.compose import BUILD, DECODED, FILES, RUN, ComposeFile
+from launcher.backends.compose import BUILD, CONFIG, DECODED, FILES, RUN, ComposeFile
 from p2pfl.run_file.load import load
 from p2pfl.session.key_files import write_new
 from tests.launcher_fixtures import Invoke
@@ -255,10 +255,29 @@ def test_public_keys_require_private_keys(file: Path, keys: Path, invoke: Invoke
     assert invoke("compose", file, "--keys", keys).exit_code == 0
 
 
-def test_rejects_a_dataset_outside_of_its_root(file: Path, invoke: Invoke) -> None:
-    outcome = invoke("compose", file, "--set", "data.dataset={name: folder, path: /elsewhere}")
-    assert outcome.exit_code == 2
-    assert "/elsewhere/train is outside of data.root, which is mounted" in outcome.stderr
+def test_mounts_files_beside_the_run_file_where_peers_look_for_them(file: Path, keys: Path) -> None:
+    (file.parent / "mine.npz").write_bytes(b"")
+    (file.parent / "split.json").write_text("[]")
+    sets = ("data.dataset={name: npz, path: mine.npz}", "data.partition={name: indices, file: split.json}")
+    services = load_compose(ComposeFile(file, sets, keys=keys))["services"]
+    for service in ("data", "peer-0", "peer-3"):
+        mounted = {
+            mount["source"]: mount["target"] for mount in services[service]["volumes"] if isinstance(mount, dict)
+        }
+        assert mounted["./mine.npz"] == f"{CONFIG}/mine.npz"
+        assert mounted["./split.json"] == f"{CONFIG}/split.json"
+        assert not any(str(mount).endswith(f":{FILES}:ro") for mount in services[service]["volumes"])
+
+
+def test_mounts_a_dataset_with_an_absolute_path_there(file: Path, keys: Path) -> None:
+    services = load_compose(ComposeFile(file, ("data.dataset={name: folder, path: /elsewhere}",), keys=keys))[
+        "services"
+    ]
+    mounted = {mount["source"]: mount["target"] for mount in services["peer-1"]["volumes"] if isinstance(mount, dict)}
+    assert {path: target for path, target in mounted.items() if path.startswith("/elsewhere")} == {
+        "/elsewhere/train": "/elsewhere/train",
+        "/elsewhere/test": "/elsewhere/test",
+    }
 
 
 # ---- the image

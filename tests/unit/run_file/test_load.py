@@ -42,7 +42,7 @@ GRAPH_NAMES = (
 MODEL_NAMES = (
     "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "
     "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, the members of each "
-    "(`p2pfl models` lists them), and mlp-WIDTH-…"
+    "(`p2pfl models` lists them), mlp-WIDTH-…, conv1d-WIDTH-… and embedding-WIDTH-…"
 )
 
 
@@ -620,6 +620,44 @@ def test_data_root_expands_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> N
     assert read(GOOD, "data.root=~/data").file.data.root == Path("/home/somebody/data")
     assert read(GOOD, "data.root=data").file.data.root == Path.cwd() / "data"
     assert read(GOOD).file.data.root is None
+
+
+def test_paths_are_relative_to_the_run_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    below = Path.cwd() / "below"
+    (below / "photos").mkdir(parents=True)
+    sets = ["data.root=files", "transport.keys=keys", "data.dataset={name: folder, path: photos}"]
+    (below / "run.yaml").write_text(GOOD)
+    run = load(Path("below/run.yaml"), sets)
+    loader: Any = run.loader
+    assert (run.file.data.root, run.file.transport.keys) == (below / "files", below / "keys")
+    assert loader.path == below / "photos"
+    nested = load(below / "run.yaml", ["data.dataset={name: styles, of: [{name: folder, path: photos}]}"])
+    assert nested.loader.files(Path("/root"))[0].is_relative_to(below)
+    (Path("kept.yaml")).write_text(run.to_yaml())
+    kept = load(Path("kept.yaml"))
+    assert kept.resolved() == run.resolved()
+    assert kept.config_hash() == run.config_hash()
+
+
+def test_path_of_a_dataset_that_is_not_beside_the_run_file_is_relative_to_the_root() -> None:
+    loader: Any = read(GOOD, "data.dataset={name: npz, path: nowhere.npz}").loader
+    assert loader.files(Path("/files")) == (Path("/files/nowhere.npz"),)
+
+
+def test_config_hash_does_not_depend_on_where_a_dataset_lies() -> None:
+    Path("mine.npz").write_bytes(b"")
+    beside = read(GOOD, "data.dataset={name: npz, path: mine.npz}")
+    elsewhere = read(GOOD, "data.dataset={name: npz, path: /elsewhere/mine.npz}")
+    assert beside.config_hash() == elsewhere.config_hash()
+    assert beside.config_hash() != read(GOOD, "data.dataset={name: npz, path: yours.npz}").config_hash()
+
+
+def test_path_in_the_environment_starts_from_the_working_directory() -> None:
+    Path("below").mkdir()
+    Path("below/run.yaml").write_text(GOOD)
+    run = load(Path("below/run.yaml"), environment={"P2PFL_KEYS": "keys"})
+    assert run.file.transport.keys == Path.cwd() / "keys"
 
 
 def test_graph_path_is_relative_to_the_run_file() -> None:

@@ -1,0 +1,109 @@
+"""Local files through the library ``datasets``; skipped without the extra ``huggingface``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from p2pfl.data import DATASETS, Dataset, open_dataset
+from p2pfl.errors import DataError, MissingExtra
+from p2pfl.inputs import Tokens
+
+pytestmark = pytest.mark.filterwarnings("default")  # of the library's dependencies
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def opened(root: Path, **options: Any) -> Dataset:
+    return open_dataset("huggingface", DATASETS["huggingface"].parse(options), root, download=False)
+
+
+def needs_library() -> None:
+    pytest.importorskip("datasets", reason="needs the extra `huggingface`", exc_type=ImportError)
+
+
+def write(path: Path, **columns: Any) -> None:
+    needs_library()
+    from pyarrow import parquet, table
+
+    parquet.write_table(table(columns), path)
+
+
+def test_parquet_has_vectors_of_one_or_of_several_columns(folder: Path) -> None:
+    for name, count in (("a", 6), ("b", 4)):
+        numbers = [float(n) for n in range(count)]
+        pairs = [[n, 2 * n] for n in numbers]
+        labels, writers = [("x", "y")[n % 2] for n in range(count)], [7 + n % 3 for n in range(count)]
+        write(folder / f"{name}.parquet", p=numbers, q=numbers, pair=pairs, kind=labels, writer=writers)
+    files = {"path": "parquet", "data_files": {"train": "a.parquet", "later": "b.parquet"}, "label": "kind"}
+    one = opened(folder, **files, test="later", inputs="pair", groups=["writer"])
+    assert one.train.images.tolist() == [[n, 2 * n] for n in range(6)]
+    assert (one.train.labels.tolist(), one.test.labels.tolist()) == ([0, 1] * 3, [0, 1] * 2)
+    assert one.columns["writer"].values == ("7", "8", "9")
+    assert one.columns["writer"].test.tolist() == [0, 1, 2, 0]
+    two = opened(folder, **files, test="later", inputs=["p", "q"])
+    assert two.test.images.tolist() == [[n, n] for n in range(4)]
+    part = opened(folder, **files, train="train[:4]", test=0.5, inputs="pair")
+    assert (len(part.train), len(part.test)) == (2, 2)
+
+
+def test_parquet_has_series_and_tokens(folder: Path) -> None:
+    series = [[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]] * 6
+    write(folder / "a.parquet", series=series, tokens=[[1, 2, 3, 8]] * 6, label=[0, 1] * 3, ragged=[[1], [1, 2]] * 3)
+    files: dict[str, Any] = {"path": "parquet", "data_files": {"train": "a.parquet"}, "test": 0.5}
+    assert opened(folder, **files, inputs="series").size == (3,)
+    tokens = opened(folder, **files, inputs="tokens")
+    assert (tokens.channels, tokens.size) == (9, Tokens((4,)))
+    with pytest.raises(DataError, match="huggingface parquet: ragged: its lists differ in length"):
+        opened(folder, **files, inputs="ragged")
+    with pytest.raises(DataError, match=r"no column 'token'; it has series, tokens, .*; did you mean 'tokens'"):
+        opened(folder, **files, inputs="token")
+
+
+def test_folders_of_images_are_classes(folder: Path) -> None:
+    needs_library()
+    for split, count in (("train", 4), ("test", 2)):
+        for shade, name in ((50, "dark"), (200, "light")):
+            (folder / "photos" / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (6, 4), (shade, number, 0)).save(folder / "photos" / split / name / f"{number}.png")
+    dataset = opened(folder, path="imagefolder", data_dir="photos")
+    assert dataset.train.images.shape == (8, 3, 4, 6)
+    assert dataset.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert np.unique(dataset.test.images[:, 0]).tolist() == [50, 200]
+    assert opened(folder, path="imagefolder", data_dir="photos", size=5).size == (5, 5)
+
+
+def test_errors_of_the_library_name_the_dataset(folder: Path) -> None:
+    needs_library()
+    (folder / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match="huggingface parquet: "):
+        opened(folder, path="parquet", data_files={"train": "a.parquet"}, test=0.5)
+
+
+def test_missing_local_file_is_an_error(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"huggingface: missing a\.parquet; looked in"):
+        opened(folder, path="parquet", data_files={"train": "a.parquet"})
+
+
+def test_dataset_of_the_hub_lies_below_the_root(folder: Path) -> None:
+    loader = DATASETS["huggingface"].parse({"path": "someone/letters", "config": "small"})
+    assert loader.files(folder) == (folder / "huggingface" / "someone--letters--small",)
+    with pytest.raises(DataError, match=r"missing someone--letters--small; .*data\.download: true"):
+        opened(folder, path="someone/letters", config="small")
+
+
+def test_without_the_library_the_error_names_the_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    (folder / "a.parquet").write_bytes(b"")
+    with pytest.raises(MissingExtra, match=r"needs datasets, .*p2pfl-mesh\[huggingface\]"):
+        opened(folder, path="parquet", data_files={"train": "a.parquet"})
