@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,13 +124,16 @@ class Options:
 
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+_BUILDING = threading.Lock()
+"""Docstrings are read by parsing source, which Python 3.11 cannot do in two threads at once."""
 
 
 def _adapter(options: type[OptionsT]) -> TypeAdapter[OptionsT]:
     """Return the class's pydantic schema, which takes milliseconds to build: once per class."""
-    if options not in _ADAPTERS:
-        _ADAPTERS[options] = TypeAdapter(options)
-    return _ADAPTERS[options]
+    with _BUILDING:
+        if options not in _ADAPTERS:
+            _ADAPTERS[options] = TypeAdapter(options)
+        return _ADAPTERS[options]
 
 
 class OptionProblem(NamedTuple):

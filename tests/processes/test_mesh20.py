@@ -39,13 +39,13 @@ def test_mesh20_is_bit_identical_over_sockets_and_simulated(tmp_path: Path) -> N
     graph = json.loads((sockets / "summary.json").read_text())["collaboration"]
     assert graph["inside"] >= 10 * graph["across"]
 
-    # MAPL, Table 7: 2 N_e (d_p K + |φ|) numbers per round until an edge is pruned; heads from round 40 on.
+    # MAPL, Table 7: 2 N_e (d_p K + |φ|) numbers per round until an edge is pruned; heads from round 30 on.
     rounds = [
         json.loads(line)
         for peer in range(20)
         for line in (sockets / "peers" / f"{peer:02d}" / "metrics.jsonl").read_text().splitlines()
     ]
     edges, features, classes = 20 * 19 // 2, 64, 10
-    for t, numbers in ((0, features * classes), (39, features * classes), (40, 2 * features * classes)):
+    for t, numbers in ((0, features * classes), (29, features * classes), (30, 2 * features * classes)):
         sent = [e[1] for r in rounds if r["t"] == t for kinds in r["sent"].values() for e in kinds.values()]
         assert sum(sent) == 4 * 2 * edges * numbers

@@ -602,6 +602,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "prune_round": {"prune_round": 1, "prune_to": 1},
     "precision": {"precision": "bfloat16"},
     "optimizer": {"optimizer": "adam"},
+    "loss": {"loss": "focal"},
 }
 
 
