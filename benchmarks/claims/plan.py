@@ -1,0 +1,128 @@
+"""What to play next: pure functions of the claims and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings
+from benchmarks.claims.prices import gpu_hours
+from benchmarks.claims.store import Store, identity
+
+TUNING_SEED = 1000
+"""Seed of the runs that choose a learning rate; test seeds count from 0."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to play.
+
+    Attributes:
+        key, seed: where the store keeps it.
+        tree: the run file, with its seed.
+        probe: additional measurement.
+        seconds: expected duration.
+    """
+
+    key: str
+    seed: int
+    tree: Mapping[str, Any]
+    probe: str
+    seconds: float
+
+
+def held_out(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run file with a sixth of the training images in place of the test images."""
+    dataset = tree["data"]["dataset"]
+    return {**tree, "data": {**tree["data"], "dataset": {"name": "held-out", "of": dataset}}}
+
+
+def tuning(settings: Settings) -> Mapping[float, dict[str, Any]]:
+    """Return the runs that choose the learning rate, by rate."""
+    tree = held_out(settings.tuned)
+    return {rate: {**tree, "algorithm": {**tree["algorithm"], "lr": rate}} for rate in settings.rates}
+
+
+def scores(settings: Settings, store: Store) -> dict[float, float]:
+    """Return the accuracies on held-out training images, by learning rate, as far as they were measured."""
+    found = {}
+    for rate, tree in tuning(settings).items():
+        summary = store.summary(identity(tree).key, TUNING_SEED)
+        if summary is not None:
+            found[rate] = summary.settled(settings.series)
+    return found
+
+
+def chosen(settings: Settings, store: Store) -> float | None:
+    """Return the best learning rate of the grid (the smaller of equal ones); None until all were tried."""
+    found = scores(settings, store)
+    return max(found, key=lambda rate: (found[rate], -rate)) if found and len(found) == len(settings.rates) else None
+
+
+def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> Iterator[Task]:
+    """Yield the runs that are missing: those that choose the learning rate first.
+
+    While it is not chosen, runs with the first rate of the grid stand for the others, so that a claim's cost is known.
+    """
+    rate = None
+    if settings.rates:
+        rate = chosen(settings, store)
+        if rate is None:
+            for tree in tuning(settings).values():
+                yield from _missing(tree, [TUNING_SEED], "", settings, store, device)
+            rate = settings.rates[0]
+    yield from _missing(settings.with_rate(rate), seeds, settings.probe, settings, store, device)
+
+
+def _missing(
+    tree: Mapping[str, Any], seeds: Collection[int], probe: str, settings: Settings, store: Store, device: str
+) -> Iterator[Task]:
+    key = identity(tree, probe).key
+    seconds = store.seconds(key)
+    if seconds is None:
+        seconds = settings.seconds or 3600.0 * gpu_hours(tree)
+    for seed in seeds:
+        if store.summary(key, seed) is None:
+            yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds)
+
+
+def figures(claim: Claim, store: Store, most: int = MOST_SEEDS) -> dict[int, float]:
+    """Return the claim's figure of each seed for which all its runs are in the store."""
+    found = {}
+    rates = {label: chosen(settings, store) for label, settings in claim.runs.items()}
+    if any(settings.rates and rates[label] is None for label, settings in claim.runs.items()):
+        return {}
+    keys = {label: identity(s.with_rate(rates[label]), s.probe).key for label, s in claim.runs.items()}
+    for seed in range(most):
+        runs = {label: store.summary(key, seed) for label, key in keys.items()}
+        present = {label: summary for label, summary in runs.items() if summary is not None}
+        if len(present) == len(runs):
+            found[seed] = claim.figure(present)
+    return found
+
+
+def missing_files(claim: Claim) -> tuple[str, ...]:
+    """Return the files of the claim's datasets that are not in $P2PFL_DATA."""
+    return tuple(dict.fromkeys(file for s in claim.runs.values() for file in identity(s.with_rate(None)).missing))
+
+
+def remaining(claim: Claim, store: Store, device: str, most: int = MOST_SEEDS) -> list[Task]:
+    """Return the runs that the claim still needs, in the order in which to play them: seed by seed."""
+    wanted = claim.seeds_wanted(list(figures(claim, store, most).values()), most)
+    tasks = [task for settings in claim.runs.values() for task in tasks_of(settings, range(wanted), store, device)]
+    unique = {(task.key, task.seed): task for task in tasks}
+    return sorted(unique.values(), key=lambda task: (task.seed != TUNING_SEED, task.seed))
+
+
+def undecided(
+    claims: Sequence[Claim], store: Store, device: str, most: int = MOST_SEEDS
+) -> list[tuple[float, Claim, list[Task]]]:
+    """Return (seconds, claim, runs) of the claims that need more runs and have their data, the cheapest first."""
+    needed = []
+    for claim in claims:
+        if claim.dear and device == "cpu":
+            continue
+        if not missing_files(claim) and (tasks := remaining(claim, store, device, most)):
+            needed.append((sum(task.seconds for task in tasks), claim, tasks))
+    return sorted(needed, key=lambda item: item[0])
