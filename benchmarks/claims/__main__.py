@@ -6,8 +6,9 @@
     python -m benchmarks.claims --list                         # what would be played, with the expected minutes
     python -m benchmarks.claims --minutes 0                    # write the page only
 
-Every finished run is kept in the store, so that an interrupted call continues where it ended, and several may use one store.
-$P2PFL_DATA holds the datasets; claims whose datasets are not there are left out. The exit status is 1 if a run failed.
+Every finished run is kept in the store, so that an interrupted call continues where it ended, and several may use one
+store. $P2PFL_DATA holds the datasets; claims whose datasets are not there are left out. The exit status is 1 if a run
+failed.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def draw(bands: Mapping[str, Band], ylabel: str) -> str:
         return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low):.1f}"
 
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="10">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"',
+        ' font-family="sans-serif" font-size="10">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
     ]
     for value in ticks(low, high):

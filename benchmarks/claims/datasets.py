@@ -69,10 +69,9 @@ class HeldOut(CompositeLoader):
     def read(self, root: Path) -> DatasetArrays:
         whole = self.of.loader.read(root)
         test = split_off_test(whole.train_labels, 1 / 6)
-        styles = (None, None)
-        if whole.train_styles is not None:
-            styles = (whole.train_styles[~test], whole.train_styles[test])
+        styles = whole.train_styles
+        divided = (None, None) if styles is None else (styles[~test], styles[test])
         images, labels = whole.train_images, whole.train_labels
         return DatasetArrays(
-            images[~test], labels[~test], images[test], labels[test], whole.classes, whole.mirror, *styles
+            images[~test], labels[~test], images[test], labels[test], whole.classes, whole.mirror, *divided
         )

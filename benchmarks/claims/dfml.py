@@ -1,9 +1,9 @@
 """DFML (Khalil et al., 2024).
 
-Digits (about 115 training samples a peer, where CIFAR-10 gives 4,000), ten peers, five of which send in each round, the four
-small networks of `tiny4` instead of H2 CNNs, batches of 32. DFML has 30 rounds of K = 5 passes (paper: 500 of 10), in periods of
-5, 10 and 15 rounds: the last round is a maximum of α. The baselines have 100 rounds, so they cost a third of the passes over
-samples and three times the messages. CIFAR-10: its part, 300 training samples a peer.
+Digits (about 115 training samples a peer, where CIFAR-10 gives 4,000), ten peers, five of which send in each round,
+the four small networks of `tiny4` instead of H2 CNNs, batches of 32. DFML has 30 rounds of K = 5 passes (paper: 500
+of 10), in periods of 5, 10 and 15 rounds: the last round is a maximum of α. The baselines have 100 rounds, so they
+cost a third of the passes over samples and three times the messages. CIFAR-10: its part, 300 training samples a peer.
 
 Accuracies are global ones: on the whole test set, mean over peers, for DFML of the peak models.
 """
@@ -96,7 +96,7 @@ def claim(
 
 
 def rounds_saved(runs: Mapping[str, Summary]) -> float:
-    """Rounds, in steps of five, until the peak models reach the baseline's last accuracy; at most the baseline's 100."""
+    """Rounds, in steps of five, until the peak models reach the baseline's last accuracy; at most its 100."""
     return min(100.0, runs["dfml"].first_to_reach(runs["fedavg-dec"].last(), "peak"))
 
 
@@ -117,83 +117,239 @@ def keep(runs: Mapping[str, Summary]) -> float:
 
 EQUAL: dict[str, Any] = {"models": "tiny-cnn"}
 CLAIMS = (
-    claim("above decentralized FedAvg, digits, non-IID", "Table 6", DFML, {"fedavg-dec": FEDAVG}, "+30.52 (74.30 against 43.78)"),
-    claim("above decentralized FedAvg, digits, IID", "Table 6", run("dfml", 55, IID),
-          {"fedavg-dec": baseline("fedavg-dec", partition=IID)}, "+11.22 (83.87 against 72.65)"),
-    claim("above decentralized FedAvg, CIFAR-10, non-IID", "Table 6", colors("dfml", 700, 30, 15),
-          {"fedavg-dec": colors("fedavg-dec", 400, 100, 25)}, "+30.52 (74.30 against 43.78)"),
-    Claim("fewer rounds than decentralized FedAvg's 100", "Table 8", {"dfml": DFML, "fedavg-dec": FEDAVG}, rounds_saved,
-          "20", PAPER_10, unit="rounds", relation="<", threshold=100.0, curves="peak"),
-    claim("cyclic α gains with cross-entropy", "Table 9", CE,
-          {"fixed": DFML.but(supervision="ce", shape="fixed", alpha_max=0.5)}, "+12.31 (41.47 against 29.16)", PAPER_50, "cyclic"),
-    claim("cyclic α gains with WSM", "Table 9", DFML, {"fixed": DFML.but(shape="fixed", alpha_max=0.5)},
-          "+0.67 (44.26 against 43.59)", PAPER_50, "cyclic"),
+    claim(
+        "above decentralized FedAvg, digits, non-IID",
+        "Table 6",
+        DFML,
+        {"fedavg-dec": FEDAVG},
+        "+30.52 (74.30 against 43.78)",
+    ),
+    claim(
+        "above decentralized FedAvg, digits, IID",
+        "Table 6",
+        run("dfml", 55, IID),
+        {"fedavg-dec": baseline("fedavg-dec", partition=IID)},
+        "+11.22 (83.87 against 72.65)",
+    ),
+    claim(
+        "above decentralized FedAvg, CIFAR-10, non-IID",
+        "Table 6",
+        colors("dfml", 700, 30, 15),
+        {"fedavg-dec": colors("fedavg-dec", 400, 100, 25)},
+        "+30.52 (74.30 against 43.78)",
+    ),
+    Claim(
+        "fewer rounds than decentralized FedAvg's 100",
+        "Table 8",
+        {"dfml": DFML, "fedavg-dec": FEDAVG},
+        rounds_saved,
+        "20",
+        PAPER_10,
+        unit="rounds",
+        relation="<",
+        threshold=100.0,
+        curves="peak",
+    ),
+    claim(
+        "cyclic α gains with cross-entropy",
+        "Table 9",
+        CE,
+        {"fixed": DFML.but(supervision="ce", shape="fixed", alpha_max=0.5)},
+        "+12.31 (41.47 against 29.16)",
+        PAPER_50,
+        "cyclic",
+    ),
+    claim(
+        "cyclic α gains with WSM",
+        "Table 9",
+        DFML,
+        {"fixed": DFML.but(shape="fixed", alpha_max=0.5)},
+        "+0.67 (44.26 against 43.59)",
+        PAPER_50,
+        "cyclic",
+    ),
     claim("WSM above cross-entropy", "Table 9", DFML, {"ce": CE}, "+2.79 (44.26 against 41.47)", PAPER_50, "wsm"),
-    claim("above decentralized FedAvg on two cliques and a bridge", "Table 12", run("dfml", 50, graph="bridge"),
-          {"fedavg-dec": baseline("fedavg-dec", graph="bridge")}, "+43.49 (68.52 against 25.03)", PAPER_50),
-    claim("above decentralized FedAvg, equal networks", "Table 3", run("dfml", 45, **EQUAL),
-          {"fedavg-dec": baseline("fedavg-dec", **EQUAL)}, "+1.59 (76.27 against 74.68)", PAPER_50),
-    claim("above decentralized FedProx, equal networks", "Table 3", run("dfml", 45, **EQUAL),
-          {"fedprox-dec": baseline("fedprox-dec", **EQUAL)}, "+1.72 (76.27 against 74.55)", PAPER_50),
-    claim("above decentralized FedAvg, three widths", "Table 4", run("dfml", 60, models=WIDTHS),
-          {"fedavg-dec": baseline("fedavg-dec", models=WIDTHS)}, "+14.03 (73.87 against 59.84)", PAPER_50),
+    claim(
+        "above decentralized FedAvg on two cliques and a bridge",
+        "Table 12",
+        run("dfml", 50, graph="bridge"),
+        {"fedavg-dec": baseline("fedavg-dec", graph="bridge")},
+        "+43.49 (68.52 against 25.03)",
+        PAPER_50,
+    ),
+    claim(
+        "above decentralized FedAvg, equal networks",
+        "Table 3",
+        run("dfml", 45, **EQUAL),
+        {"fedavg-dec": baseline("fedavg-dec", **EQUAL)},
+        "+1.59 (76.27 against 74.68)",
+        PAPER_50,
+    ),
+    claim(
+        "above decentralized FedProx, equal networks",
+        "Table 3",
+        run("dfml", 45, **EQUAL),
+        {"fedprox-dec": baseline("fedprox-dec", **EQUAL)},
+        "+1.72 (76.27 against 74.55)",
+        PAPER_50,
+    ),
+    claim(
+        "above decentralized FedAvg, three widths",
+        "Table 4",
+        run("dfml", 60, models=WIDTHS),
+        {"fedavg-dec": baseline("fedavg-dec", models=WIDTHS)},
+        "+14.03 (73.87 against 59.84)",
+        PAPER_50,
+    ),
     Claim("regular models rise and fall with α", "Fig. 8", {"dfml": DENSE}, rise, "rise and fall", PAPER_50),
-    Claim("peak models keep the peak", "Fig. 8", {"dfml": DENSE}, keep, "above regular ones", PAPER_50, curves="peak"),
-    claim("a random aggregator above a fixed one", "Fig. 13", DFML, {"fixed aggregator": DFML.but(fixed_aggregator=True)},
-          "above", PAPER_50, "random"),
-    claim("distillation gains", "Fig. 14", DFML, {"α = 0": DFML.but(shape="fixed", alpha_max=0.0)}, "above", PAPER_50),
-    claim("above decentralized FedAvg with 20 % senders", "Fig. 19", run("dfml", 30, participation=0.2),
-          {"fedavg-dec": baseline("fedavg-dec", participation=0.2)}, "above", PAPER_50),
+    Claim(
+        "peak models keep the peak", "Fig. 8", {"dfml": DENSE}, keep, "above regular ones", PAPER_50, curves="peak"
+    ),
+    claim(
+        "a random aggregator above a fixed one",
+        "Fig. 13",
+        DFML,
+        {"fixed aggregator": DFML.but(fixed_aggregator=True)},
+        "above",
+        PAPER_50,
+        "random",
+    ),
+    claim(
+        "distillation gains", "Fig. 14", DFML, {"α = 0": DFML.but(shape="fixed", alpha_max=0.0)}, "above", PAPER_50
+    ),
+    claim(
+        "above decentralized FedAvg with 20 % senders",
+        "Fig. 19",
+        run("dfml", 30, participation=0.2),
+        {"fedavg-dec": baseline("fedavg-dec", participation=0.2)},
+        "above",
+        PAPER_50,
+    ),
     claim("weights by size gain", "Fig. 20", DFML, {"equal weights": DFML.but(teachers="equal")}, "above", PAPER_50),
-    claim("mutual learning above teaching the aggregator alone", "Fig. 21", DFML, {"vanilla": DFML.but(mutual=False)}, "above",
-          PAPER_50),
-    claim("five mutual epochs above one", "Fig. 22", DFML, {"K = 1": DFML.but(mutual_epochs=1)}, "K = 10 above fewer", PAPER_50),
+    claim(
+        "mutual learning above teaching the aggregator alone",
+        "Fig. 21",
+        DFML,
+        {"vanilla": DFML.but(mutual=False)},
+        "above",
+        PAPER_50,
+    ),
+    claim(
+        "five mutual epochs above one",
+        "Fig. 22",
+        DFML,
+        {"K = 1": DFML.but(mutual_epochs=1)},
+        "K = 10 above fewer",
+        PAPER_50,
+    ),
     claim("WSM above ACE", "Fig. 25", DFML, {"ace": DFML.but(supervision="ace")}, "above", PAPER_50, "wsm"),
-    claim("α for both terms above distillation alone", "Fig. 27", DFML, {"distillation": DFML.but(scheduled="distillation")},
-          "above", PAPER_50),
-    claim("a growing period above a fixed one", "Fig. 28", DFML, {"fixed period": DFML.but(period_increment=0)}, "above", PAPER_50),
-    claim("cyclic α above α = 0.8 throughout", "Fig. 9", CE, {"α = 0.8": CE.but(shape="fixed", alpha_max=0.8)}, "above", PAPER_50,
-          "cyclic"),
-    *(paper_sized for file, where, scale, paper, label in (
-        ("dfml-n10-niid", "Table 6", PAPER_10, "+30.52", "CIFAR-10, non-IID, 10 peers"),
-        ("dfml-n10-iid", "Table 6", PAPER_10, "+11.22", "CIFAR-10, IID, 10 peers"),
-        ("dfml-n50-niid", "Table 6", PAPER_50, "+16.46", "CIFAR-10, non-IID, 50 peers"),
-        ("dfml-n50-iid", "Table 6", PAPER_50, "+10.23", "CIFAR-10, IID, 50 peers"),
-        ("dfml-n100-niid", "Table 6", "100 peers, 500 rounds, 400 samples", "+13.96", "CIFAR-10, non-IID, 100 peers"),
-        ("dfml-n100-iid", "Table 6", "100 peers, 500 rounds, 400 samples", "+8.94", "CIFAR-10, IID, 100 peers"),
-        ("dfml-bridge", "Table 12", PAPER_50, "+43.49", "two cliques and a bridge"),
-      ) for paper_sized in at_paper_size(
-        file, where, scale, {"dfml": {}, "fedavg-dec": {"lr": 0.01}}, {}, {("dfml", "fedavg-dec"): paper}, label=label)),
-)  # fmt: skip
+    claim(
+        "α for both terms above distillation alone",
+        "Fig. 27",
+        DFML,
+        {"distillation": DFML.but(scheduled="distillation")},
+        "above",
+        PAPER_50,
+    ),
+    claim(
+        "a growing period above a fixed one",
+        "Fig. 28",
+        DFML,
+        {"fixed period": DFML.but(period_increment=0)},
+        "above",
+        PAPER_50,
+    ),
+    claim(
+        "cyclic α above α = 0.8 throughout",
+        "Fig. 9",
+        CE,
+        {"α = 0.8": CE.but(shape="fixed", alpha_max=0.8)},
+        "above",
+        PAPER_50,
+        "cyclic",
+    ),
+    *(
+        paper_sized
+        for file, where, scale, paper, label in (
+            ("dfml-n10-niid", "Table 6", PAPER_10, "+30.52", "CIFAR-10, non-IID, 10 peers"),
+            ("dfml-n10-iid", "Table 6", PAPER_10, "+11.22", "CIFAR-10, IID, 10 peers"),
+            ("dfml-n50-niid", "Table 6", PAPER_50, "+16.46", "CIFAR-10, non-IID, 50 peers"),
+            ("dfml-n50-iid", "Table 6", PAPER_50, "+10.23", "CIFAR-10, IID, 50 peers"),
+            (
+                "dfml-n100-niid",
+                "Table 6",
+                "100 peers, 500 rounds, 400 samples",
+                "+13.96",
+                "CIFAR-10, non-IID, 100 peers",
+            ),
+            ("dfml-n100-iid", "Table 6", "100 peers, 500 rounds, 400 samples", "+8.94", "CIFAR-10, IID, 100 peers"),
+            ("dfml-bridge", "Table 12", PAPER_50, "+43.49", "two cliques and a bridge"),
+        )
+        for paper_sized in at_paper_size(
+            file,
+            where,
+            scale,
+            {"dfml": {}, "fedavg-dec": {"lr": 0.01}},
+            {},
+            {("dfml", "fedavg-dec"): paper},
+            label=label,
+        )
+    ),
+)
 
 LEFT = (
     Left("what methods support", "Table 1", "—", "a list of properties"),
     Left("which differences methods support", "Table 2", "—", "a list of properties"),
     Left("above Def-KT", "Table 3", "+3.68 (76.27 against 72.59)", "method not available"),
     Left("above HeteroFL and FedRolex", "Table 4", "+9.66 and +9.57", "methods not available"),
-    Left("Fashion-MNIST, Caltech101, Pets, Cars, ResNets", "Table 5", "+13.78 on Fashion-MNIST, non-IID",
-         "no run file; price as Table 6 with 50 peers, times the FLOPs of ResNets"),
+    Left(
+        "Fashion-MNIST, Caltech101, Pets, Cars, ResNets",
+        "Table 5",
+        "+13.78 on Fashion-MNIST, non-IID",
+        "no run file; price as Table 6 with 50 peers, times the FLOPs of ResNets",
+    ),
     Left("EfficientNets", "Table 7", "+34.78 on Caltech101, non-IID", "no run file for these datasets"),
     Left("architectures", "Table 10", "—", "a setting: `p2pfl models`"),
-    Left("ResNets on two cliques and a bridge", "Table 11", "+46.41 (68.52 against 22.11)", "no run file; price as Table 12"),
+    Left(
+        "ResNets on two cliques and a bridge",
+        "Table 11",
+        "+46.41 (68.52 against 22.11)",
+        "no run file; price as Table 12",
+    ),
     Left("heterogeneity costs FedAvg accuracy", "Fig. 1", "worse", "CIFAR-100, 50 peers; not declared"),
     Left("the framework", "Fig. 2", "—", "an illustration of the method"),
     Left("α and peak models", "Fig. 3", "—", "an illustration; Fig. 8 has it as a number"),
     Left("gain over FedAvg and HeteroFL", "Fig. 4", "above", "HeteroFL not available; Table 6 has FedAvg"),
     Left("accuracy by architecture", "Fig. 5", "larger networks are better", "not declared: records have it by peer"),
-    Left("ten architectures, 50 peers", "Fig. 6", "above FedAvg", "price as Table 6 with 50 peers, times the FLOPs of ViTs"),
+    Left(
+        "ten architectures, 50 peers",
+        "Fig. 6",
+        "above FedAvg",
+        "price as Table 6 with 50 peers, times the FLOPs of ViTs",
+    ),
     Left("full and half cycles", "Fig. 7", "both oscillate", "a picture without a better one"),
     Left("partitions", "Fig. 10", "—", "a setting: `p2pfl data show FILE --png`"),
     Left("α over rounds", "Fig. 11", "—", "a setting; tests hold the formula"),
-    Left("centralized against decentralized", "Fig. 12", "a server is better", "FedAvg with a server is not available here"),
-    *(Left("convergence", f"Fig. {n}", "faster", "curves of Tables 3, 4 and 6: see their pictures") for n in (15, 16, 17)),
+    Left(
+        "centralized against decentralized",
+        "Fig. 12",
+        "a server is better",
+        "FedAvg with a server is not available here",
+    ),
+    *(
+        Left("convergence", f"Fig. {n}", "faster", "curves of Tables 3, 4 and 6: see their pictures")
+        for n in (15, 16, 17)
+    ),
     Left("local accuracy", "Fig. 18", "mostly above FedAvg", "price as Table 6"),
     Left("another topology", "Fig. 23", "—", "a setting: graph `bridge`"),
     Left("against decentralized FML", "Fig. 24", "above", "method not available"),
     Left("against WSL and ANL-KD", "Fig. 26", "above", "methods not available"),
-)  # fmt: skip
+)
 
 MODULE = Paper(
-    "dfml", "DFML: Decentralized Federated Mutual Learning",
-    [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 29))], CLAIMS, LEFT,
-)  # fmt: skip
+    "dfml",
+    "DFML: Decentralized Federated Mutual Learning",
+    [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 29))],
+    CLAIMS,
+    LEFT,
+)

@@ -1,9 +1,9 @@
 """FedStyle (Yang et al., 2022).
 
-MNIST and USPS at 16x16 are two styles of the digits (SVHN, the paper's third, is not at hand), one peer each, λ = 1, SimCLR,
-τ = 0.07, SGD with learning rate 0.1, batch 64, E_s = 10, E_l = 5, as in the paper's Table 1; but two convolutions and 64 features
-instead of ResNet18, 400 training samples a peer instead of some 30,000, and 20 rounds instead of 100. Accuracies are on the
-whole test sets. The generator is trained unless a claim says otherwise.
+MNIST and USPS at 16x16 are two styles of the digits (SVHN, the paper's third, is not at hand), one peer each, λ = 1,
+SimCLR, τ = 0.07, SGD with learning rate 0.1, batch 64, E_s = 10, E_l = 5, as in the paper's Table 1; but two
+convolutions and 64 features instead of ResNet18, 400 training samples a peer instead of some 30,000, and 20 rounds
+instead of 100. Accuracies are on the whole test sets. The generator is trained unless a claim says otherwise.
 """
 
 from __future__ import annotations
@@ -48,28 +48,105 @@ personal = difference("fedstyle", "fedavg", lambda run: run.last())
 NO_CURVE: dict[str, Any] = {"curves": ""}
 
 CLAIMS = (
-    Claim("SimCLR: generalization above FedAvg", "Table 1", ONE, general, "+0.3 (93.4 against 93.1)", PAPER, **NO_CURVE),
-    Claim("SimCLR: personalization above FedAvg", "Table 1", ONE, personal, "+0.9 (94.8 against 93.9)", PAPER, **NO_CURVE),
-    Claim("SimSiam: generalization above FedAvg", "Table 1", SIAMESE, general, "+0.9 (95.1 against 94.2)", PAPER, **NO_CURVE),
-    Claim("SimSiam: personalization above FedAvg", "Table 1", SIAMESE, personal, "+0.3 (95.3 against 95.0)", PAPER, **NO_CURVE),
-    Claim("generalization above FedAvg, 3 peers per style, β = 0.2", "Table 3", THREE, general, "+0.4 (92.5 against 92.1)", PAPER_30,
-          **NO_CURVE),
-    Claim("personalization above FedAvg, 3 peers per style, β = 0.2", "Table 3", THREE, personal, "+1.1 (74.0 against 72.9)", PAPER_30,
-          **NO_CURVE),
-    Claim("λ = 10 collapses the generator", "Table 4", {"λ = 1": ONE["fedstyle"], "λ = 10": digits(130, style_weight=10.0)},
-          difference("λ = 1", "λ = 10", lambda run: run.last()), "+51.4 (53.5 with λ = 0.5 against 2.1)", PAPER, threshold=10.0,
-          whose="ours", **NO_CURVE),
-    Claim("features are learned without labels", "§ Evaluations", {"fedstyle": ONE["fedstyle"], "untrained": UNTRAINED},
-          difference("fedstyle", "untrained", lambda run: run.last("generalization")), "—", PAPER, threshold=10.0, whose="ours",
-          **NO_CURVE),
-    Claim("the stylized content feature gains", "§ Ablations", {"fedstyle": ONE["fedstyle"]},
-          lambda runs: runs["fedstyle"].last() - runs["fedstyle"].probe["content alone"], "slightly above", PAPER, **NO_CURVE),
-    Claim("extracting style for longer gains", "§ Ablations",
-          {"E_s = 10": ONE["fedstyle"], "E_s = 1": digits(110, style_epochs=1)},
-          difference("E_s = 10", "E_s = 1", lambda run: run.last()), "E_s = 10 above 0", PAPER, **NO_CURVE),
-    Claim("a trained generator above an initial one", "Algorithm 3", {"trained": ONE["fedstyle"], "initial": digits(125, train_generator=False)},
-          difference("trained", "initial", lambda run: run.last()), "not said", PAPER, whose="ours", **NO_CURVE),
-)  # fmt: skip
+    Claim(
+        "SimCLR: generalization above FedAvg", "Table 1", ONE, general, "+0.3 (93.4 against 93.1)", PAPER, **NO_CURVE
+    ),
+    Claim(
+        "SimCLR: personalization above FedAvg",
+        "Table 1",
+        ONE,
+        personal,
+        "+0.9 (94.8 against 93.9)",
+        PAPER,
+        **NO_CURVE,
+    ),
+    Claim(
+        "SimSiam: generalization above FedAvg",
+        "Table 1",
+        SIAMESE,
+        general,
+        "+0.9 (95.1 against 94.2)",
+        PAPER,
+        **NO_CURVE,
+    ),
+    Claim(
+        "SimSiam: personalization above FedAvg",
+        "Table 1",
+        SIAMESE,
+        personal,
+        "+0.3 (95.3 against 95.0)",
+        PAPER,
+        **NO_CURVE,
+    ),
+    Claim(
+        "generalization above FedAvg, 3 peers per style, β = 0.2",
+        "Table 3",
+        THREE,
+        general,
+        "+0.4 (92.5 against 92.1)",
+        PAPER_30,
+        **NO_CURVE,
+    ),
+    Claim(
+        "personalization above FedAvg, 3 peers per style, β = 0.2",
+        "Table 3",
+        THREE,
+        personal,
+        "+1.1 (74.0 against 72.9)",
+        PAPER_30,
+        **NO_CURVE,
+    ),
+    Claim(
+        "λ = 10 collapses the generator",
+        "Table 4",
+        {"λ = 1": ONE["fedstyle"], "λ = 10": digits(130, style_weight=10.0)},
+        difference("λ = 1", "λ = 10", lambda run: run.last()),
+        "+51.4 (53.5 with λ = 0.5 against 2.1)",
+        PAPER,
+        threshold=10.0,
+        whose="ours",
+        **NO_CURVE,
+    ),
+    Claim(
+        "features are learned without labels",
+        "§ Evaluations",
+        {"fedstyle": ONE["fedstyle"], "untrained": UNTRAINED},
+        difference("fedstyle", "untrained", lambda run: run.last("generalization")),
+        "—",
+        PAPER,
+        threshold=10.0,
+        whose="ours",
+        **NO_CURVE,
+    ),
+    Claim(
+        "the stylized content feature gains",
+        "§ Ablations",
+        {"fedstyle": ONE["fedstyle"]},
+        lambda runs: runs["fedstyle"].last() - runs["fedstyle"].probe["content alone"],
+        "slightly above",
+        PAPER,
+        **NO_CURVE,
+    ),
+    Claim(
+        "extracting style for longer gains",
+        "§ Ablations",
+        {"E_s = 10": ONE["fedstyle"], "E_s = 1": digits(110, style_epochs=1)},
+        difference("E_s = 10", "E_s = 1", lambda run: run.last()),
+        "E_s = 10 above 0",
+        PAPER,
+        **NO_CURVE,
+    ),
+    Claim(
+        "a trained generator above an initial one",
+        "Algorithm 3",
+        {"trained": ONE["fedstyle"], "initial": digits(125, train_generator=False)},
+        difference("trained", "initial", lambda run: run.last()),
+        "not said",
+        PAPER,
+        whose="ours",
+        **NO_CURVE,
+    ),
+)
 
 LEFT = (
     Left(
@@ -96,6 +173,9 @@ LEFT = (
 )
 
 MODULE = Paper(
-    "fedstyle", "More Generalized and Personalized Unsupervised Representation Learning",
-    [*(f"Table {n}" for n in range(1, 6)), *(f"Fig. {n}" for n in range(1, 6))], CLAIMS, LEFT,
-)  # fmt: skip
+    "fedstyle",
+    "More Generalized and Personalized Unsupervised Representation Learning",
+    [*(f"Table {n}" for n in range(1, 6)), *(f"Fig. {n}" for n in range(1, 6))],
+    CLAIMS,
+    LEFT,
+)

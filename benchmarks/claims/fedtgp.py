@@ -1,9 +1,9 @@
 """FedTGP (Zhang, Liu, Hua, Cao, 2024).
 
-Fashion-MNIST, ten peers with the eight networks of HtCNN8, batch 10, no momentum, as in the paper; but 15 rounds instead of
-1,000, about 125 training samples a peer instead of 2,600, and 64 features (one of Table 4's) instead of 512. A tenth of all
-samples, 700 a peer, is for testing. CIFAR-10: the same on its part, with four small networks. All methods have the same batch,
-momentum and grid of learning rates; accuracy is Σ correct / Σ samples.
+Fashion-MNIST, ten peers with the eight networks of HtCNN8, batch 10, no momentum, as in the paper; but 15 rounds
+instead of 1,000, about 125 training samples a peer instead of 2,600, and 64 features (one of Table 4's) instead of
+512. A tenth of all samples, 700 a peer, is for testing. CIFAR-10: the same on its part, with four small networks. All
+methods have the same batch, momentum and grid of learning rates; accuracy is Σ correct / Σ samples.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ MARGIN: dict[str, Any] = {"unit": "of the best peer's margin", "threshold": 1.0,
 CLAIMS = (
     compared(COLORS, "fedproto", "Table 1", "CIFAR-10, practical", "+6.08 (88.15 against 82.07)", PAPER_CIFAR),
     compared(COLORS, "lg-fedavg", "Table 1", "CIFAR-10, practical", "+3.60 (88.15 against 84.55)", PAPER_CIFAR),
-    compared(LONG, "fedproto", "Table 3", "5 epochs per round", "+8.40 (46.44 against 38.04, CIFAR-100)", PAPER_CIFAR),
+    compared(
+        LONG, "fedproto", "Table 3", "5 epochs per round", "+8.40 (46.44 against 38.04, CIFAR-100)", PAPER_CIFAR
+    ),
     compared(WIDE, "fedproto", "Table 4", "256 features", "+9.14 (46.30 against 37.16, CIFAR-100)", PAPER_CIFAR),
     compared(PRACTICAL, "fedproto", "Table 10", "practical", "+0.12 (97.58 against 97.46)"),
     compared(PRACTICAL, "lg-fedavg", "Table 10", "practical", "+0.35 (97.58 against 97.23)"),
@@ -113,46 +115,121 @@ CLAIMS = (
     ablation("Table 7", "τ = 100 above 1,000", "τ = 1,000", "+0.85 (46.94 against 46.09)", threshold=1000.0),
     ablation("Table 7", "S = 100 above 1", "S = 1", "+3.53 (46.94 against 43.41)", 40.0, prototype_epochs=1),
     ablation("Table 7", "S = 100 above 10", "S = 10", "+2.32 (46.94 against 44.62)", 42.0, prototype_epochs=10),
-    Claim("numbers sent are Σ d·C_j over directed edges", "Table 5",
-          {"fedtgp": Settings({**FEDTGP.tree, "rounds": 2, "eval_every": 2}, 10, probe="numbers sent")},
-          lambda runs: runs["fedtgp"].probe["counted"] / runs["fedtgp"].probe["formula"],
-          "Σ d·(C_j + C) with a server", PAPER_CIFAR, unit="of the formula", relation="=", threshold=1.0, curves=""),
-    Claim("averaged prototypes lose the margin", "Fig. 1", {"fedproto": margins("fedproto")}, kept, "shrinks", PAPER_CIFAR,
-          relation="<", **MARGIN),
-    Claim("trained prototypes keep the margin", "Fig. 1", {"fedtgp": margins("fedtgp")}, kept, "improves", PAPER_CIFAR,
-          **MARGIN),
-    *at_paper_size(
-        "fedtgp-practical-fmnist", "Table 10", PAPER, {"fedtgp": {}, "fedproto": {"batch": 10}}, {},
-        {("fedtgp", "fedproto"): "+0.12"}, label="practical", series="pooled",
+    Claim(
+        "numbers sent are Σ d·C_j over directed edges",
+        "Table 5",
+        {"fedtgp": Settings({**FEDTGP.tree, "rounds": 2, "eval_every": 2}, 10, probe="numbers sent")},
+        lambda runs: runs["fedtgp"].probe["counted"] / runs["fedtgp"].probe["formula"],
+        "Σ d·(C_j + C) with a server",
+        PAPER_CIFAR,
+        unit="of the formula",
+        relation="=",
+        threshold=1.0,
+        curves="",
+    ),
+    Claim(
+        "averaged prototypes lose the margin",
+        "Fig. 1",
+        {"fedproto": margins("fedproto")},
+        kept,
+        "shrinks",
+        PAPER_CIFAR,
+        relation="<",
+        **MARGIN,
+    ),
+    Claim(
+        "trained prototypes keep the margin",
+        "Fig. 1",
+        {"fedtgp": margins("fedtgp")},
+        kept,
+        "improves",
+        PAPER_CIFAR,
+        **MARGIN,
     ),
     *at_paper_size(
-        "fedtgp-practical-cifar10", "Table 1", PAPER_CIFAR, {"fedtgp": {}, "fedproto": {"batch": 10}}, {},
-        {("fedtgp", "fedproto"): "+6.08"}, label="CIFAR-10, practical", series="pooled",
-    ),
-    *at_paper_size(
-        "fedtgp-pathological-cifar10", "Table 1", PAPER_CIFAR, {"fedtgp": {}, "fedproto": {"batch": 10}}, {},
-        {("fedtgp", "fedproto"): "+6.63"}, label="CIFAR-10, pathological", series="pooled",
-    ),
-    *at_paper_size(
-        "fedtgp-practical-cifar100", "Table 1", PAPER_CIFAR, {"fedtgp": {}, "fedproto": {"batch": 10}}, {},
-        {("fedtgp", "fedproto"): "+10.60"}, label="CIFAR-100, practical", series="pooled",
-    ),
-    *at_paper_size(
-        "fedtgp-practical-flowers102", "Table 1", "20 peers, 1,000 rounds, 307 samples",
-        {"fedtgp": {}, "fedproto": {"batch": 10}}, {}, {("fedtgp", "fedproto"): "+12.47"}, label="Flowers102, practical",
+        "fedtgp-practical-fmnist",
+        "Table 10",
+        PAPER,
+        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {},
+        {("fedtgp", "fedproto"): "+0.12"},
+        label="practical",
         series="pooled",
     ),
     *at_paper_size(
-        "fedtgp-practical-tiny-imagenet", "Table 1", "20 peers, 1,000 rounds, 4,125 samples",
-        {"fedtgp": {}, "fedproto": {"batch": 10}}, {}, {("fedtgp", "fedproto"): "+8.36"}, label="Tiny-ImageNet, practical",
+        "fedtgp-practical-cifar10",
+        "Table 1",
+        PAPER_CIFAR,
+        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {},
+        {("fedtgp", "fedproto"): "+6.08"},
+        label="CIFAR-10, practical",
         series="pooled",
     ),
-    *(claim for group, paper in {"htfe2": "+5.85", "htfe3": "+11.51", "htfe4": "+11.87", "htfe9": "+15.31", "htc4": "+15.92",
-                                 "htfe8-htc4": "+18.96", "n50": "+10.14", "n100": "+12.62"}.items()
-      for claim in at_paper_size(
-        f"fedtgp-practical-cifar100-{group}", "Table 2", PAPER_CIFAR, {"fedtgp": {}, "fedproto": {"batch": 10}}, {},
-        {("fedtgp", "fedproto"): paper}, label=f"CIFAR-100, {group}", series="pooled")),
-)  # fmt: skip
+    *at_paper_size(
+        "fedtgp-pathological-cifar10",
+        "Table 1",
+        PAPER_CIFAR,
+        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {},
+        {("fedtgp", "fedproto"): "+6.63"},
+        label="CIFAR-10, pathological",
+        series="pooled",
+    ),
+    *at_paper_size(
+        "fedtgp-practical-cifar100",
+        "Table 1",
+        PAPER_CIFAR,
+        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {},
+        {("fedtgp", "fedproto"): "+10.60"},
+        label="CIFAR-100, practical",
+        series="pooled",
+    ),
+    *at_paper_size(
+        "fedtgp-practical-flowers102",
+        "Table 1",
+        "20 peers, 1,000 rounds, 307 samples",
+        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {},
+        {("fedtgp", "fedproto"): "+12.47"},
+        label="Flowers102, practical",
+        series="pooled",
+    ),
+    *at_paper_size(
+        "fedtgp-practical-tiny-imagenet",
+        "Table 1",
+        "20 peers, 1,000 rounds, 4,125 samples",
+        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {},
+        {("fedtgp", "fedproto"): "+8.36"},
+        label="Tiny-ImageNet, practical",
+        series="pooled",
+    ),
+    *(
+        claim
+        for group, paper in {
+            "htfe2": "+5.85",
+            "htfe3": "+11.51",
+            "htfe4": "+11.87",
+            "htfe9": "+15.31",
+            "htc4": "+15.92",
+            "htfe8-htc4": "+18.96",
+            "n50": "+10.14",
+            "n100": "+12.62",
+        }.items()
+        for claim in at_paper_size(
+            f"fedtgp-practical-cifar100-{group}",
+            "Table 2",
+            PAPER_CIFAR,
+            {"fedtgp": {}, "fedproto": {"batch": 10}},
+            {},
+            {("fedtgp", "fedproto"): paper},
+            label=f"CIFAR-100, {group}",
+            series="pooled",
+        )
+    ),
+)
 
 LEFT = (
     Left("above FedGen, FML, FedKD and FedDistill", "Table 1", "+1.70 to +5.60 on CIFAR-10", "methods not available"),
@@ -178,6 +255,9 @@ LEFT = (
 )
 
 MODULE = Paper(
-    "fedtgp", "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning",
-    [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 12))], CLAIMS, LEFT,
-)  # fmt: skip
+    "fedtgp",
+    "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning",
+    [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 12))],
+    CLAIMS,
+    LEFT,
+)

@@ -1,9 +1,9 @@
 """L2C and meta-L2C (Li, Zhou, Tian, Tao, 2022).
 
-Tables 2 and 3: 20 peers instead of 100 on the part of CIFAR-10, two classes and 240 training images each instead of 400, a
-CNN of 11,000 parameters, 20 rounds of 5 epochs instead of 100. All scores count, on test images of the peer's classes.
-DPSGD has ten neighbors, so the paper's self weight of 1/11, and L2C keeps ten too; of 20 peers that is half, not a tenth. FedAvg
-trains a tenth of the peers per round, so it has ten times the rounds for the same epochs.
+Tables 2 and 3: 20 peers instead of 100 on the part of CIFAR-10, two classes and 240 training images each instead of
+400, a CNN of 11,000 parameters, 20 rounds of 5 epochs instead of 100. All scores count, on test images of the peer's
+classes. DPSGD has ten neighbors, so the paper's self weight of 1/11, and L2C keeps ten too; of 20 peers that is half,
+not a tenth. FedAvg trains a tenth of the peers per round, so it has ten times the rounds for the same epochs.
 
 Figs. 4, 8 and 9: 15 peers in five groups on Fashion-MNIST, 10 rounds of 2 epochs.
 """
@@ -95,9 +95,14 @@ def compared(
 ) -> Claim:
     runs = {label: TABLE_2[label] for label in (one, other)}
     return Claim(
-        name or f"{one} above {other}", where, runs, difference(one, other, lambda run: run.settled(read)), paper, PAPER,
+        name or f"{one} above {other}",
+        where,
+        runs,
+        difference(one, other, lambda run: run.settled(read)),
+        paper,
+        PAPER,
         curves=read,
-    )  # fmt: skip
+    )
 
 
 def area(run: Summary) -> float:
@@ -300,6 +305,9 @@ LEFT = (
 )
 
 MODULE = Paper(
-    "l2c", "Learning to Collaborate in Decentralized Learning of Personalized Models",
-    [*(f"Table {n}" for n in range(1, 5)), *(f"Fig. {n}" for n in range(1, 10))], CLAIMS, LEFT,
-)  # fmt: skip
+    "l2c",
+    "Learning to Collaborate in Decentralized Learning of Personalized Models",
+    [*(f"Table {n}" for n in range(1, 5)), *(f"Fig. {n}" for n in range(1, 10))],
+    CLAIMS,
+    LEFT,
+)

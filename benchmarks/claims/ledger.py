@@ -27,7 +27,7 @@ class Entry:
     Attributes:
         figures: by seed.
         summaries: by label and seed.
-        seconds: mean duration of one seed of all its runs; an estimate if ``measured`` is false.
+        seconds: mean core seconds of one seed of all its runs; an estimate if ``measured`` is false.
         picture: its curves as SVG, or None if no run has more than one point.
     """
 
@@ -59,7 +59,7 @@ def summaries(settings: Settings, store: Store, most: int) -> dict[int, Summary]
 
 
 def entry(claim: Claim, store: Store, most: int) -> Entry:
-    measured = [store.seconds(keys(settings, store)) for settings in claim.runs.values()]
+    measured = [store.seconds(keys(settings, store), "cpu_seconds") for settings in claim.runs.values()]
     estimates = [settings.seconds for settings in claim.runs.values()]
     found = {label: summaries(settings, store, most) for label, settings in claim.runs.items()}
     return Entry(
@@ -100,9 +100,7 @@ def verdict_cell(entry: Entry) -> str:
 
 def size_cell(entry: Entry) -> str:
     runs = [identity(settings.with_rate(None)) for settings in entry.claim.runs.values()]
-    peers, rounds = (
-        sorted({run_value for run_value in values}) for values in ([r.peers for r in runs], [r.rounds for r in runs])
-    )
+    peers, rounds = (sorted(set(values)) for values in ([r.peers for r in runs], [r.rounds for r in runs]))
     found = [summary.samples for by_seed in entry.summaries.values() for summary in by_seed.values()]
     if found:
         samples = f", {fmean(found):,.0f} samples"
@@ -120,7 +118,7 @@ def budgets(entry: Entry) -> str:
     return f" (local epochs: {', '.join(f'{label} {number(found)}' for label, found in epochs.items())})"
 
 
-def price_cell(entry: Entry, rates: dict[str, float]) -> str:
+def price_cell(entry: Entry, rates: Mapping[str, float]) -> str:
     """Hours spent, or the price of five seeds."""
     if entry.claim.dear:
         runs = [settings.with_rate(None) for settings in entry.claim.runs.values()]
@@ -133,7 +131,7 @@ def price_cell(entry: Entry, rates: dict[str, float]) -> str:
     return hours if entry.measured else f"about {hours}"
 
 
-def line(entry: Entry, rates: dict[str, float]) -> str:
+def line(entry: Entry, rates: Mapping[str, float]) -> str:
     claim, verdict = entry.claim, verdict_cell(entry)
     missing = plan.missing_files(claim) if claim.dear else ()
     if entry.verdict == "not tried" and missing:
@@ -182,7 +180,7 @@ def picture(claim: Claim, found: Mapping[str, Mapping[int, Summary]]) -> str | N
 
 def comparison(store: Store, most: int) -> Iterator[str]:
     """The table of all algorithms on one partition."""
-    yield "| algorithm | accuracy | masked | worst tenth | against local | verdict | epochs | rate | batch, momentum | bytes sent |"
+    yield "| | accuracy | masked | worst tenth | against local | verdict | epochs | rate | batch, momentum | sent |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
     entries = {claim.name.partition(" ")[0]: entry(claim, store, most) for claim in compare.CLAIMS}
     for name, settings in compare.METHODS.items():
@@ -203,9 +201,17 @@ def comparison(store: Store, most: int) -> Iterator[str]:
         optimizer = f"{algorithm['batch']}, {algorithm.get('momentum', 'Adam' if name.startswith('mapl') else 0)}"
         half = f" ± {number(accuracy.half)}" if accuracy.n > 1 else ""
         cells = [
-            name, f"{number(accuracy.mean)}{half}", number(masked), number(fmean(run.settled("worst") for run in runs)), against,
-            verdict_cell(found) if found else "–", number(fmean(run.epochs for run in runs)), f"{rate:g}", optimizer, f"{sent:,.0f} MB",
-        ]  # fmt: skip
+            name,
+            f"{number(accuracy.mean)}{half}",
+            number(masked),
+            number(fmean(run.settled("worst") for run in runs)),
+            against,
+            verdict_cell(found) if found else "–",
+            number(fmean(run.epochs for run in runs)),
+            f"{rate:g}",
+            optimizer,
+            f"{sent:,.0f} MB",
+        ]
         yield row(cells)
 
 
@@ -220,54 +226,67 @@ def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
             found = plan.scores(settings, store)
             if len(found) == len(settings.rates):
                 shown = ", ".join(f"{rate:g}: {accuracy:.1f}" for rate, accuracy in found.items())
-                run = identity(settings.with_rate(None))
-                name, dataset = settings.tree["algorithm"]["name"], settings.tree["data"]["dataset"]
-                yield f"| {key} | {name} on {dataset}, {run.peers} peers, {run.rounds} rounds | {plan.chosen(settings, store):g} | {shown} |"
+                run, tree = identity(settings.with_rate(None)), settings.tree
+                what = f"{tree['algorithm']['name']} on {tree['data']['dataset']}"
+                size = f"{run.peers} peers, {run.rounds} rounds"
+                yield row([key, f"{what}, {size}", f"{plan.chosen(settings, store):g}", shown])
+
+
+COMPARISON = """## All algorithms on one partition
+
+Twelve peers, complete graph, Fashion-MNIST, two clusters with five classes each, 24 training samples per class and
+peer, `tiny-cnn`; accuracies of the last quarter of the rounds, of DFML's peak models. No algorithm knows the clusters.
+Run files: [`topologies/compare/`](../topologies/compare).
+
+    P2PFL_DATA=… make claims ONLY=compare
+
+"""
+RATES = f"""## Learning rates
+
+Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the run did not train on.
+
+| | method | rate | accuracy by rate |
+|---|---|---|---|
+"""
+
+
+def section(paper: Paper, entries: Sequence[Entry], rates: Mapping[str, float]) -> str:
+    """A paper's part of the page, its lines in the order of its tables and figures."""
+    order = {where: position for position, where in enumerate(paper.contents)}
+    lines = [(order.get(one.claim.where.rstrip("abc"), len(order)), line(one, rates)) for one in entries]
+    lines += [(order[left.where], line_of_left(left)) for left in paper.left]
+    rows = "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
+    source = f"[`{paper.key}.py`](../benchmarks/claims/{paper.key}.py)"
+    head = f"## {paper.key}\n\n{paper.title}. Settings: {source}.\n\n    P2PFL_DATA=… make claims ONLY={paper.key}"
+    return f"{head}\n\n{HEADER}\n{rows}"
+
+
+def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
+    """How many claims have which verdict, and how prices are computed."""
+    verdicts: tuple[Verdict, ...] = ("reproduced", "refuted", "undecided", "not tried")
+    counted = Counter(one.verdict for found in entries.values() for one in found)
+    total = ", ".join(f"{counted[name]} {name}" for name in verdicts)
+    left = sum(len(paper.left) for paper in entries)
+    codes = "; ".join(sorted({record["code"] for record in store.records.values()})) or "–"
+    hours = sum(record["cpu_seconds"] for record in store.records.values()) / 3600
+    rates = prices.rates(store.folder)
+    cpu = f"{rates['cpu'] / 1e9:.0f} GFLOP/s a core here, measured" if "cpu" in rates else "not measured here"
+    gpu, how = rates.get("cuda", prices.ASSUMED_GPU) / 1e12, "measured" if "cuda" in rates else "assumed"
+    return (
+        f"{total}; {left} lines of tables and figures that no run can decide. {len(store.records)} runs, {hours:.1f} "
+        f"core hours; code: {codes}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds: the images that the "
+        f"runs train on, times three forward passes of their networks, at the rate of training ResNet18 in batches of 64 "
+        f"({cpu}; GPU: {gpu:.0f} TFLOP/s, {how})."
+    )
 
 
 def page(entries: Mapping[Paper, Sequence[Entry]], store: Store, most: int) -> str:
     """The part of the page between the markers."""
     rates = prices.rates(store.folder)
-    counted: Counter[str] = Counter()
-    sections = []
-    for paper, found in entries.items():
-        counted.update(entry.verdict for entry in found)
-        counted["left"] += len(paper.left)
-        order = {where: position for position, where in enumerate(paper.contents)}
-        lines = [(order.get(e.claim.where.rstrip("abc"), len(order)), line(e, rates)) for e in found]
-        lines += [(order[left.where], line_of_left(left)) for left in paper.left]
-        rows = "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
-        sections.append(
-            f"## {paper.key}\n\n{paper.title}. Settings: [`{paper.key}.py`](../benchmarks/claims/{paper.key}.py).\n\n"
-            f"    P2PFL_DATA=… make claims ONLY={paper.key}\n\n{HEADER}\n{rows}"
-        )
-    verdicts: tuple[Verdict, ...] = ("reproduced", "refuted", "undecided", "not tried")
-    total = ", ".join(f"{counted[name]} {name}" for name in verdicts)
-    codes = sorted({record["code"] for record in store.records.values()})
-    seconds = sum(record["seconds"] for record in store.records.values())
-    rate = f"{rates['cpu'] / 1e9:.0f} GFLOP/s a core here, measured" if "cpu" in rates else "not measured here"
-    gpu = (
-        f"{rates['cuda'] / 1e12:.1f} TFLOP/s, measured"
-        if "cuda" in rates
-        else f"{prices.ASSUMED_GPU / 1e12:.0f} TFLOP/s, assumed"
-    )
-    intro = (
-        f"{total}; {counted['left']} lines of tables and figures that no run can decide. {len(store.records)} runs, "
-        f"{seconds / 3600:.1f} core hours; code: {'; '.join(codes) or '–'}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds: "
-        f"the images that the runs train on, times three forward passes of their networks, at the rate of training ResNet18 in batches "
-        f"of 64 ({rate}; GPU: {gpu})."
-    )
-    chosen = "\n".join(rates_chosen(list(entries), store))
-    table = "\n".join(comparison(store, most))
-    return "\n\n".join([
-        intro,
-        *sections,
-        f"## All algorithms on one partition\n\nTwelve peers, complete graph, Fashion-MNIST, two clusters with five classes each, 24 "
-        f"training samples per class and peer, `tiny-cnn`; accuracies of the last quarter of the rounds. No algorithm knows the "
-        f"clusters. Run files: [`topologies/compare/`](../topologies/compare).\n\n    P2PFL_DATA=… make claims ONLY=compare\n\n{table}",
-        f"## Learning rates\n\nChosen with seed {plan.TUNING_SEED} on a sixth of the training images.\n\n"
-        f"| | method | rate | accuracy by rate |\n|---|---|---|---|\n{chosen}",
-    ])  # fmt: skip
+    sections = [section(paper, found, rates) for paper, found in entries.items()]
+    table = COMPARISON + "\n".join(comparison(store, most))
+    chosen = RATES + "\n".join(rates_chosen(list(entries), store))
+    return "\n\n".join([introduction(entries, store), *sections, table, chosen])
 
 
 def write(papers: Sequence[Paper], store: Store, most: int, file: Path) -> None:

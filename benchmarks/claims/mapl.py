@@ -1,8 +1,9 @@
 """MAPL and MAPL+ (Mukherjee, Simonetto, Jamali-Rad, 2024).
 
-CIFAR-10: 8 peers instead of 20, 60 images per class and peer instead of 300, four small networks instead of full-size ones,
-100 rounds instead of 400, a quarter of them before the graph is learned, as in the paper; its augmentation. Accuracies are
-means over the last quarter of the rounds. What needs no colors is measured on digits, without augmentation.
+CIFAR-10: 8 peers instead of 20, 60 images per class and peer instead of 300, four small networks instead of full-size
+ones, 100 rounds instead of 400, a quarter of them before the graph is learned, as in the paper; its augmentation.
+Accuracies are means over the last quarter of the rounds. What needs no colors is measured on digits, without
+augmentation.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from benchmarks.claims.summary import Summary
 RATES = (0.0005, 0.001, 0.002)
 PAPER = "20 peers, 400 rounds, 1,500 samples"
 PAPER_10 = "10 peers, 200 rounds, 1,500 samples"
-SC2 = {"overlap": 4}
 
 ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 32, "lr": 0.001}
 OWN: Mapping[str, Any] = {"batch": 32, "lr": 0.001, "warmup": 25, "projector_hidden": 128}
@@ -41,7 +41,7 @@ def colors(name: str, seconds: float, models: str = "tiny4", peers: int = 8, ove
 
 MAPL, LOCAL = colors("mapl", 300), colors("local", 150)
 FEDPROTO = colors("fedproto", 170)
-MAPL_2, LOCAL_2 = colors("mapl", 420, **SC2), colors("local", 210, **SC2)
+MAPL_2, LOCAL_2 = colors("mapl", 420, overlap=4), colors("local", 210, overlap=4)
 EQUAL = {
     "mapl+": colors("mapl+", 220, "tiny-cnn"),
     "mapl": colors("mapl", 200, "tiny-cnn"),
@@ -396,14 +396,24 @@ CLAIMS = (
 
 LEFT = (
     Left("above FedSim and FedClassAvg", "Table 1", "+12.34 and +2.60 on CIFAR-10", "methods not available"),
-    Left("CINIC-10", "Table 1", "+10.27 over local training in Sc. 1", "no run file: the dataset has no loader but `folder`"),
-    Left("FedAvg, FLT, pFedSim and others beside MAPL+", "Table 9", "MAPL+ best", "FLT, pFedSim, FedSim not available"),
+    Left(
+        "CINIC-10",
+        "Table 1",
+        "+10.27 over local training in Sc. 1",
+        "no run file: the dataset has no loader but `folder`",
+    ),
+    Left(
+        "FedAvg, FLT, pFedSim and others beside MAPL+", "Table 9", "MAPL+ best", "FLT, pFedSim, FedSim not available"
+    ),
     Left("augmentations", "Table 8", "—", "a setting, not a result: `data.augment: mapl`"),
     Left("local training", "Fig. 1", "—", "an illustration of the method"),
     Left("similarity and evolution of the graph", "Fig. 2", "—", "an illustration of the method"),
-)  # fmt: skip
+)
 
 MODULE = Paper(
-    "mapl", "MAPL: Model Agnostic Peer-to-peer Learning",
-    [*(f"Table {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 8))], CLAIMS, LEFT,
-)  # fmt: skip
+    "mapl",
+    "MAPL: Model Agnostic Peer-to-peer Learning",
+    [*(f"Table {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 8))],
+    CLAIMS,
+    LEFT,
+)

@@ -52,8 +52,14 @@ def at_paper_size(
 
     return [
         Claim(
-            f"{one} against {other}, {label}, the paper's size", where, {m: settings(m) for m in (one, other)},
-            difference(one, other, lambda run: run.settled(series)), paper, scale, relation=relation, dear=True,
+            f"{one} against {other}, {label}, the paper's size",
+            where,
+            {m: settings(m) for m in (one, other)},
+            difference(one, other, lambda run: run.settled(series)),
+            paper,
+            scale,
+            relation=relation,
+            dear=True,
         )
         for (one, other), paper in compared.items()
-    ]  # fmt: skip
+    ]

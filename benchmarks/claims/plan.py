@@ -63,7 +63,7 @@ def chosen(settings: Settings, store: Store) -> float | None:
 def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> Iterator[Task]:
     """Yield the runs that are missing: those that choose the learning rate first.
 
-    While it is not chosen, runs with the first rate of the grid stand for the others, so that a claim's cost is known.
+    While it is not chosen, runs with the grid's first rate stand for the others, so that a claim's cost is known.
     """
     rate = None
     if settings.rates:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.claims --measure-rate cpu     # or cuda: writes rate.json into the store
 
-A training step costs three forward passes. Networks are counted by ``p2pfl models --cost``'s counter. The rate is that of
-ResNet18 on 32x32 images in batches of 64, in FLOP/s. Without a measured GPU, one of ``ASSUMED_GPU`` FLOP/s is assumed:
-prices then tell a claim of an hour from one of a month, no more.
+A training step costs three forward passes. Networks are counted by ``p2pfl models --cost``'s counter. The rate is
+that of ResNet18 on 32x32 images in batches of 64, in FLOP/s. Without a measured GPU, one of ``ASSUMED_GPU`` FLOP/s is
+assumed: prices then tell a claim of an hour from one of a month, no more.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHAPES: Mapping[str, tuple[int, int, int, int]] = {
 
 
 def _shape(dataset: Any) -> tuple[int, int, int, int]:
-    named = {"name": dataset} if isinstance(dataset, str) else dataset
+    named: Mapping[str, Any] = {"name": dataset} if isinstance(dataset, str) else dataset
     inner = named.get("of")
     if isinstance(inner, list):
         parts = [_shape(part) for part in inner]
@@ -65,15 +65,15 @@ def samples(tree: Mapping[str, Any]) -> float:
     _, _, images, classes = _shape(tree["data"]["dataset"])
     partition, peers = tree["data"]["partition"], tree["peers"]
     partition = {"name": partition} if isinstance(partition, str) else partition
-    left = 1.0 - partition.get("validation", 0.2 if partition["name"] in ("shards", "groups") else 0.0)
+    left: float = 1.0 - partition.get("validation", 0.2 if partition["name"] in ("shards", "groups") else 0.0)
     if partition["name"] == "clusters":
         per_class = partition.get("per_class", 300)
         per_class = fmean(per_class) if isinstance(per_class, list | tuple) else per_class
         return float(per_class * (classes + partition.get("overlap", 0)) / partition.get("clusters", 2) * left)
     if partition["name"] in ("pathological", "dirichlet"):
-        return images * 7 / 6 * (1.0 - partition.get("test", 0.25)) * left / peers
+        return float(images * 7 / 6 * (1.0 - partition.get("test", 0.25)) * left / peers)
     if "shards" in partition:
-        return images / classes / partition["shards"] * partition.get("classes_per_peer", 2) * left
+        return float(images / classes / partition["shards"] * partition.get("classes_per_peer", 2) * left)
     if "per_class" in partition:
         return float(partition["per_class"] * classes / partition.get("groups", 1) * left)
     return float(partition.get("per_peer", images / peers * left))
@@ -102,7 +102,7 @@ def passes(tree: Mapping[str, Any]) -> float:
     views = {"mapl": 2 if algorithm.get("contrastive", True) else 1, "mapl+": 2, "fedstyle": 4}.get(name, 1)
     mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0
     images = samples(tree)
-    return tree["peers"] * images * local_epochs(tree) * views + tree["rounds"] * active(tree) * images * mutual
+    return float(images * (tree["peers"] * local_epochs(tree) * views + tree["rounds"] * active(tree) * mutual))
 
 
 @cache
@@ -118,7 +118,7 @@ def flops(group: str, features: int | None, channels: int, side: int, peers: int
 
 def floating_point_operations(tree: Mapping[str, Any]) -> float:
     """Return the operations of a run's training."""
-    models = {"name": tree["models"]} if isinstance(tree["models"], str) else tree["models"]
+    models: Mapping[str, Any] = {"name": tree["models"]} if isinstance(tree["models"], str) else tree["models"]
     channels, side, *_ = _shape(tree["data"]["dataset"])
     forward = flops(models["name"], models.get("features"), channels, side, tree["peers"])
     return 3.0 * forward * passes(tree)

@@ -1,8 +1,9 @@
 """Every run that was played, one JSON object per line of ``runs.jsonl``: appended, never changed.
 
-A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot change
-the result. So a new default has new runs, and a renamed claim keeps its own. What the hash cannot see is the code:
-``CODE`` is incremented when equal settings give other results on average. Each record has the commit that it is from.
+A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot
+change the result. So a new default has new runs, and a renamed claim keeps its own. What the hash cannot see is the
+code: ``CODE`` is incremented when equal settings give other results on average. Each record has the commit that it is
+from.
 """
 
 from __future__ import annotations
@@ -88,9 +89,13 @@ class Store:
         record = self.records.get((key, seed))
         return None if record is None else Summary(**record["summary"])
 
-    def seconds(self, key: str) -> float | None:
-        """Mean duration of the runs with this key, for other seeds; None if there are none."""
-        found = [record["seconds"] for (other, _), record in self.records.items() if other == key]
+    def seconds(self, key: str, clock: str = "seconds") -> float | None:
+        """Mean duration of the runs with this key, for other seeds; None if there are none.
+
+        Args:
+            clock: ``seconds`` that passed, which a busy machine makes longer, or ``cpu_seconds``.
+        """
+        found = [record[clock] for (other, _), record in self.records.items() if other == key]
         return sum(found) / len(found) if found else None
 
     def reserve(self, key: str, seed: int) -> int | None:

@@ -10,7 +10,7 @@ completed rounds:
     inside, across, itself, right
                           mean mixing weight of another peer of the same group, of a peer of another group, and of the
                           peer itself; percentage of the peers whose largest weights are those of their group
-    sent                  messages with prototypes, heads or models of all peers in that round, by kind: ``sent Update``
+    sent KIND             messages of that kind that all peers sent in that round
     alpha, margin, …      mean of the algorithm's diagnostics
 """
 
@@ -80,7 +80,7 @@ class Summary:
 
     def at(self, rounds: int, curve: str = "accuracy") -> float:
         """The curve's value after so many rounds. Raises KeyError if it was not evaluated then."""
-        return dict(map(tuple, self.curves[curve]))[rounds]  # type: ignore[arg-type]
+        return {t: value for t, value in self.curves[curve]}[rounds]  # noqa: C416  # lists, when read from the store
 
     def first_to_reach(self, goal: float, curve: str) -> float:
         """Completed rounds when the curve first reached the goal; infinity if never."""

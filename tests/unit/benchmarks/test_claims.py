@@ -58,7 +58,15 @@ def claim(one: Settings = ONE, other: Settings = OTHER, **given: Any) -> Claim:
 
 def record(store: Store, run: Settings, seed: int, accuracy: float, rate: float | None = None) -> None:
     key = identity(run.with_rate(rate), run.probe).key
-    content = {"key": key, "seed": seed, "seconds": 4.0, "device": "cpu", "code": "abc, torch 2", "about": ""}
+    content = {
+        "key": key,
+        "seed": seed,
+        "seconds": 4.0,
+        "cpu_seconds": 3.0,
+        "device": "cpu",
+        "code": "abc, torch 2",
+        "about": "",
+    }
     store.add({**content, "summary": summary(accuracy).to_dict()})
     store.reload()
 
@@ -137,7 +145,7 @@ def test_store_continues_after_an_incomplete_line_and_sees_what_others_append(tm
     other.reload()
     key = identity(ONE.with_rate(None)).key
     assert other.summary(key, 0) == Summary(**json.loads(json.dumps(vars(summary(80.0)))))
-    assert other.seconds(key) == 4.0
+    assert (other.seconds(key), other.seconds(key, "cpu_seconds")) == (4.0, 3.0)
     assert other.summary(key, 1) is None
 
 
@@ -165,10 +173,8 @@ def test_summary_has_both_accuracies_and_the_epochs_of_a_run() -> None:
     assert found.epochs == 6.0
     assert found.samples == 15.0
     assert [t for t, _ in found.curves["accuracy"]] == [1, 2]
-    assert all(
-        masked >= accuracy
-        for (_, accuracy), (_, masked) in zip(*map(found.curves.get, ("accuracy", "masked")), strict=True)
-    )  # type: ignore[arg-type]
+    pairs = zip(found.curves["accuracy"], found.curves["masked"], strict=True)
+    assert all(masked >= accuracy for (_, accuracy), (_, masked) in pairs)
     assert found.classes == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert json.loads(json.dumps(found.to_dict()))["epochs"] == 6.0
 
@@ -221,7 +227,7 @@ for line in sys.stdin:
     points = [[1, accuracy]]
     summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
                "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
-    record = {"key": request["key"], "seed": request["seed"], "seconds": 4.0, "code": request["code"]}
+    record = {"key": request["key"], "seed": request["seed"], "seconds": 4.0, "cpu_seconds": 3.0, "code": request["code"]}
     with Path(sys.argv[1], "runs.jsonl").open("a") as file:
         file.write(json.dumps({**record, "summary": summary}) + "\\n")
     print(request["key"], flush=True)
@@ -340,7 +346,8 @@ def test_settings_of_the_paper_stay_as_decided() -> None:
     assert not any(run.tree.get("masked_test") for one in ALL for run in one.runs.values())
     ring = run_of({**l2c.TABLE_2["dpsgd"].with_rate(None), "seed": 0}).topology
     assert {ring.degree(peer) for peer in range(20)} == {10}  # a self weight of 1/11
-    ends, period = [], 5
+    ends: list[int] = []
+    period = 5
     while sum(ends) < 30:
         ends.append(period)
         period += 5
@@ -398,9 +405,10 @@ def test_page_of_the_project_has_a_line_for_every_claim() -> None:
     page = (PROJECT / "docs" / "claims.md").read_text(encoding="utf-8")
     lines = [text for text in page.splitlines() if text.startswith("| ")]
     for paper in PAPERS:
-        for one in [*paper.claims, *paper.left]:
-            name = one.name.replace("|", "\\|")
-            assert any(text.startswith(f"| {one.where} |") and name in text for text in lines), one.name
+        names = [(one.where, one.name) for one in paper.claims] + [(left.where, left.name) for left in paper.left]
+        for where, name in names:
+            escaped = name.replace("|", "\\|")
+            assert any(text.startswith(f"| {where} |") and escaped in text for text in lines), name
 
 
 def test_selected_claims_are_those_of_the_paper_with_the_words() -> None:
