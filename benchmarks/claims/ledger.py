@@ -235,8 +235,8 @@ def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
 COMPARISON = """## All algorithms on one partition
 
 Twelve peers, complete graph, Fashion-MNIST, two clusters with five classes each, 24 training samples per class and
-peer, `tiny-cnn`; accuracies of the last quarter of the rounds, of DFML's peak models. No algorithm knows the clusters.
-Run files: [`topologies/compare/`](../topologies/compare).
+peer, `tiny-cnn`; accuracies of the last quarter of the rounds, of DFML's peak models. No algorithm knows the
+clusters. Run files: [`topologies/compare/`](../topologies/compare).
 
     P2PFL_DATA=… make claims ONLY=compare
 
@@ -275,8 +275,8 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     return (
         f"{total}; {left} lines of tables and figures that no run can decide. {len(store.records)} runs, {hours:.1f} "
         f"core hours; code: {codes}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds: the images that the "
-        f"runs train on, times three forward passes of their networks, at the rate of training ResNet18 in batches of 64 "
-        f"({cpu}; GPU: {gpu:.0f} TFLOP/s, {how})."
+        f"runs train on, times three forward passes of their networks, at the rate of training ResNet18 in batches "
+        f"of 64 ({cpu}; GPU: {gpu:.0f} TFLOP/s, {how})."
     )
 
 

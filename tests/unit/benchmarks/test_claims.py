@@ -227,7 +227,7 @@ for line in sys.stdin:
     points = [[1, accuracy]]
     summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
                "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
-    record = {"key": request["key"], "seed": request["seed"], "seconds": 4.0, "cpu_seconds": 3.0, "code": request["code"]}
+    record = {name: request[name] for name in ("key", "seed", "code")} | {"seconds": 4.0, "cpu_seconds": 3.0}
     with Path(sys.argv[1], "runs.jsonl").open("a") as file:
         file.write(json.dumps({**record, "summary": summary}) + "\\n")
     print(request["key"], flush=True)
