@@ -23,6 +23,7 @@ class Task:
         tree: the run file, with its seed.
         probe: additional measurement.
         seconds: expected duration.
+        core_seconds: expected computation, by which claims are ordered: a busy machine does not change it.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Task:
     tree: Mapping[str, Any]
     probe: str
     seconds: float
+    core_seconds: float
 
 
 def held_out(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,12 +81,12 @@ def _missing(
     tree: Mapping[str, Any], seeds: Collection[int], probe: str, settings: Settings, store: Store, device: str
 ) -> Iterator[Task]:
     key = identity(tree, probe).key
-    seconds = store.seconds(key)
-    if seconds is None:
-        seconds = settings.seconds or 3600.0 * gpu_hours(tree)
+    estimate = settings.seconds or 3600.0 * gpu_hours(tree)
+    seconds = store.seconds(key) or estimate
+    core_seconds = store.seconds(key, "cpu_seconds") or estimate
     for seed in seeds:
         if store.summary(key, seed) is None:
-            yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds)
+            yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds, core_seconds)
 
 
 def figures(claim: Claim, store: Store, most: int = MOST_SEEDS) -> dict[int, float]:
@@ -118,11 +120,11 @@ def remaining(claim: Claim, store: Store, device: str, most: int = MOST_SEEDS) -
 def undecided(
     claims: Sequence[Claim], store: Store, device: str, most: int = MOST_SEEDS
 ) -> list[tuple[float, Claim, list[Task]]]:
-    """Return (seconds, claim, runs) of the claims that need more runs and have their data, the cheapest first."""
+    """Return (core seconds, claim, runs) of claims that need more runs and have their data, the cheapest first."""
     needed = []
     for claim in claims:
         if claim.dear and device == "cpu":
             continue
         if not missing_files(claim) and (tasks := remaining(claim, store, device, most)):
-            needed.append((sum(task.seconds for task in tasks), claim, tasks))
+            needed.append((sum(task.core_seconds for task in tasks), claim, tasks))
     return sorted(needed, key=lambda item: item[0])

@@ -175,8 +175,9 @@ def _curves(done: Simulated) -> Iterator[tuple[str, Curve]]:
     yield "worst", [(t, _worst_tenth(_column(found, "unmasked_accuracy"))) for t, found in personal]
     if scored and all(record["global"] for record in scored[-1][1]):
         yield "global", [(t, _mean([record["global"] for record in records], "accuracy")) for t, records in scored]
-    for name in scored[-1][1][0]["extra_metrics"] if scored else ():
-        yield name, [(t, _mean([record["extra_metrics"][name] for record in r], "accuracy")) for t, r in scored]
+    extra = [(t, _extra(records)) for t, records in scored]
+    for name in extra[-1][1] if extra else ():
+        yield name, [(t, found[name]) for t, found in extra]
     for name in rounds[-1][1][0]["diagnostics"]:
         values = ((t, [record["diagnostics"].get(name) for record in records]) for t, records in rounds)
         yield name, [(t, fmean(found)) for t, found in values if None not in found]
@@ -202,6 +203,15 @@ def _mean(evaluations: Sequence[Mapping[str, Any]], name: str) -> float:
 
 def _worst_tenth(accuracies: Sequence[float]) -> float:
     return 100.0 * fmean(sorted(accuracies)[: max(1, len(accuracies) // 10)])
+
+
+def _extra(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Average each extra metric over its parts ("generalization, style 0") and the peers that have it."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for name, evaluation in record["extra_metrics"].items():
+            found.setdefault(name.partition(",")[0], []).append(100.0 * evaluation["accuracy"])
+    return {name: fmean(accuracies) for name, accuracies in found.items()}
 
 
 def _messages(record: Mapping[str, Any], kind: str) -> int:
