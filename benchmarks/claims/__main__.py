@@ -78,6 +78,9 @@ def main(
         for seconds, claim, tasks in plan.undecided(claims, store, device, seeds):
             click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
         return
+    without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
+    if without:
+        click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
     scheduler = Scheduler(claims, store, Budget(minutes, jobs, device, seeds))
     try:
         if minutes != 0:

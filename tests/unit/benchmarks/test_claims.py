@@ -12,15 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
 
 from benchmarks.claims import compare, curves, ledger, plan, prices, probes
-from benchmarks.claims.__main__ import PAPERS, PROJECT, selected
+from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings, difference
 from benchmarks.claims.scheduler import Budget, Scheduler
 from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary, run_of, simulated
+from p2pfl.errors import DataError
 
 ALL = [*(claim for paper in PAPERS for claim in paper.claims), *compare.CLAIMS]
 
@@ -215,6 +220,25 @@ def test_held_out_images_are_training_images_only() -> None:
     assert all(image.tobytes() in images for image in held_out.test.images)
 
 
+def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
+    folder = tmp_path / "cifar10-part"
+    folder.mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (4, 50, 32, 32, 3), dtype=np.uint8)
+    for name, part in zip(("train0", "train1", "train2", "test"), images, strict=True):
+        mosaic = part.reshape(2, 25, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(64, 800, 3)
+        Image.fromarray(mosaic).save(folder / f"{name}.webp", lossless=True)
+    np.savez(folder / "labels.npz", y_train=np.arange(150) % 10, y_test=np.arange(50) % 10)
+    run = run_of({**TREE, "data": {"dataset": "cifar10-part", "partition": "iid"}, "name": "x"})
+    found = run.loader.read(tmp_path)
+    assert (found.train_images == images[:3].reshape(150, 32, 32, 3).transpose(0, 3, 1, 2)).all()
+    assert (found.test_images == images[3].transpose(0, 3, 1, 2)).all()
+    assert (found.classes, found.mirror) == (10, True)
+    (folder / "labels.npz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match="damaged"):
+        run.loader.read(tmp_path)
+
+
 # ---- what is played ----------------------------------------------------------------------------------------
 
 
@@ -340,6 +364,13 @@ def test_epochs_count_participation_and_steps() -> None:
     assert prices.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
 
 
+def test_cells_of_mapls_tables_have_the_noise_of_their_test_images() -> None:
+    papers = {one.name: one.paper for one in PAPERS[0].claims}
+    assert papers["above local training, Sc. 1"] == "+6.67 ± 3.1 (77.27 against 70.60)"
+    assert papers["above local training, Sc. 2"] == "+6.76 ± 2.9 (65.43 against 58.67)"
+    assert papers["the graph becomes block-diagonal"] == "almost zero across"
+
+
 def test_settings_of_the_paper_stay_as_decided() -> None:
     from benchmarks.claims import dfml, l2c
 
@@ -367,6 +398,7 @@ def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
     assert f"[one above other](claims/{ledger.file_name(one)})" in text
 
 
+@pytest.mark.exhaustive
 def test_lines_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     dear = next(one for one in ALL if one.dear and one.where == "Table 1")
     text = ledger.line(ledger.entry(dear, Store(tmp_path), MOST_SEEDS), {"cpu": 2e10})
@@ -415,6 +447,29 @@ def test_selected_claims_are_those_of_the_paper_with_the_words() -> None:
     assert {one.where for one in selected(("l2c",), "table 3")} == {"Table 3"}
     assert len(selected((), "")) == len(ALL)
     assert selected(("compare",), "") == list(compare.CLAIMS)
+
+
+@pytest.mark.exhaustive
+def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "claims.md"
+    page.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")
+    given = ["--store", str(tmp_path), "--page", str(page), "--only", "mapl", "--claim", "numbers sent"]
+    listed = CliRunner().invoke(main, [*given, "--list"])
+    assert listed.exit_code == 0
+    assert listed.output.split(maxsplit=2)[:2] == ["0.4", "minutes,"]
+    assert "1 runs: Table 7, numbers sent are 2·N_e·(d·K + |φ|) per round" in listed.output
+    assert CliRunner().invoke(main, [*given, "--minutes", "0"]).exit_code == 0
+    assert "| Table 7 | numbers sent are 2·N_e·(d·K + \\|φ\\|) per round | not tried |" in page.read_text()
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+@pytest.mark.exhaustive
+def test_rate_of_training_is_measured_and_kept(tmp_path: Path) -> None:
+    rate = prices.measure_rate(torch.device("cpu"), seconds=0.01)
+    assert 1e8 < rate < 1e13
+    prices.write_rate(tmp_path, "cpu", rate)
+    prices.write_rate(tmp_path, "cuda", 2.0)
+    assert prices.rates(tmp_path) == {"cpu": rate, "cuda": 2.0}
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------
