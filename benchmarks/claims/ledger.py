@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,6 +81,14 @@ def number(value: float) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
+def mean_and_half(found: Interval) -> str:
+    """Show a mean with its interval, to two digits of the interval's half."""
+    if found.n == 1 or found.half == 0:
+        return number(found.mean) + (" ± 0" if found.n > 1 else "")
+    digits = min(4, max(0, 1 - math.floor(math.log10(found.half))))
+    return f"{found.mean:.{digits}f} ± {found.half:.{digits}f}".replace("-", "−")
+
+
 def figure_cell(entry: Entry) -> str:
     found, claim = entry.interval, entry.claim
     if found is None:
@@ -87,10 +96,9 @@ def figure_cell(entry: Entry) -> str:
     if claim.relation == "=":
         return f"{number(found.mean)} {claim.unit}, exactly"
     sign = "+" if claim.unit.startswith("points") and found.mean > 0 else ""
-    half = f" ± {number(found.half)}" if found.n > 1 else ""
     whose = {"paper": "the paper's", "ours": "ours"}[claim.whose]
     limit = "" if claim.threshold == 0 else f"; {claim.relation} {number(claim.threshold)} ({whose})"
-    return f"{sign}{number(found.mean)}{half} {claim.unit}{limit}"
+    return f"{sign}{mean_and_half(found)} {claim.unit}{limit}"
 
 
 def verdict_cell(entry: Entry) -> str:
@@ -199,10 +207,9 @@ def comparison(store: Store, most: int) -> Iterator[str]:
         against = figure_cell(found).removesuffix(" points") if found else "–"
         sent = fmean(sum(payload for _, payload in run.messages.values()) for run in runs) / 1e6
         optimizer = f"{algorithm['batch']}, {algorithm.get('momentum', 'Adam' if name.startswith('mapl') else 0)}"
-        half = f" ± {number(accuracy.half)}" if accuracy.n > 1 else ""
         cells = [
             name,
-            f"{number(accuracy.mean)}{half}",
+            mean_and_half(accuracy),
             number(masked),
             number(fmean(run.settled("worst") for run in runs)),
             against,

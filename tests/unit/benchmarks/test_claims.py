@@ -22,7 +22,7 @@ from benchmarks.claims import compare, curves, ledger, plan, prices, probes
 from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings, difference
 from benchmarks.claims.scheduler import Budget, Scheduler
-from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
+from benchmarks.claims.statistics import LEAST_SEEDS, Interval, interval, verdict
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary, run_of, simulated
 from p2pfl.errors import DataError
@@ -396,6 +396,20 @@ def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
     assert "| **reproduced** | +2.20 ± 0.20 points; > 1.00 (ours) | +1 |" in text
     assert "2 peers, 2 rounds, 30 samples; many | 5 | 0.01 h |" in text
     assert f"[one above other](claims/{ledger.file_name(one)})" in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "n", "text"),
+    [
+        (1.23456, 0.0312, 5, "1.235 ± 0.031"),
+        (-77.77, 12.3, 5, "−78 ± 12"),
+        (0.5, 0.000001, 5, "0.5000 ± 0.0000"),
+        (100.0, 0.0, 5, "100.0 ± 0"),
+        (7.25, math.inf, 1, "7.25"),
+    ],
+)
+def test_means_are_shown_to_two_digits_of_the_interval(mean: float, half: float, n: int, text: str) -> None:
+    assert ledger.mean_and_half(Interval(mean, half, n)) == text
 
 
 @pytest.mark.exhaustive
