@@ -20,7 +20,7 @@ import click
 import torch
 
 from benchmarks.claims import compare, dfml, fedstyle, fedtgp, l2c, ledger, mapl, plan, prices
-from benchmarks.claims.claim import MOST_SEEDS, Claim, Paper
+from benchmarks.claims.claim import Claim, Paper
 from benchmarks.claims.scheduler import Budget, Scheduler
 from benchmarks.claims.store import Store
 
@@ -47,9 +47,6 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
 )
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option(
-    "--seeds", default=MOST_SEEDS, show_default=True, type=click.IntRange(min=5), help="Most seeds of a claim."
-)
-@click.option(
     "--store", "folder", default=PROJECT / "benchmarks" / "results" / "claims", type=click.Path(path_type=Path)
 )
 @click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
@@ -61,7 +58,6 @@ def main(
     minutes: float | None,
     jobs: int,
     device: str,
-    seeds: int,
     folder: Path,
     page: Path,
     listed: bool,
@@ -75,19 +71,19 @@ def main(
         return
     claims = selected(only, part)
     if listed:
-        for seconds, claim, tasks in plan.undecided(claims, store, device, seeds):
+        for seconds, claim, tasks in plan.undecided(claims, store, device):
             click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
         return
     without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
     if without:
         click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
-    scheduler = Scheduler(claims, store, Budget(minutes, jobs, device, seeds))
+    scheduler = Scheduler(claims, store, Budget(minutes, jobs, device))
     try:
         if minutes != 0:
             scheduler.run()
     finally:
         store.reload()
-        ledger.write(PAPERS, store, seeds, page)
+        ledger.write(PAPERS, store, page)
     if scheduler.failed:
         sys.exit(1)
 

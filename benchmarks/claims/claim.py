@@ -81,17 +81,29 @@ class Claim:
     curves: str = "accuracy"
     dear: bool = False
 
+    def decisive(self, figures: Sequence[float]) -> Sequence[float]:
+        """Return the figures that the verdict is of: the first five, or ten if those did not decide.
+
+        Runs are shared, so there may be more. Looking at each number of seeds would decide too often by chance.
+        """
+        first = figures[:LEAST_SEEDS]
+        if len(figures) < MOST_SEEDS or verdict(first, self.relation, self.threshold) != "undecided":
+            return first
+        return figures[:MOST_SEEDS]
+
     def judge(self, figures: Sequence[float]) -> Verdict:
-        return verdict(figures, self.relation, self.threshold)
+        """Decide the claim. ``figures`` are by seed, from 0."""
+        return verdict(self.decisive(figures), self.relation, self.threshold)
 
     def interval(self, figures: Sequence[float]) -> Interval | None:
-        return interval(figures)
+        """Return the interval that the verdict is of."""
+        return interval(self.decisive(figures))
 
-    def seeds_wanted(self, figures: Sequence[float], most: int = MOST_SEEDS) -> int:
+    def seeds_wanted(self, figures: Sequence[float]) -> int:
         """Return the number of seeds that the claim should have, given the figures of those it has."""
         if self.relation == "=":
             return 1
-        return most if len(figures) >= LEAST_SEEDS and self.judge(figures) == "undecided" else LEAST_SEEDS
+        return MOST_SEEDS if len(figures) >= LEAST_SEEDS and self.judge(figures) == "undecided" else LEAST_SEEDS
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def colors(name: str, seconds: float, rounds: int, eval_every: int) -> Settings:
 
 
 DFML = run("dfml", 50)
-DENSE = run("dfml", 60, eval_every=1, supervision="ce", alpha_max=1.0)
+DENSE = replace(run("dfml", 60, eval_every=1, supervision="ce", alpha_max=1.0), rates=())  # compared with itself
 CE = DFML.but(supervision="ce", alpha_max=1.0)
 FEDAVG = baseline("fedavg-dec")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.claims import compare, plan, prices
-from benchmarks.claims.claim import Claim, Left, Paper, Settings
+from benchmarks.claims.claim import MOST_SEEDS, Claim, Left, Paper, Settings
 from benchmarks.claims.curves import band, draw
 from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict, interval
 from benchmarks.claims.store import Store, identity
@@ -45,7 +45,7 @@ class Entry:
 
     @property
     def interval(self) -> Interval | None:
-        return interval(list(self.figures.values()))
+        return self.claim.interval(list(self.figures.values()))
 
 
 def keys(settings: Settings, store: Store) -> str:
@@ -53,19 +53,19 @@ def keys(settings: Settings, store: Store) -> str:
     return identity(settings.with_rate(rate), settings.probe).key
 
 
-def summaries(settings: Settings, store: Store, most: int) -> dict[int, Summary]:
+def summaries(settings: Settings, store: Store) -> dict[int, Summary]:
     key = keys(settings, store)
-    found = ((seed, store.summary(key, seed)) for seed in range(most))
+    found = ((seed, store.summary(key, seed)) for seed in range(MOST_SEEDS))
     return {seed: summary for seed, summary in found if summary is not None}
 
 
-def entry(claim: Claim, store: Store, most: int) -> Entry:
+def entry(claim: Claim, store: Store) -> Entry:
     measured = [store.seconds(keys(settings, store), "cpu_seconds") for settings in claim.runs.values()]
     estimates = [settings.seconds for settings in claim.runs.values()]
-    found = {label: summaries(settings, store, most) for label, settings in claim.runs.items()}
+    found = {label: summaries(settings, store) for label, settings in claim.runs.items()}
     return Entry(
         claim,
-        plan.figures(claim, store, most),
+        plan.figures(claim, store),
         found,
         sum(seconds or estimate for seconds, estimate in zip(measured, estimates, strict=True)),
         None not in measured,
@@ -151,7 +151,7 @@ def line(entry: Entry, rates: Mapping[str, float]) -> str:
         figure_cell(entry),
         claim.paper,
         size_cell(entry),
-        str(len(entry.figures)),
+        str(entry.interval.n if entry.interval else 0),
         price_cell(entry, rates),
     ]
     return row(cells)
@@ -186,13 +186,13 @@ def picture(claim: Claim, found: Mapping[str, Mapping[int, Summary]]) -> str | N
 # ---- the page ----------------------------------------------------------------------------------------------
 
 
-def comparison(store: Store, most: int) -> Iterator[str]:
+def comparison(store: Store) -> Iterator[str]:
     """The table of all algorithms on one partition."""
     yield "| | accuracy | masked | worst tenth | against local | verdict | epochs | rate | batch, momentum | sent |"
     yield "|---|---|---|---|---|---|---|---|---|---|"
-    entries = {claim.name.partition(" ")[0]: entry(claim, store, most) for claim in compare.CLAIMS}
+    entries = {claim.name.partition(" ")[0]: entry(claim, store) for claim in compare.CLAIMS}
     for name, settings in compare.METHODS.items():
-        runs = list(summaries(settings, store, most).values())
+        runs = list(summaries(settings, store).values())
         rate = plan.chosen(settings, store)
         if not runs or rate is None:
             yield f"| {name} | – | – | – | – | not tried | – | – | – | – |"
@@ -287,16 +287,16 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     )
 
 
-def page(entries: Mapping[Paper, Sequence[Entry]], store: Store, most: int) -> str:
+def page(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     """The part of the page between the markers."""
     rates = prices.rates(store.folder)
     sections = [section(paper, found, rates) for paper, found in entries.items()]
-    table = COMPARISON + "\n".join(comparison(store, most))
+    table = COMPARISON + "\n".join(comparison(store))
     chosen = RATES + "\n".join(rates_chosen(list(entries), store))
     return "\n\n".join([introduction(entries, store), *sections, table, chosen])
 
 
-def write(papers: Sequence[Paper], store: Store, most: int, file: Path) -> None:
+def write(papers: Sequence[Paper], store: Store, file: Path) -> None:
     """Replace the page's generated part and its pictures; what is outside the markers stays."""
     before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -306,10 +306,10 @@ def write(papers: Sequence[Paper], store: Store, most: int, file: Path) -> None:
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.svg"):
         old.unlink()
-    entries = {paper: [entry(claim, store, most) for claim in paper.claims] for paper in papers}
+    entries = {paper: [entry(claim, store) for claim in paper.claims] for paper in papers}
     for found in entries.values():
         for one in found:
             if one.picture is not None:
                 (folder / file_name(one.claim)).write_text(one.picture, encoding="utf-8")
-    content = page(entries, store, most)
+    content = page(entries, store)
     file.write_text(f"{before}{BEGIN}\n\n{content}\n\n{END}{after}", encoding="utf-8")

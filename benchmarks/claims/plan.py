@@ -89,18 +89,19 @@ def _missing(
             yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds, core_seconds)
 
 
-def figures(claim: Claim, store: Store, most: int = MOST_SEEDS) -> dict[int, float]:
-    """Return the claim's figure of each seed for which all its runs are in the store."""
+def figures(claim: Claim, store: Store) -> dict[int, float]:
+    """Return the claim's figure by seed, up to the first seed that lacks a run."""
     found = {}
     rates = {label: chosen(settings, store) for label, settings in claim.runs.items()}
     if any(settings.rates and rates[label] is None for label, settings in claim.runs.items()):
         return {}
     keys = {label: identity(s.with_rate(rates[label]), s.probe).key for label, s in claim.runs.items()}
-    for seed in range(most):
+    for seed in range(MOST_SEEDS):
         runs = {label: store.summary(key, seed) for label, key in keys.items()}
         present = {label: summary for label, summary in runs.items() if summary is not None}
-        if len(present) == len(runs):
-            found[seed] = claim.figure(present)
+        if len(present) < len(runs):
+            break
+        found[seed] = claim.figure(present)
     return found
 
 
@@ -109,22 +110,20 @@ def missing_files(claim: Claim) -> tuple[str, ...]:
     return tuple(dict.fromkeys(file for s in claim.runs.values() for file in identity(s.with_rate(None)).missing))
 
 
-def remaining(claim: Claim, store: Store, device: str, most: int = MOST_SEEDS) -> list[Task]:
+def remaining(claim: Claim, store: Store, device: str) -> list[Task]:
     """Return the runs that the claim still needs, in the order in which to play them: seed by seed."""
-    wanted = claim.seeds_wanted(list(figures(claim, store, most).values()), most)
+    wanted = claim.seeds_wanted(list(figures(claim, store).values()))
     tasks = [task for settings in claim.runs.values() for task in tasks_of(settings, range(wanted), store, device)]
     unique = {(task.key, task.seed): task for task in tasks}
     return sorted(unique.values(), key=lambda task: (task.seed != TUNING_SEED, task.seed))
 
 
-def undecided(
-    claims: Sequence[Claim], store: Store, device: str, most: int = MOST_SEEDS
-) -> list[tuple[float, Claim, list[Task]]]:
+def undecided(claims: Sequence[Claim], store: Store, device: str) -> list[tuple[float, Claim, list[Task]]]:
     """Return (core seconds, claim, runs) of claims that need more runs and have their data, the cheapest first."""
     needed = []
     for claim in claims:
         if claim.dear and device == "cpu":
             continue
-        if not missing_files(claim) and (tasks := remaining(claim, store, device, most)):
+        if not missing_files(claim) and (tasks := remaining(claim, store, device)):
             needed.append((sum(task.core_seconds for task in tasks), claim, tasks))
     return sorted(needed, key=lambda item: item[0])

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.claims import plan
-from benchmarks.claims.claim import MOST_SEEDS, Claim
+from benchmarks.claims.claim import Claim
 from benchmarks.claims.plan import TUNING_SEED, Task
 from benchmarks.claims.store import Store
 
@@ -31,13 +31,11 @@ class Budget:
             limit.
         jobs: runs at the same time.
         device: ``cpu`` or ``cuda``; claims of the papers' own sizes are played on ``cuda`` only.
-        most: seeds of a claim that stays undecided.
     """
 
     minutes: float | None = None
     jobs: int = 1
     device: str = "cpu"
-    most: int = MOST_SEEDS
 
 
 def version() -> str:
@@ -152,7 +150,7 @@ class Scheduler:
         """Choose the next run: the first missing one of the cheapest claim that fits and that no process plays."""
         self.store.reload()
         left = self._left()
-        for _, claim, tasks in plan.undecided(self.claims, self.store, self.budget.device, self.budget.most):
+        for _, claim, tasks in plan.undecided(self.claims, self.store, self.budget.device):
             if any((task.key, task.seed) in self.failed for task in tasks):
                 continue
             tuned = not any(task.seed == TUNING_SEED for task in tasks)

@@ -119,7 +119,13 @@ def test_undecided_claims_get_a_second_look_and_no_third() -> None:
     assert claim().seeds_wanted([]) == LEAST_SEEDS
     assert claim().seeds_wanted([1.0] * 5) == LEAST_SEEDS
     assert claim().seeds_wanted(noisy) == MOST_SEEDS
-    assert claim().seeds_wanted(noisy * 2, MOST_SEEDS) == MOST_SEEDS
+    assert claim().seeds_wanted(noisy * 2) == MOST_SEEDS
+    convinced = [*noisy, 9.0, 9.1]
+    assert verdict([*noisy, 9.0, 9.1, 9.2, 9.3], ">", 0.0) == "reproduced"
+    assert claim().judge([*noisy, 9.0, 9.1, 9.2, 9.3]) == "undecided"  # nine seeds are no look
+    assert claim().seeds_wanted(convinced) == MOST_SEEDS
+    assert claim().judge([*noisy, *[9.0, 9.1, 9.2, 9.3, 9.4]]) == "reproduced"
+    assert claim().judge([*[1.0, 1.1, 0.9, 1.0, 1.2], *[-99.0] * 5]) == "reproduced"  # the first look was decisive
     assert exact.seeds_wanted([]) == 1
 
 
@@ -274,6 +280,14 @@ def test_cheapest_undecided_claim_comes_first_and_decided_ones_do_not(tmp_path: 
     assert len(found[0][2]) == 5  # the other method's runs are shared
 
 
+def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in (0, 1, 3):
+        record(store, ONE, seed, 80.0 + seed)
+        record(store, OTHER, seed, 70.0)
+    assert plan.figures(claim(), store) == {0: 10.0, 1: 11.0}
+
+
 def test_papers_own_size_is_played_on_a_gpu_only(tmp_path: Path) -> None:
     dear = claim(dear=True)
     assert plan.undecided([dear], Store(tmp_path), "cpu") == []
@@ -349,7 +363,7 @@ def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path
     told = set()
     for one in ALL:
         epochs = [prices.local_epochs(run.with_rate(None)) for run in one.runs.values()]
-        line = ledger.size_cell(ledger.entry(one, Store(tmp_path), MOST_SEEDS))
+        line = ledger.size_cell(ledger.entry(one, Store(tmp_path)))
         assert ("local epochs" in line) == (max(epochs) >= 1.1 * min(epochs)), one.name
         told |= {one.where} if "local epochs" in line and not one.dear else set()
     assert told == {"Table 3", "Table 4", "Table 6", "Table 8", "Table 12", "Fig. 19", "§ Evaluations"}
@@ -391,7 +405,7 @@ def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
         record(store, ONE, seed, 72.0 + seed * 0.1)
         record(store, OTHER, seed, 70.0)
     one = claim(threshold=1.0, whose="ours", curves="accuracy")
-    found = ledger.entry(one, store, MOST_SEEDS)
+    found = ledger.entry(one, store)
     text = ledger.line(found, {})
     assert "| **reproduced** | +2.20 ± 0.20 points; > 1.00 (ours) | +1 |" in text
     assert "2 peers, 2 rounds, 30 samples; many | 5 | 0.01 h |" in text
@@ -415,7 +429,7 @@ def test_means_are_shown_to_two_digits_of_the_interval(mean: float, half: float,
 @pytest.mark.exhaustive
 def test_lines_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     dear = next(one for one in ALL if one.dear and one.where == "Table 1")
-    text = ledger.line(ledger.entry(dear, Store(tmp_path), MOST_SEEDS), {"cpu": 2e10})
+    text = ledger.line(ledger.entry(dear, Store(tmp_path)), {"cpu": 2e10})
     hours = 5 * sum(prices.gpu_hours(run.with_rate(None)) for run in dear.runs.values())
     assert f"{hours:,.0f} GPU h, {hours * 500:,.0f} core h |" in text
 
@@ -437,14 +451,14 @@ def test_page_keeps_the_prose_and_drops_old_pictures(tmp_path: Path) -> None:
     page.write_text(f"# Mine\n\n{ledger.BEGIN}\nold\n{ledger.END}\n\n## Failed\n")
     (tmp_path / "claims").mkdir()
     (tmp_path / "claims" / "old.svg").touch()
-    ledger.write([paper], store, MOST_SEEDS, page)
+    ledger.write([paper], store, page)
     text = page.read_text()
     assert text.startswith(f"# Mine\n\n{ledger.BEGIN}\n\n1 reproduced, 0 refuted")
     assert text.endswith(f"{ledger.END}\n\n## Failed\n")
     assert [file.name for file in (tmp_path / "claims").iterdir()] == [ledger.file_name(claim())]
     page.write_text("nothing")
     with pytest.raises(ValueError, match="should have the lines"):
-        ledger.write([paper], store, MOST_SEEDS, page)
+        ledger.write([paper], store, page)
 
 
 def test_page_of_the_project_has_a_line_for_every_claim() -> None:
