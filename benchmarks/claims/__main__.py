@@ -51,7 +51,7 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
 )
 @click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
 @click.option("--list", "listed", is_flag=True, help="Print what would be played.")
-@click.option("--measure-rate", is_flag=True, help="Measure how fast the device trains, for prices; play nothing.")
+@click.option("--measure-speed", is_flag=True, help="Measure how fast the device trains, for prices; play nothing.")
 def main(
     only: tuple[str, ...],
     part: str,
@@ -61,13 +61,13 @@ def main(
     folder: Path,
     page: Path,
     listed: bool,
-    measure_rate: bool,
+    measure_speed: bool,
 ) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise click.UsageError("--device cuda, but torch finds no GPU on this host")
     store = Store(folder)
-    if measure_rate:
-        prices.write_rate(folder, device, prices.measure_rate(torch.device(device)))
+    if measure_speed:
+        prices.write_speed(folder, device, prices.measure_speed(torch.device(device)))
         return
     claims = selected(only, part)
     if listed:

@@ -222,7 +222,7 @@ CLAIMS = (
             f"fedtgp-practical-cifar100-{group}",
             "Table 2",
             PAPER_CIFAR,
-            {"fedtgp": {}, "fedproto": {"batch": 10}},
+            {"fedtgp": {}, "fedproto": {"batch": 10, "participation": 0.5 if group in ("n50", "n100") else 1.0}},
             {},
             {("fedtgp", "fedproto"): paper},
             label=f"CIFAR-100, {group}",

@@ -126,20 +126,19 @@ def budgets(entry: Entry) -> str:
     return f" (local epochs: {', '.join(f'{label} {number(found)}' for label, found in epochs.items())})"
 
 
-def price_cell(entry: Entry, rates: Mapping[str, float]) -> str:
-    """Hours spent, or the price of five seeds."""
+def price_cell(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
+    """Core hours spent, or expected, or the price at the paper's size."""
     if entry.claim.dear:
         runs = [settings.with_rate(None) for settings in entry.claim.runs.values()]
-        operations = LEAST_SEEDS * sum(map(prices.floating_point_operations, runs))
-        gpu = f"{operations / rates.get('cuda', prices.ASSUMED_GPU) / 3600:,.0f} GPU h"
-        core = f", {operations / rates['cpu'] / 3600:,.0f} core h" if "cpu" in rates else ""
-        return gpu + core
+        shown = {"GPU h": speeds.get("cuda", prices.ASSUMED_GPU), "core h": speeds.get("cpu")}
+        hours = {unit: sum(prices.hours(run, speed) for run in runs) for unit, speed in shown.items() if speed}
+        return ", ".join(f"{LEAST_SEEDS * found:,.0f} {unit}" for unit, found in hours.items())
     seeds = max(len(entry.figures), LEAST_SEEDS if entry.claim.relation != "=" else 1)
-    hours = f"{entry.seconds * seeds / 3600:.2f} h"
-    return hours if entry.measured else f"about {hours}"
+    spent = f"{entry.seconds * seeds / 3600:.2f} core h"
+    return spent if entry.measured else f"about {spent}"
 
 
-def line(entry: Entry, rates: Mapping[str, float]) -> str:
+def line(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
     claim, verdict = entry.claim, verdict_cell(entry)
     missing = plan.missing_files(claim) if claim.dear else ()
     if entry.verdict == "not tried" and missing:
@@ -152,7 +151,7 @@ def line(entry: Entry, rates: Mapping[str, float]) -> str:
         claim.paper,
         size_cell(entry),
         str(entry.interval.n if entry.interval else 0),
-        price_cell(entry, rates),
+        price_cell(entry, speeds),
     ]
     return row(cells)
 
@@ -257,10 +256,10 @@ Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the
 """
 
 
-def section(paper: Paper, entries: Sequence[Entry], rates: Mapping[str, float]) -> str:
+def section(paper: Paper, entries: Sequence[Entry], speeds: Mapping[str, prices.Speed]) -> str:
     """A paper's part of the page, its lines in the order of its tables and figures."""
     order = {where: position for position, where in enumerate(paper.contents)}
-    lines = [(order.get(one.claim.where.rstrip("abc"), len(order)), line(one, rates)) for one in entries]
+    lines = [(order.get(one.claim.where.rstrip("abc"), len(order)), line(one, speeds)) for one in entries]
     lines += [(order[left.where], line_of_left(left)) for left in paper.left]
     rows = "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
     source = f"[`{paper.key}.py`](../benchmarks/claims/{paper.key}.py)"
@@ -276,21 +275,23 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     left = sum(len(paper.left) for paper in entries)
     codes = "; ".join(sorted({record["code"] for record in store.records.values()})) or "–"
     hours = sum(record["cpu_seconds"] for record in store.records.values()) / 3600
-    rates = prices.rates(store.folder)
-    cpu = f"{rates['cpu'] / 1e9:.0f} GFLOP/s a core here, measured" if "cpu" in rates else "not measured here"
-    gpu, how = rates.get("cuda", prices.ASSUMED_GPU) / 1e12, "measured" if "cuda" in rates else "assumed"
+    speeds = prices.speeds(store.folder)
+    cpu, gpu = speeds.get("cpu"), speeds.get("cuda", prices.ASSUMED_GPU)
+    here = f"{cpu.flops / 1e9:.0f} GFLOP/s a core here, measured" if cpu else "not measured here"
+    how = "measured" if "cuda" in speeds else "assumed"
     return (
         f"{total}; {left} lines of tables and figures that no run can decide. {len(store.records)} runs, {hours:.1f} "
-        f"core hours; code: {codes}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds: the images that the "
-        f"runs train on, times three forward passes of their networks, at the rate of training ResNet18 in batches "
-        f"of 64 ({cpu}; GPU: {gpu:.0f} TFLOP/s, {how})."
+        f"core hours; code: {codes}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
+        f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
+        f"ResNet18 in batches of 64 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or more "
+        f"a step, {how})."
     )
 
 
 def page(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     """The part of the page between the markers."""
-    rates = prices.rates(store.folder)
-    sections = [section(paper, found, rates) for paper, found in entries.items()]
+    speeds = prices.speeds(store.folder)
+    sections = [section(paper, found, speeds) for paper, found in entries.items()]
     table = COMPARISON + "\n".join(comparison(store))
     chosen = RATES + "\n".join(rates_chosen(list(entries), store))
     return "\n\n".join([introduction(entries, store), *sections, table, chosen])

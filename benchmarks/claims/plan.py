@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings
-from benchmarks.claims.prices import gpu_hours
+from benchmarks.claims.prices import hours
 from benchmarks.claims.store import Store, identity
 
 TUNING_SEED = 1000
@@ -81,7 +81,7 @@ def _missing(
     tree: Mapping[str, Any], seeds: Collection[int], probe: str, settings: Settings, store: Store, device: str
 ) -> Iterator[Task]:
     key = identity(tree, probe).key
-    estimate = settings.seconds or 3600.0 * gpu_hours(tree)
+    estimate = settings.seconds or 3600.0 * hours(tree)
     seconds = store.seconds(key) or estimate
     core_seconds = store.seconds(key, "cpu_seconds") or estimate
     for seed in seeds:

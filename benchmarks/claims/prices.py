@@ -1,10 +1,11 @@
-"""What runs at the papers' own size would cost: counted passes, times a measured rate of training.
+"""What runs at the papers' own size would cost: counted operations and steps, at a measured speed of training.
 
-    python -m benchmarks.claims --measure-rate cpu     # or cuda: writes rate.json into the store
+    python -m benchmarks.claims --measure-speed --device cuda     # writes speed.json into the store
 
-A training step costs three forward passes. Networks are counted by ``p2pfl models --cost``'s counter. The rate is
-that of ResNet18 on 32x32 images in batches of 64, in FLOP/s. Without a measured GPU, one of ``ASSUMED_GPU`` FLOP/s is
-assumed: prices then tell a claim of an hour from one of a month, no more.
+Training on an image costs three forward passes of its network, which are counted. On a GPU a step cannot take less
+than the launches of its kernels, however small its batch, and most of the papers' batches are. Speeds are those of
+ResNet18 on 32x32 images. Without a measured GPU ``ASSUMED_GPU`` is assumed: prices then tell an hour from a month, no
+more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -23,8 +25,23 @@ from torch import nn
 from p2pfl.models import MODELS, build
 from p2pfl.models.cost import cost
 
-ASSUMED_GPU = 1e13
-RATE_FILE = "rate.json"
+SPEED_FILE = "speed.json"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a device trains.
+
+    Attributes:
+        flops: operations per second in batches of 64.
+        step: least seconds of a step; 0 on a CPU, where nothing is launched.
+    """
+
+    flops: float
+    step: float
+
+
+ASSUMED_GPU = Speed(1e13, 0.003)
 
 SHAPES: Mapping[str, tuple[int, int, int, int]] = {
     "digits": (1, 8, 1442, 10),
@@ -124,22 +141,36 @@ def floating_point_operations(tree: Mapping[str, Any]) -> float:
     return 3.0 * forward * passes(tree)
 
 
-def gpu_hours(tree: Mapping[str, Any], rate: float = ASSUMED_GPU) -> float:
-    """Return the hours that a run's training takes at a rate in FLOP/s."""
-    return floating_point_operations(tree) / rate / 3600.0
+def steps(tree: Mapping[str, Any]) -> float:
+    """Return the optimizer steps of all peers and models of a run; both views of an image are in one step."""
+    algorithm = tree["algorithm"]
+    mutual = algorithm.get("mutual_epochs", 10) if algorithm["name"] == "dfml" else 0
+    epochs = tree["peers"] * local_epochs(tree) + tree["rounds"] * active(tree) * mutual
+    return float(samples(tree) * epochs / algorithm.get("batch", 64))
 
 
-def rates(folder: Path) -> dict[str, float]:
-    """Return the measured rates in FLOP/s, by device."""
-    file = folder / RATE_FILE
-    found: dict[str, float] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return found
+def hours(tree: Mapping[str, Any], speed: Speed = ASSUMED_GPU) -> float:
+    """Return the hours that a run's training takes, one peer at a time."""
+    return max(floating_point_operations(tree) / speed.flops, steps(tree) * speed.step) / 3600.0
 
 
-def measure_rate(device: torch.device, seconds: float = 10.0) -> float:
-    """Train ResNet18 for so many seconds on one thread, and return the FLOP/s."""
+def speeds(folder: Path) -> dict[str, Speed]:
+    """Return the measured speeds, by device."""
+    file = folder / SPEED_FILE
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {device: Speed(**speed) for device, speed in found.items()}
+
+
+def measure_speed(device: torch.device, seconds: float = 10.0) -> Speed:
+    """Train ResNet18 in batches of 64 for so many seconds on one thread; on a GPU also with single images."""
     torch.set_num_threads(1)
     batch = 64
+    operations = 3.0 * batch * cost("resnet18", 3, (32, 32), 10).flops
+    step = 0.0 if device.type == "cpu" else _seconds_per_step(device, 2, seconds)  # 2: normalization needs two
+    return Speed(operations / _seconds_per_step(device, batch, seconds), step)
+
+
+def _seconds_per_step(device: torch.device, batch: int, seconds: float) -> float:
     model = build("resnet18", 0, 3, (32, 32), 10).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.randn(batch, 3, 32, 32, device=device)
@@ -149,18 +180,18 @@ def measure_rate(device: torch.device, seconds: float = 10.0) -> float:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-
-    step()
-    steps, began = 0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
-        step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        steps += 1
-    per_step = 3.0 * batch * cost("resnet18", 3, (32, 32), 10).flops
-    return steps * per_step / (time.perf_counter() - began)
+
+    step()
+    done, began = 0, time.perf_counter()
+    while done == 0 or time.perf_counter() - began < seconds:
+        step()
+        done += 1
+    return (time.perf_counter() - began) / done
 
 
-def write_rate(folder: Path, device: str, rate: float) -> None:
+def write_speed(folder: Path, device: str, speed: Speed) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RATE_FILE).write_text(json.dumps({**rates(folder), device: rate}) + "\n", encoding="utf-8")
+    found = {name: asdict(known) for name, known in {**speeds(folder), device: speed}.items()}
+    (folder / SPEED_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")

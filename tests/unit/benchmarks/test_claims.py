@@ -429,9 +429,12 @@ def test_means_are_shown_to_two_digits_of_the_interval(mean: float, half: float,
 @pytest.mark.exhaustive
 def test_lines_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     dear = next(one for one in ALL if one.dear and one.where == "Table 1")
-    text = ledger.line(ledger.entry(dear, Store(tmp_path)), {"cpu": 2e10})
-    hours = 5 * sum(prices.gpu_hours(run.with_rate(None)) for run in dear.runs.values())
-    assert f"{hours:,.0f} GPU h, {hours * 500:,.0f} core h |" in text
+    text = ledger.line(ledger.entry(dear, Store(tmp_path)), {"cpu": prices.Speed(2e10, 0.0)})
+    runs = [run.with_rate(None) for run in dear.runs.values()]
+    gpu, core = (
+        5 * sum(prices.hours(run, speed) for run in runs) for speed in (prices.ASSUMED_GPU, prices.Speed(2e10, 0))
+    )
+    assert f"{gpu:,.0f} GPU h, {core:,.0f} core h |" in text
 
 
 def test_passes_count_epochs_views_and_mutual_learning() -> None:
@@ -439,7 +442,11 @@ def test_passes_count_epochs_views_and_mutual_learning() -> None:
     assert prices.samples(base) == 15
     assert prices.passes(base) == 450
     assert prices.passes({**base, "algorithm": {"name": "mapl"}}) == 900
-    assert prices.passes({**base, "algorithm": {"name": "dfml", "mutual_epochs": 5}}) == 3 * 6 * 15 * 6
+    dfml = {**base, "algorithm": {"name": "dfml", "mutual_epochs": 5, "batch": 10}}
+    assert prices.passes(dfml) == 3 * 6 * 15 * 6
+    assert prices.steps(dfml) == pytest.approx(3 * 6 * 15 * 6 / 10)
+    assert prices.hours(dfml, prices.Speed(math.inf, 2.0)) == pytest.approx(2 * prices.steps(dfml) / 3600)
+    assert prices.hours(dfml, prices.Speed(1.0, 0.0)) == prices.floating_point_operations(dfml) / 3600
 
 
 def test_page_keeps_the_prose_and_drops_old_pictures(tmp_path: Path) -> None:
@@ -492,12 +499,12 @@ def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) ->
 
 
 @pytest.mark.exhaustive
-def test_rate_of_training_is_measured_and_kept(tmp_path: Path) -> None:
-    rate = prices.measure_rate(torch.device("cpu"), seconds=0.01)
-    assert 1e8 < rate < 1e13
-    prices.write_rate(tmp_path, "cpu", rate)
-    prices.write_rate(tmp_path, "cuda", 2.0)
-    assert prices.rates(tmp_path) == {"cpu": rate, "cuda": 2.0}
+def test_speed_of_training_is_measured_and_kept(tmp_path: Path) -> None:
+    speed = prices.measure_speed(torch.device("cpu"), seconds=0.01)
+    assert 1e8 < speed.flops < 1e13
+    prices.write_speed(tmp_path, "cpu", speed)
+    prices.write_speed(tmp_path, "cuda", prices.Speed(2.0, 0.1))
+    assert prices.speeds(tmp_path) == {"cpu": speed, "cuda": prices.Speed(2.0, 0.1)}
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------
