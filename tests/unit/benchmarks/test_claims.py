@@ -408,7 +408,7 @@ def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
     found = ledger.entry(one, store)
     text = ledger.line(found, {})
     assert "| **reproduced** | +2.20 ± 0.20 points; > 1.00 (ours) | +1 |" in text
-    assert "2 peers, 2 rounds, 30 samples; many | 5 | 0.01 h |" in text
+    assert "2 peers, 2 rounds, 30 samples; many | 5 | 0.01 core h |" in text
     assert f"[one above other](claims/{ledger.file_name(one)})" in text
 
 
@@ -431,9 +431,8 @@ def test_lines_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     dear = next(one for one in ALL if one.dear and one.where == "Table 1")
     text = ledger.line(ledger.entry(dear, Store(tmp_path)), {"cpu": prices.Speed(2e10, 0.0)})
     runs = [run.with_rate(None) for run in dear.runs.values()]
-    gpu, core = (
-        5 * sum(prices.hours(run, speed) for run in runs) for speed in (prices.ASSUMED_GPU, prices.Speed(2e10, 0))
-    )
+    speeds = (prices.ASSUMED_GPU, prices.Speed(2e10, 0.0))
+    gpu, core = (5 * sum(prices.hours(run, speed) for run in runs) for speed in speeds)
     assert f"{gpu:,.0f} GPU h, {core:,.0f} core h |" in text
 
 
