@@ -32,7 +32,6 @@ from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import load_data
 from p2pfl.session.run_folder import Result, RunFolder
-from p2pfl.session.scoring import device_named
 from p2pfl.session.simulate import simulate
 
 RUN_ID = "0" * 16
@@ -120,7 +119,7 @@ def play(run: Run, scratch: Path) -> Simulated:
     folder = RunFolder.create(scratch / "run", range(run.peers))
     folder.write_info({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
-    results = simulate(run, folder, device=device_named(run.file.device))
+    results = simulate(run, folder)
     gc.collect()  # sessions are reference cycles that hold models
     return Simulated(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
 

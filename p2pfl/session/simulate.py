@@ -22,15 +22,12 @@ def simulate(
     run: Run,
     folder: RunFolder | None = None,
     on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
-    *,
-    device: torch.device | None = None,
 ) -> list[Result]:
-    """Run all peers to the end.
+    """Run all peers to the end, on the CPU.
 
     Args:
         folder: where each peer writes the files that it would write as a process; None writes none.
         on_round: called after each round with the peer and the round.
-        device: where to compute; default: the CPU, on which results are bit-identical to those of a launch.
 
     Returns:
         Results by peer id.
@@ -39,12 +36,10 @@ def simulate(
         Deadlock: every peer waits for a message and none is in transit.
         Exception: what the first peer to fail raised.
     """
-    return asyncio.run(_simulate(run, folder, on_round, device or torch.device("cpu")))
+    return asyncio.run(_simulate(run, folder, on_round))
 
 
-async def _simulate(
-    run: Run, folder: RunFolder | None, on_round: Callable[[PeerId, int], None], device: torch.device
-) -> list[Result]:
+async def _simulate(run: Run, folder: RunFolder | None, on_round: Callable[[PeerId, int], None]) -> list[Result]:
     torch.set_num_threads(run.file.threads)
     data = load_data(run)
     run_id = folder.info["id"] if folder else "0" * 16
@@ -57,7 +52,6 @@ async def _simulate(
             me,
             run_id,
             data,
-            device=device,
             folder=peer_folder,
             log=peer_logger(me, peer_folder.log if peer_folder else None),
             pid=os.getpid(),
@@ -78,7 +72,7 @@ async def _simulate(
 
     failures: list[BaseException] = []
 
-    with deterministic(strictly=device.type == "cpu"):
+    with deterministic():
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(run_peer(session)) for session in sessions]

@@ -157,16 +157,3 @@ def test_algorithm_that_needs_validation_samples_requires_them(
     run = make_run(algorithm="local", data={"partition": {**partition, "validation": 0.1}})
     with pytest.raises(RunFileError, match=r"1 of 4 peers have none \(3\); hold out .* one or more"):
         simulate(run)
-
-
-def test_peers_compute_on_the_given_device(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def record(*_: Any, device: torch.device, **__: Any) -> Any:
-        devices.append(device)
-        raise OptionErrors([])
-
-    devices: list[torch.device] = []
-    monkeypatch.setattr("p2pfl.session.simulate.Session", record)
-    for device, expected in ((None, "cpu"), (torch.device("meta"), "meta")):
-        with pytest.raises(OptionErrors):
-            simulate(make_run(), device=device)
-        assert devices.pop() == torch.device(expected)
