@@ -20,7 +20,6 @@ from typing import Any
 
 from benchmarks.claims.summary import Summary, run_of
 from p2pfl.data.datasets import data_root
-from p2pfl.run_file.config_hash import settings_of
 
 CODE = 1
 
@@ -41,13 +40,49 @@ class Identity:
     peers: int
 
 
+LOCAL = (
+    "name",
+    "seed",
+    "plugins",
+    "out",
+    "transport",
+    "chaos",
+    "slots",
+    "gpu",
+    "device",
+    "checkpoint_every",
+    "masked_test",
+)
+"""Keys of a run file that do not change what a record holds, or that it has beside."""
+
+
+def _essential(resolved: Mapping[str, Any]) -> Any:
+    """Return what determines a run's record.
+
+    Options that are off are left out, so that a later version with one more, which is off by default, finds its runs.
+    """
+    data = {key: value for key, value in resolved["data"].items() if key not in ("root", "download")}
+    return _without_off({**{key: value for key, value in resolved.items() if key not in LOCAL}, "data": data})
+
+
+def _without_off(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        kept = {key: _without_off(item) for key, item in value.items()}
+        return {
+            key: item for key, item in kept.items() if item is not None and item is not False and item not in ({}, [])
+        }
+    return [_without_off(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 @cache
 def _identity(text: str, probe: str) -> Identity:
     run = run_of(json.loads(text))
-    content = [CODE, settings_of(run.config_hash()), run.file.eval_every, probe]
+    content = [CODE, _essential(run.resolved()), probe]
     root = data_root(run.file.data.root)
     missing = tuple(os.path.relpath(path, root) for path in run.loader.files(root) if not path.exists())
-    return Identity(hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16], missing, run.rounds, run.peers)
+    return Identity(
+        hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16], missing, run.rounds, run.peers
+    )
 
 
 def identity(tree: Mapping[str, Any], probe: str = "") -> Identity:

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from benchmarks.claims import compare, curves, ledger, plan, prices, probes
+from benchmarks.claims import store as store_module
 from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings, difference
 from benchmarks.claims.scheduler import Budget, Scheduler
@@ -139,6 +140,16 @@ def test_key_depends_on_settings_and_defaults_alone() -> None:
     assert identity({**TREE, "algorithm": {"name": "local", "lr": 0.02}}).key != key
     assert identity({**TREE, "eval_every": 2}).key != key
     assert identity(TREE, "heads").key != key
+
+
+def test_key_survives_a_later_option_that_is_off() -> None:
+    resolved = run_of({**TREE, "name": "x"}).resolved()
+    later = {**resolved, "new": None, "algorithm": {**resolved["algorithm"], "newer": False, "newest": {}}}
+    assert store_module._essential(later) == store_module._essential(resolved)
+    on = {**resolved, "algorithm": {**resolved["algorithm"], "newer": True}}
+    assert store_module._essential(on) != store_module._essential(resolved)
+    zero, null = ({**resolved, "algorithm": {"prune_round": value}} for value in (0, None))
+    assert store_module._essential(zero) != store_module._essential(null)
 
 
 def test_missing_files_of_a_dataset_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
