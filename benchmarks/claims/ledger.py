@@ -95,7 +95,7 @@ def figure_cell(entry: Entry) -> str:
         return "–"
     if claim.relation == "=":
         return f"{number(found.mean)} {claim.unit}, exactly"
-    sign = "+" if claim.unit.startswith("points") and found.mean > 0 else ""
+    sign = "+" if claim.unit.startswith("points") and claim.relation == ">" and found.mean > 0 else ""
     whose = {"paper": "the paper's", "ours": "ours"}[claim.whose]
     limit = "" if claim.threshold == 0 else f"; {claim.relation} {number(claim.threshold)} ({whose})"
     return f"{sign}{mean_and_half(found)} {claim.unit}{limit}"
