@@ -45,9 +45,11 @@ golden: install
 # Everything that CI does besides a short launch.
 check: lint types test
 
-# What the papers say will come out, on real data (P2PFL_DATA). Hours on two cores: docs/claims.md.
+# What the papers say will come out, on real data (P2PFL_DATA): plays what is undecided, the cheapest first, and writes
+# docs/claims.md. Interrupt it at any time. MINUTES=60 is a time budget; ONLY=l2c, JOBS=2, DEVICE=cuda.
 claims: install
-	$(BIN)/python -m benchmarks.claims
+	$(BIN)/python -m benchmarks.claims $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) \
+		$(if $(DEVICE),--device $(DEVICE)) $(if $(filter command% environment%,$(origin JOBS)),--jobs $(JOBS))
 
 # Thousands of runs over faulty connections in virtual time. About two minutes on one core.
 search: install

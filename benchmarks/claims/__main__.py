@@ -1,4 +1,92 @@
-from benchmarks.claims.runner import main
+"""Decide the papers' claims: play runs, the cheapest undecided claim first, then write docs/claims.md.
+
+    make claims                                                # until all are decided: days on two cores
+    make claims MINUTES=60 JOBS=2 ONLY=l2c                     # as many as an hour decides
+    make claims DEVICE=cuda MINUTES=600                        # also those at the papers' own size
+    python -m benchmarks.claims --list                         # what would be played, with the expected minutes
+    python -m benchmarks.claims --minutes 0                    # write the page only
+
+Every finished run is kept in the store, so that an interrupted call continues where it ended, and several may use one
+store. $P2PFL_DATA holds the datasets; claims whose datasets are not there are left out. The exit status is 1 if a run
+failed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import torch
+
+from benchmarks.claims import compare, dfml, fedstyle, fedtgp, l2c, ledger, mapl, plan, prices
+from benchmarks.claims.claim import Claim, Paper
+from benchmarks.claims.scheduler import Budget, Scheduler
+from benchmarks.claims.store import Store
+
+PROJECT = Path(__file__).parents[2]
+PAPERS: tuple[Paper, ...] = (mapl.MODULE, l2c.MODULE, fedtgp.MODULE, dfml.MODULE, fedstyle.MODULE)
+NAMES = (*(paper.key for paper in PAPERS), "compare")
+
+
+def selected(only: tuple[str, ...], part: str) -> list[Claim]:
+    """Return the claims of these papers (all, if none is named) whose table or name contains ``part``."""
+    claims = [claim for paper in PAPERS if not only or paper.key in only for claim in paper.claims]
+    claims += compare.CLAIMS if not only or "compare" in only else ()
+    return [claim for claim in claims if part.lower() in f"{claim.where}: {claim.name}".lower()]
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--only", multiple=True, type=click.Choice(NAMES), help="Play the claims of this paper; repeat it for several."
+)
+@click.option("--claim", "part", default="", help="Play the claims whose table or name contains this.")
+@click.option("--minutes", type=click.FloatRange(min=0), help="Time budget; default: none.")
+@click.option(
+    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Runs at the same time, one thread each."
+)
+@click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
+@click.option(
+    "--store", "folder", default=PROJECT / "benchmarks" / "results" / "claims", type=click.Path(path_type=Path)
+)
+@click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
+@click.option("--list", "listed", is_flag=True, help="Print what would be played.")
+@click.option("--measure-speed", is_flag=True, help="Measure how fast the device trains, for prices; play nothing.")
+def main(
+    only: tuple[str, ...],
+    part: str,
+    minutes: float | None,
+    jobs: int,
+    device: str,
+    folder: Path,
+    page: Path,
+    listed: bool,
+    measure_speed: bool,
+) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise click.UsageError("--device cuda, but torch finds no GPU on this host")
+    store = Store(folder)
+    if measure_speed:
+        prices.write_speed(folder, device, prices.measure_speed(torch.device(device)))
+        return
+    claims = selected(only, part)
+    if listed:
+        for seconds, claim, tasks in plan.undecided(claims, store, device):
+            click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
+        return
+    without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
+    if without:
+        click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
+    scheduler = Scheduler(claims, store, Budget(minutes, jobs, device))
+    try:
+        if minutes != 0:
+            scheduler.run()
+    finally:
+        store.reload()
+        ledger.write(PAPERS, store, page)
+    if scheduler.failed:
+        sys.exit(1)
+
 
 if __name__ == "__main__":
     main()

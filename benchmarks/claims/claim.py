@@ -1,124 +1,144 @@
-"""The definition of a claim, and simulated runs to measure it on."""
+"""What a claim is: runs, one figure computed of them per seed, and the threshold it is held against."""
 
 from __future__ import annotations
 
-import gc
-import json
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from p2pfl.run_file.load import from_dict
-from p2pfl.session import checkpoint, metrics
-from p2pfl.session.run_folder import Result, RunFolder
-from p2pfl.session.simulate import simulate
+from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Relation, Verdict, interval, verdict
+from benchmarks.claims.summary import Summary
 
-Figures = Mapping[str, float]
+MOST_SEEDS = 10
+"""A claim that is undecided after ``LEAST_SEEDS`` gets this many, and no third look."""
 
-RUN_ID = "0" * 16
+
+@dataclass(frozen=True)
+class Settings:
+    """A run file without its seed.
+
+    Attributes:
+        tree: the keys of the run file.
+        seconds: estimate for one seed on one core, before any was measured.
+        rates: grid of learning rates, one of which is chosen on validation data; empty to keep that of ``tree``.
+        series: the curve that says how good the run is, see ``summary``.
+        probe: name of an additional measurement in ``probes.PROBES``.
+    """
+
+    tree: Mapping[str, Any]
+    seconds: float = field(compare=False)
+    rates: tuple[float, ...] = ()
+    series: str = "accuracy"
+    probe: str = ""
+
+    def but(self, **algorithm: Any) -> Settings:
+        """Return the settings with other hyper-parameters, at the learning rate chosen for these."""
+        return replace(self, tree={**self.tree, "changes": {**self.tree.get("changes", {}), **algorithm}})
+
+    @property
+    def tuned(self) -> Mapping[str, Any]:
+        """The run file whose learning rate is chosen: without the changes of an ablation."""
+        return {key: value for key, value in self.tree.items() if key != "changes"}
+
+    def with_rate(self, rate: float | None) -> dict[str, Any]:
+        """The run file, with a chosen learning rate."""
+        algorithm = {
+            **self.tree["algorithm"],
+            **({} if rate is None else {"lr": rate}),
+            **self.tree.get("changes", {}),
+        }
+        return {**self.tuned, "algorithm": algorithm}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A result stated by a paper, as a check on real data.
+    """A statement of a paper that runs can decide.
 
     Attributes:
         name: a short sentence.
-        paper: where the paper states it: "Fig. 4", "Table 8".
-        expects: the expectation, with the comparison that ``holds`` makes.
-        measure: from a seed to named figures.
-        holds: whether the figures of one seed support the claim.
+        where: the paper's table or figure: "Fig. 4", "Table 8".
+        runs: {label: settings}; claims with equal settings share the runs.
+        figure: from the summaries of one seed, by label, to the figure that is held against the threshold.
+        unit: of the figure: "points", "%", …
+        threshold: the claim says that the figure is above (or below, or equal to) it.
+        whose: who chose the threshold. Zero in a comparison is the paper's: "better".
+        paper: what the paper has, for the same figure.
+        scale: the size of the paper's runs: peers, rounds, training samples per peer.
+        curves: what the claim's picture shows; empty for none.
+        dear: at the paper's own size, for a GPU.
     """
 
     name: str
+    where: str
+    runs: Mapping[str, Settings]
+    figure: Callable[[Mapping[str, Summary]], float]
     paper: str
-    expects: str
-    measure: Callable[[int], Figures]
-    holds: Callable[[Figures], bool]
+    scale: str
+    unit: str = "points"
+    relation: Relation = ">"
+    threshold: float = 0.0
+    whose: Literal["paper", "ours"] = "paper"
+    curves: str = "accuracy"
+    dear: bool = False
+
+    def decisive(self, figures: Sequence[float]) -> Sequence[float]:
+        """Return the figures that the verdict is of: the first five, or ten if those did not decide.
+
+        Runs are shared, so there may be more. Looking at each number of seeds would decide too often by chance.
+        """
+        first = figures[:LEAST_SEEDS]
+        if len(figures) < MOST_SEEDS or verdict(first, self.relation, self.threshold) != "undecided":
+            return first
+        return figures[:MOST_SEEDS]
+
+    def judge(self, figures: Sequence[float]) -> Verdict:
+        """Decide the claim. ``figures`` are by seed, from 0."""
+        return verdict(self.decisive(figures), self.relation, self.threshold)
+
+    def interval(self, figures: Sequence[float]) -> Interval | None:
+        """Return the interval that the verdict is of."""
+        return interval(self.decisive(figures))
+
+    def seeds_wanted(self, figures: Sequence[float]) -> int:
+        """Return the number of seeds that the claim should have, given the figures of those it has."""
+        if self.relation == "=":
+            return 1
+        return MOST_SEEDS if len(figures) >= LEAST_SEEDS and self.judge(figures) == "undecided" else LEAST_SEEDS
 
 
 @dataclass(frozen=True)
-class SimulatedRun:
-    """Results, records and final states of a simulated run.
+class Left:
+    """A table or figure, or part of one, that no run here can decide.
 
-    States are whole models and claims share many runs, so they stay on disk until ``forget``.
+    Attributes:
+        where, name, paper: as in ``Claim``.
+        reason: why: a dataset or method that is missing, or a picture without a claim.
     """
 
-    results: list[Result]
-    all_records: list[list[dict[str, Any]]]
-    folder: RunFolder
-    scratch: tempfile.TemporaryDirectory[str]
-
-    def records(self, peer: int) -> list[dict[str, Any]]:
-        """Return the peer's records, one per round, as p2pfl/session/metrics.py writes them."""
-        return self.all_records[peer]
-
-    def state(self, peer: int) -> dict[str, Any]:
-        """Return the algorithm's state after the last round."""
-        saved = checkpoint.load(self.folder.peer(peer).checkpoint, RUN_ID, peer)
-        assert saved is not None
-        state: dict[str, Any] = saved["algorithm"]
-        return state
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over peers of the last personal accuracy, in percent."""
-        return 100.0 * fmean(result.accuracy for result in self.results if result.accuracy is not None)
-
-    @property
-    def best(self) -> float:
-        """Mean over peers of the best personal accuracy, in percent."""
-        return 100.0 * fmean(result.best for result in self.results if result.best is not None)
-
-    def extra_metric(self, name: str) -> float:
-        """Mean over peers of one of the algorithm's extra metrics after the last round, in percent."""
-        return 100.0 * fmean(result.extra_metrics[name] for result in self.results)
-
-    def curve(self, read: Callable[[dict[str, Any]], float]) -> list[float]:
-        """Mean over peers of ``read(record)``, by round."""
-        return [fmean(map(read, records)) for records in zip(*self.all_records, strict=True)]
-
-    def messages(self, kind: str) -> int:
-        """Return the number of messages of a kind that all peers sent."""
-        return sum(kinds.get(kind, [0])[0] for result in self.results for kinds in result.sent.values())
-
-    def bytes_sent(self) -> int:
-        """Return the payload bytes of all messages."""
-        return sum(entry[1] for result in self.results for kinds in result.sent.values() for entry in kinds.values())
-
-    def weights(self) -> list[dict[int, float]]:
-        """Return each peer's last row of mixing weights."""
-        return [{int(j): w for j, w in (result.weights or {}).items()} for result in self.results]
+    name: str
+    where: str
+    paper: str
+    reason: str
 
 
-_runs: dict[str, SimulatedRun] = {}
+@dataclass(frozen=True, eq=False)
+class Paper:
+    """All claims of a paper.
+
+    Attributes:
+        key: name of its module, and of its page in docs/algorithms.
+        title: authors and name.
+        contents: every table and figure of the paper: each has at least one line in the ledger.
+        claims, left: the lines.
+    """
+
+    key: str
+    title: str
+    contents: Sequence[str]
+    claims: Sequence[Claim]
+    left: Sequence[Left]
 
 
-def simulated(seed: int, **keys: Any) -> SimulatedRun:
-    """Simulate the run file with these keys, or return the run if it was simulated before."""
-    tree = {"name": "claim", "device": "cpu", **keys, "seed": seed}
-    key = json.dumps(tree, sort_keys=True)
-    if key not in _runs:
-        _runs[key] = _simulate(tree)
-    return _runs[key]
-
-
-def forget() -> None:
-    """Delete all runs and their folders."""
-    for run in _runs.values():
-        run.scratch.cleanup()
-    _runs.clear()
-
-
-def _simulate(tree: dict[str, Any]) -> SimulatedRun:
-    run = from_dict(tree)
-    scratch = tempfile.TemporaryDirectory(prefix="p2pfl-claim-")
-    folder = RunFolder.create(Path(scratch.name) / "run", range(run.peers))
-    folder.write_info({"id": RUN_ID})
-    folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
-    results = simulate(run, folder)
-    gc.collect()  # sessions are reference cycles that hold models
-    return SimulatedRun(results, [metrics.read(peer.metrics) for peer in folder.peers()], folder, scratch)
+def difference(one: str, other: str, read: Callable[[Summary], float]) -> Callable[[Mapping[str, Summary]], float]:
+    """Return the paired difference of two runs' figures."""
+    return lambda runs: read(runs[one]) - read(runs[other])

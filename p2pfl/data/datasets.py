@@ -176,7 +176,7 @@ def open_dataset(name: str, loader: Loader, root: Path | None = None, download: 
     Raises:
         DataError: files are missing and cannot be downloaded, files are damaged, or the cache is not writable.
     """
-    root = root or _from_environment("P2PFL_DATA", "data")
+    root = data_root(root)
     cache = _from_environment("P2PFL_CACHE", "decoded")
     if not _missing(loader, root) and (dataset := _load(name, cache / _key(name, loader, root))):
         return dataset
@@ -193,6 +193,11 @@ def open_dataset(name: str, loader: Loader, root: Path | None = None, download: 
         if dataset := _load(name, entry):
             return dataset
     raise DataError(f"{entry}: unreadable right after it was written; set $P2PFL_CACHE to another folder")
+
+
+def data_root(root: Path | None = None) -> Path:
+    """Return the folder with the datasets' files: ``root``, or else $P2PFL_DATA, or else <user cache>/p2pfl/data."""
+    return root or _from_environment("P2PFL_DATA", "data")
 
 
 def _from_environment(variable: str, default: str) -> Path:

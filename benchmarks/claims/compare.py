@@ -1,0 +1,49 @@
+"""All algorithms on one partition: topologies/compare, each method against local training.
+
+Every peer trains for as many epochs as the others, as far as whole rounds allow (DFML and its baselines train half of
+the peers per round, so they have more rounds), with a learning rate from one grid around its file's, chosen on held-
+out training images.
+"""
+
+from __future__ import annotations
+
+from benchmarks.claims.claim import Claim, Settings, difference
+from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
+from benchmarks.claims.summary import Summary
+
+FACTORS = (0.5, 1.0, 2.0)
+"""The grid, as factors of the file's learning rate."""
+SECONDS = {"dfml": 150.0, "mapl": 70.0, "mapl+": 75.0, "l2c": 60.0, "meta-l2c": 90.0, "fedtgp": 80.0}
+
+
+def methods() -> dict[str, Settings]:
+    """Return the runs by method."""
+    found = {}
+    for file in sorted((TOPOLOGIES / "compare").glob("*.yaml")):
+        tree = tree_of(file)
+        rates = tuple(round(factor * tree["algorithm"]["lr"], 6) for factor in FACTORS)
+        series = "peak" if file.stem == "dfml" else "accuracy"
+        found[file.stem] = Settings(tree, SECONDS.get(file.stem, 40.0), rates, series)
+    return found
+
+
+def score(run: Summary) -> float:
+    """Mean accuracy in the last quarter of the rounds, of the peak models where a method has them."""
+    return run.settled("peak" if "peak" in run.curves else "accuracy")
+
+
+METHODS = methods()
+CLAIMS = tuple(
+    Claim(
+        f"{name} above local training",
+        "ours",
+        {name: settings, "local": METHODS["local"]},
+        difference(name, "local", score),
+        "—",
+        "—",
+        whose="ours",
+        curves="",
+    )
+    for name, settings in METHODS.items()
+    if name != "local"
+)

@@ -1,0 +1,316 @@
+"""Write docs/claims.md and its pictures from the store: one line per claim, and per table or figure that is left."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.claims import compare, plan, prices
+from benchmarks.claims.claim import MOST_SEEDS, Claim, Left, Paper, Settings
+from benchmarks.claims.curves import band, draw
+from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict, interval
+from benchmarks.claims.store import Store, identity
+from benchmarks.claims.summary import Summary
+
+BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by make claims -->"
+HEADER = "| | claim | verdict | figure | paper | size here; paper | seeds | cost |\n|---|---|---|---|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A claim with what is known of it.
+
+    Attributes:
+        figures: by seed.
+        summaries: by label and seed.
+        seconds: mean core seconds of one seed of all its runs; an estimate if ``measured`` is false.
+        picture: its curves as SVG, or None if no run has more than one point.
+    """
+
+    claim: Claim
+    figures: dict[int, float]
+    summaries: dict[str, dict[int, Summary]]
+    seconds: float
+    measured: bool
+    picture: str | None
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.claim.judge(list(self.figures.values()))
+
+    @property
+    def interval(self) -> Interval | None:
+        return self.claim.interval(list(self.figures.values()))
+
+
+def keys(settings: Settings, store: Store) -> str:
+    rate = plan.chosen(settings, store) if settings.rates else None
+    return identity(settings.with_rate(rate), settings.probe).key
+
+
+def summaries(settings: Settings, store: Store) -> dict[int, Summary]:
+    key = keys(settings, store)
+    found = ((seed, store.summary(key, seed)) for seed in range(MOST_SEEDS))
+    return {seed: summary for seed, summary in found if summary is not None}
+
+
+def entry(claim: Claim, store: Store) -> Entry:
+    measured = [store.seconds(keys(settings, store), "cpu_seconds") for settings in claim.runs.values()]
+    estimates = [settings.seconds for settings in claim.runs.values()]
+    found = {label: summaries(settings, store) for label, settings in claim.runs.items()}
+    return Entry(
+        claim,
+        plan.figures(claim, store),
+        found,
+        sum(seconds or estimate for seconds, estimate in zip(measured, estimates, strict=True)),
+        None not in measured,
+        picture(claim, found),
+    )
+
+
+# ---- cells -------------------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    digits = 0 if abs(value) >= 1000 else 2 if abs(value) < 10 else 1
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def mean_and_half(found: Interval) -> str:
+    """Show a mean with its interval, to two digits of the interval's half."""
+    if found.n == 1 or found.half == 0:
+        return number(found.mean) + (" ± 0" if found.n > 1 else "")
+    digits = min(4, max(0, 1 - math.floor(math.log10(found.half))))
+    return f"{found.mean:.{digits}f} ± {found.half:.{digits}f}".replace("-", "−")
+
+
+def figure_cell(entry: Entry) -> str:
+    found, claim = entry.interval, entry.claim
+    if found is None:
+        return "–"
+    if claim.relation == "=":
+        return f"{number(found.mean)} {claim.unit}, exactly"
+    sign = "+" if claim.unit.startswith("points") and claim.relation == ">" and found.mean > 0 else ""
+    whose = {"paper": "the paper's", "ours": "ours"}[claim.whose]
+    limit = "" if claim.threshold == 0 else f"; {claim.relation} {number(claim.threshold)} ({whose})"
+    return f"{sign}{mean_and_half(found)} {claim.unit}{limit}"
+
+
+def verdict_cell(entry: Entry) -> str:
+    verdict = entry.verdict
+    return f"**{verdict}**" if verdict in ("reproduced", "refuted") else verdict
+
+
+def size_cell(entry: Entry) -> str:
+    runs = [identity(settings.with_rate(None)) for settings in entry.claim.runs.values()]
+    peers, rounds = (sorted(set(values)) for values in ([r.peers for r in runs], [r.rounds for r in runs]))
+    found = [summary.samples for by_seed in entry.summaries.values() for summary in by_seed.values()]
+    if found:
+        samples = f", {fmean(found):,.0f} samples"
+    else:
+        samples = f", {prices.samples(next(iter(entry.claim.runs.values())).with_rate(None)):,.0f} samples"
+    joined = [" or ".join(map(str, values)) for values in (peers, rounds)]
+    return f"{joined[0]} peers, {joined[1]} rounds{samples}{budgets(entry)}; {entry.claim.scale}"
+
+
+def budgets(entry: Entry) -> str:
+    """Name the epochs of local training by run, where they differ by a tenth or more."""
+    epochs = {label: prices.local_epochs(run.with_rate(None)) for label, run in entry.claim.runs.items()}
+    if max(epochs.values()) < 1.1 * min(epochs.values()):
+        return ""
+    return f" (local epochs: {', '.join(f'{label} {number(found)}' for label, found in epochs.items())})"
+
+
+def price_cell(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
+    """Core hours spent, or expected, or the price at the paper's size."""
+    if entry.claim.dear:
+        runs = [settings.with_rate(None) for settings in entry.claim.runs.values()]
+        shown = {"GPU h": speeds.get("cuda", prices.ASSUMED_GPU), "core h": speeds.get("cpu")}
+        hours = {unit: sum(prices.hours(run, speed) for run in runs) for unit, speed in shown.items() if speed}
+        return ", ".join(f"{LEAST_SEEDS * found:,.0f} {unit}" for unit, found in hours.items())
+    seeds = max(len(entry.figures), LEAST_SEEDS if entry.claim.relation != "=" else 1)
+    spent = f"{entry.seconds * seeds / 3600:.2f} core h"
+    return spent if entry.measured else f"about {spent}"
+
+
+def line(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
+    claim, verdict = entry.claim, verdict_cell(entry)
+    missing = plan.missing_files(claim) if claim.dear else ()
+    if entry.verdict == "not tried" and missing:
+        verdict = f"not tried (needs {Path(missing[0]).parts[0]})"
+    cells = [
+        claim.where,
+        f"[{claim.name}](claims/{file_name(claim)})" if entry.picture else claim.name,
+        verdict,
+        figure_cell(entry),
+        claim.paper,
+        size_cell(entry),
+        str(entry.interval.n if entry.interval else 0),
+        price_cell(entry, speeds),
+    ]
+    return row(cells)
+
+
+def line_of_left(left: Left) -> str:
+    return row([left.where, left.name, f"not tried: {left.reason}", "–", left.paper, "–", "–", "–"])
+
+
+def row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+# ---- pictures ----------------------------------------------------------------------------------------------
+
+
+def file_name(claim: Claim) -> str:
+    words = re.findall(r"[a-z0-9]+", f"{claim.where} {claim.name}".lower())
+    return "-".join(words)[:80] + ".svg"
+
+
+def picture(claim: Claim, found: Mapping[str, Mapping[int, Summary]]) -> str | None:
+    """Draw the runs' curves, by label and seed; None if there are none with more than one point."""
+    bands = {}
+    for label, by_seed in found.items():
+        names = [claim.curves if claim.curves in run.curves else "accuracy" for run in by_seed.values()]
+        bands[label] = band([run.curves[name] for run, name in zip(by_seed.values(), names, strict=True)])
+    bands = {label: points for label, points in bands.items() if len(points) > 1}
+    return draw(bands, claim.curves) if bands and claim.curves else None
+
+
+# ---- the page ----------------------------------------------------------------------------------------------
+
+
+def comparison(store: Store) -> Iterator[str]:
+    """The table of all algorithms on one partition."""
+    yield "| | accuracy | masked | worst tenth | against local | verdict | epochs | rate | batch, momentum | sent |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    entries = {claim.name.partition(" ")[0]: entry(claim, store) for claim in compare.CLAIMS}
+    for name, settings in compare.METHODS.items():
+        runs = list(summaries(settings, store).values())
+        rate = plan.chosen(settings, store)
+        if not runs or rate is None:
+            yield f"| {name} | – | – | – | – | not tried | – | – | – | – |"
+            continue
+        found = entries.get(name)
+        algorithm = settings.tree["algorithm"]
+        accuracy, masked = (
+            interval([compare.score(run) for run in runs]),
+            fmean(run.settled("masked") for run in runs),
+        )
+        assert accuracy is not None
+        against = figure_cell(found).removesuffix(" points") if found else "–"
+        sent = fmean(sum(payload for _, payload in run.messages.values()) for run in runs) / 1e6
+        optimizer = f"{algorithm['batch']}, {algorithm.get('momentum', 'Adam' if name.startswith('mapl') else 0)}"
+        cells = [
+            name,
+            mean_and_half(accuracy),
+            number(masked),
+            number(fmean(run.settled("worst") for run in runs)),
+            against,
+            verdict_cell(found) if found else "–",
+            number(fmean(run.epochs for run in runs)),
+            f"{rate:g}",
+            optimizer,
+            f"{sent:,.0f} MB",
+        ]
+        yield row(cells)
+
+
+def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
+    """A line per grid: what was chosen, and the accuracies on held-out training images."""
+    seen = set()
+    groups = [(paper.key, settings) for paper in papers for claim in paper.claims for settings in claim.runs.values()]
+    for key, settings in [*groups, *(("compare", settings) for settings in compare.METHODS.values())]:
+        text = repr((settings.tuned, settings.rates))
+        if settings.rates and text not in seen:
+            seen.add(text)
+            found = plan.scores(settings, store)
+            if len(found) == len(settings.rates):
+                shown = ", ".join(f"{rate:g}: {accuracy:.1f}" for rate, accuracy in found.items())
+                run, tree = identity(settings.with_rate(None)), settings.tree
+                what = f"{tree['algorithm']['name']} on {tree['data']['dataset']}"
+                size = f"{run.peers} peers, {run.rounds} rounds"
+                yield row([key, f"{what}, {size}", f"{plan.chosen(settings, store):g}", shown])
+
+
+COMPARISON = """## All algorithms on one partition
+
+Twelve peers, complete graph, Fashion-MNIST, two clusters with five classes each, 24 training samples per class and
+peer, `tiny-cnn`; accuracies of the last quarter of the rounds, of DFML's peak models. No algorithm knows the
+clusters. Run files: [`topologies/compare/`](../topologies/compare).
+
+    P2PFL_DATA=… make claims ONLY=compare
+
+"""
+RATES = f"""## Learning rates
+
+Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the run did not train on.
+
+| | method | rate | accuracy by rate |
+|---|---|---|---|
+"""
+
+
+def section(paper: Paper, entries: Sequence[Entry], speeds: Mapping[str, prices.Speed]) -> str:
+    """A paper's part of the page, its lines in the order of its tables and figures."""
+    order = {where: position for position, where in enumerate(paper.contents)}
+    lines = [(order.get(one.claim.where.rstrip("abc"), len(order)), line(one, speeds)) for one in entries]
+    lines += [(order[left.where], line_of_left(left)) for left in paper.left]
+    rows = "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
+    source = f"[`{paper.key}.py`](../benchmarks/claims/{paper.key}.py)"
+    head = f"## {paper.key}\n\n{paper.title}. Settings: {source}.\n\n    P2PFL_DATA=… make claims ONLY={paper.key}"
+    return f"{head}\n\n{HEADER}\n{rows}"
+
+
+def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
+    """How many claims have which verdict, and how prices are computed."""
+    verdicts: tuple[Verdict, ...] = ("reproduced", "refuted", "undecided", "not tried")
+    counted = Counter(one.verdict for found in entries.values() for one in found)
+    total = ", ".join(f"{counted[name]} {name}" for name in verdicts)
+    left = sum(len(paper.left) for paper in entries)
+    codes = "; ".join(sorted({record["code"] for record in store.records.values()})) or "–"
+    hours = sum(record["cpu_seconds"] for record in store.records.values()) / 3600
+    speeds = prices.speeds(store.folder)
+    cpu, gpu = speeds.get("cpu"), speeds.get("cuda", prices.ASSUMED_GPU)
+    here = f"{cpu.flops / 1e9:.0f} GFLOP/s a core here, measured" if cpu else "not measured here"
+    how = "measured" if "cuda" in speeds else "assumed"
+    return (
+        f"{total}; {left} lines of tables and figures that no run can decide. {len(store.records)} runs, {hours:.1f} "
+        f"core hours; code: {codes}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
+        f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
+        f"ResNet18 in batches of 64 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
+        f"more a step, {how})."
+    )
+
+
+def page(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
+    """The part of the page between the markers."""
+    speeds = prices.speeds(store.folder)
+    sections = [section(paper, found, speeds) for paper, found in entries.items()]
+    table = COMPARISON + "\n".join(comparison(store))
+    chosen = RATES + "\n".join(rates_chosen(list(entries), store))
+    return "\n\n".join([introduction(entries, store), *sections, table, chosen])
+
+
+def write(papers: Sequence[Paper], store: Store, file: Path) -> None:
+    """Replace the page's generated part and its pictures; what is outside the markers stays."""
+    before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{file}: should have the lines {BEGIN} and {END}")
+    folder = file.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
+    entries = {paper: [entry(claim, store) for claim in paper.claims] for paper in papers}
+    for found in entries.values():
+        for one in found:
+            if one.picture is not None:
+                (folder / file_name(one.claim)).write_text(one.picture, encoding="utf-8")
+    content = page(entries, store)
+    file.write_text(f"{before}{BEGIN}\n\n{content}\n\n{END}{after}", encoding="utf-8")

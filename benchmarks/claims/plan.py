@@ -1,0 +1,129 @@
+"""What to play next: pure functions of the claims and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings
+from benchmarks.claims.prices import hours
+from benchmarks.claims.store import Store, identity
+
+TUNING_SEED = 1000
+"""Seed of the runs that choose a learning rate; test seeds count from 0."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to play.
+
+    Attributes:
+        key, seed: where the store keeps it.
+        tree: the run file, with its seed.
+        probe: additional measurement.
+        seconds: expected duration.
+        core_seconds: expected computation, by which claims are ordered: a busy machine does not change it.
+    """
+
+    key: str
+    seed: int
+    tree: Mapping[str, Any]
+    probe: str
+    seconds: float
+    core_seconds: float
+
+
+def held_out(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run file with a sixth of the training images in place of the test images."""
+    dataset = tree["data"]["dataset"]
+    return {**tree, "data": {**tree["data"], "dataset": {"name": "held-out", "of": dataset}}}
+
+
+def tuning(settings: Settings) -> Mapping[float, dict[str, Any]]:
+    """Return the runs that choose the learning rate, by rate."""
+    tree = held_out(settings.tuned)
+    return {rate: {**tree, "algorithm": {**tree["algorithm"], "lr": rate}} for rate in settings.rates}
+
+
+def scores(settings: Settings, store: Store) -> dict[float, float]:
+    """Return the accuracies on held-out training images, by learning rate, as far as they were measured."""
+    found = {}
+    for rate, tree in tuning(settings).items():
+        summary = store.summary(identity(tree).key, TUNING_SEED)
+        if summary is not None:
+            found[rate] = summary.settled(settings.series)
+    return found
+
+
+def chosen(settings: Settings, store: Store) -> float | None:
+    """Return the best learning rate of the grid (the smaller of equal ones); None until all were tried."""
+    found = scores(settings, store)
+    return max(found, key=lambda rate: (found[rate], -rate)) if found and len(found) == len(settings.rates) else None
+
+
+def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> Iterator[Task]:
+    """Yield the runs that are missing: those that choose the learning rate first.
+
+    While it is not chosen, runs with the grid's first rate stand for the others, so that a claim's cost is known.
+    """
+    rate = None
+    if settings.rates:
+        rate = chosen(settings, store)
+        if rate is None:
+            for tree in tuning(settings).values():
+                yield from _missing(tree, [TUNING_SEED], "", settings, store, device)
+            rate = settings.rates[0]
+    yield from _missing(settings.with_rate(rate), seeds, settings.probe, settings, store, device)
+
+
+def _missing(
+    tree: Mapping[str, Any], seeds: Collection[int], probe: str, settings: Settings, store: Store, device: str
+) -> Iterator[Task]:
+    key = identity(tree, probe).key
+    estimate = settings.seconds or 3600.0 * hours(tree)
+    seconds = store.seconds(key) or estimate
+    core_seconds = store.seconds(key, "cpu_seconds") or estimate
+    for seed in seeds:
+        if store.summary(key, seed) is None:
+            yield Task(key, seed, {**tree, "seed": seed, "device": device}, probe, seconds, core_seconds)
+
+
+def figures(claim: Claim, store: Store) -> dict[int, float]:
+    """Return the claim's figure by seed, up to the first seed that lacks a run."""
+    found = {}
+    rates = {label: chosen(settings, store) for label, settings in claim.runs.items()}
+    if any(settings.rates and rates[label] is None for label, settings in claim.runs.items()):
+        return {}
+    keys = {label: identity(s.with_rate(rates[label]), s.probe).key for label, s in claim.runs.items()}
+    for seed in range(MOST_SEEDS):
+        runs = {label: store.summary(key, seed) for label, key in keys.items()}
+        present = {label: summary for label, summary in runs.items() if summary is not None}
+        if len(present) < len(runs):
+            break
+        found[seed] = claim.figure(present)
+    return found
+
+
+def missing_files(claim: Claim) -> tuple[str, ...]:
+    """Return the files of the claim's datasets that are not in $P2PFL_DATA."""
+    return tuple(dict.fromkeys(file for s in claim.runs.values() for file in identity(s.with_rate(None)).missing))
+
+
+def remaining(claim: Claim, store: Store, device: str) -> list[Task]:
+    """Return the runs that the claim still needs, in the order in which to play them: seed by seed."""
+    wanted = claim.seeds_wanted(list(figures(claim, store).values()))
+    tasks = [task for settings in claim.runs.values() for task in tasks_of(settings, range(wanted), store, device)]
+    unique = {(task.key, task.seed): task for task in tasks}
+    return sorted(unique.values(), key=lambda task: (task.seed != TUNING_SEED, task.seed))
+
+
+def undecided(claims: Sequence[Claim], store: Store, device: str) -> list[tuple[float, Claim, list[Task]]]:
+    """Return (core seconds, claim, runs) of claims that need more runs and have their data, the cheapest first."""
+    needed = []
+    for claim in claims:
+        if claim.dear and device == "cpu":
+            continue
+        if not missing_files(claim) and (tasks := remaining(claim, store, device)):
+            needed.append((sum(task.core_seconds for task in tasks), claim, tasks))
+    return sorted(needed, key=lambda item: item[0])

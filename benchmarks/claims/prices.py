@@ -1,0 +1,197 @@
+"""What runs at the papers' own size would cost: counted operations and steps, at a measured speed of training.
+
+    python -m benchmarks.claims --measure-speed --device cuda     # writes speed.json into the store
+
+Training on an image costs three forward passes of its network, which are counted. On a GPU a step cannot take less
+than the launches of its kernels, however small its batch, and most of the papers' batches are. Speeds are those of
+ResNet18 on 32x32 images. Without a measured GPU ``ASSUMED_GPU`` is assumed: prices then tell an hour from a month, no
+more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2pfl.models import MODELS, build
+from p2pfl.models.cost import cost
+
+SPEED_FILE = "speed.json"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a device trains.
+
+    Attributes:
+        flops: operations per second in batches of 64.
+        step: least seconds of a step; 0 on a CPU, where nothing is launched.
+    """
+
+    flops: float
+    step: float
+
+
+ASSUMED_GPU = Speed(1e13, 0.003)
+
+SHAPES: Mapping[str, tuple[int, int, int, int]] = {
+    "digits": (1, 8, 1442, 10),
+    "mnist": (1, 28, 60_000, 10),
+    "fashion-mnist": (1, 28, 60_000, 10),
+    "usps": (1, 16, 7_291, 10),
+    "svhn": (3, 32, 73_257, 10),
+    "cifar10": (3, 32, 50_000, 10),
+    "cifar10-part": (3, 32, 30_000, 10),
+    "cifar100": (3, 32, 50_000, 100),
+    "flowers102": (3, 64, 8_189, 102),
+    "caltech101": (3, 64, 6_941, 101),
+    "oxford-pets": (3, 64, 3_680, 37),
+    "stanford-cars": (3, 64, 8_144, 196),
+    "CINIC-10": (3, 32, 90_000, 10),
+    "mini-imagenet": (3, 84, 50_000, 100),
+    "tiny-imagenet-200": (3, 64, 100_000, 200),
+    "OfficeHome": (3, 224, 10_900, 65),
+    "Adaptiope": (3, 224, 25_800, 123),
+}
+"""Channels, side length, training images and classes of a dataset, or of the folder that it is in."""
+
+
+def _shape(dataset: Any) -> tuple[int, int, int, int]:
+    named: Mapping[str, Any] = {"name": dataset} if isinstance(dataset, str) else dataset
+    inner = named.get("of")
+    if isinstance(inner, list):
+        parts = [_shape(part) for part in inner]
+        return 3, named.get("size", 32), max(part[2] for part in parts) * len(parts), parts[0][3]
+    if inner is not None:
+        return _shape(inner)
+    channels, side, images, classes = SHAPES[Path(named.get("path", named["name"])).parts[0]]
+    return channels, named.get("size", side), images, classes
+
+
+def samples(tree: Mapping[str, Any]) -> float:
+    """Return the mean number of training samples of a peer."""
+    _, _, images, classes = _shape(tree["data"]["dataset"])
+    partition, peers = tree["data"]["partition"], tree["peers"]
+    partition = {"name": partition} if isinstance(partition, str) else partition
+    left: float = 1.0 - partition.get("validation", 0.2 if partition["name"] in ("shards", "groups") else 0.0)
+    if partition["name"] == "clusters":
+        per_class = partition.get("per_class", 300)
+        per_class = fmean(per_class) if isinstance(per_class, list | tuple) else per_class
+        return float(per_class * (classes + partition.get("overlap", 0)) / partition.get("clusters", 2) * left)
+    if partition["name"] in ("pathological", "dirichlet"):
+        return float(images * 7 / 6 * (1.0 - partition.get("test", 0.25)) * left / peers)
+    if "shards" in partition:
+        return float(images / classes / partition["shards"] * partition.get("classes_per_peer", 2) * left)
+    if "per_class" in partition:
+        return float(partition["per_class"] * classes / partition.get("groups", 1) * left)
+    return float(partition.get("per_peer", images / peers * left))
+
+
+def active(tree: Mapping[str, Any]) -> float:
+    """Return the mean number of peers that train in a round."""
+    algorithm = tree["algorithm"]
+    aggregated = algorithm["name"] in ("dfml", "fedavg-dec", "fedprox-dec")
+    return float(algorithm.get("participation", 0.5 if aggregated else 1.0) * tree["peers"] + aggregated)
+
+
+def local_epochs(tree: Mapping[str, Any]) -> float:
+    """Return how many epochs a peer trains on its samples in the whole run, on average."""
+    algorithm = tree["algorithm"]
+    per_round = algorithm.get("local_epochs", {"l2c": 5, "meta-l2c": 5, "fedstyle": 5}.get(algorithm["name"], 1))
+    if per_round is None:
+        per_round = algorithm["local_steps"] * algorithm["batch"] / samples(tree)
+    return float(tree["rounds"] * active(tree) / tree["peers"] * per_round)
+
+
+def passes(tree: Mapping[str, Any]) -> float:
+    """Return how many images all peers of a run train on, an image that is seen twice counting twice."""
+    algorithm = tree["algorithm"]
+    name = algorithm["name"]
+    views = {"mapl": 2 if algorithm.get("contrastive", True) else 1, "mapl+": 2, "fedstyle": 4}.get(name, 1)
+    mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0
+    images = samples(tree)
+    return float(images * (tree["peers"] * local_epochs(tree) * views + tree["rounds"] * active(tree) * mutual))
+
+
+@cache
+def _forward(member: str, features: int | None, channels: int, side: int) -> int:
+    return cost(member, channels, (side, side), 10, features).flops
+
+
+def flops(group: str, features: int | None, channels: int, side: int, peers: int) -> float:
+    """Return the mean cost of one image's forward pass over the peers' networks, for ten classes."""
+    members = MODELS.find(group).members
+    return fmean(_forward(members[peer % len(members)], features, channels, side) for peer in range(peers))
+
+
+def floating_point_operations(tree: Mapping[str, Any]) -> float:
+    """Return the operations of a run's training."""
+    models: Mapping[str, Any] = {"name": tree["models"]} if isinstance(tree["models"], str) else tree["models"]
+    channels, side, *_ = _shape(tree["data"]["dataset"])
+    forward = flops(models["name"], models.get("features"), channels, side, tree["peers"])
+    return 3.0 * forward * passes(tree)
+
+
+def steps(tree: Mapping[str, Any]) -> float:
+    """Return the optimizer steps of all peers and models of a run; both views of an image are in one step."""
+    algorithm = tree["algorithm"]
+    mutual = algorithm.get("mutual_epochs", 10) if algorithm["name"] == "dfml" else 0
+    epochs = tree["peers"] * local_epochs(tree) + tree["rounds"] * active(tree) * mutual
+    return float(samples(tree) * epochs / algorithm.get("batch", 64))
+
+
+def hours(tree: Mapping[str, Any], speed: Speed = ASSUMED_GPU) -> float:
+    """Return the hours that a run's training takes, one peer at a time."""
+    return max(floating_point_operations(tree) / speed.flops, steps(tree) * speed.step) / 3600.0
+
+
+def speeds(folder: Path) -> dict[str, Speed]:
+    """Return the measured speeds, by device."""
+    file = folder / SPEED_FILE
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {device: Speed(**speed) for device, speed in found.items()}
+
+
+def measure_speed(device: torch.device, seconds: float = 10.0) -> Speed:
+    """Train ResNet18 in batches of 64 for so many seconds on one thread; on a GPU also with single images."""
+    torch.set_num_threads(1)
+    batch = 64
+    operations = 3.0 * batch * cost("resnet18", 3, (32, 32), 10).flops
+    step = 0.0 if device.type == "cpu" else _seconds_per_step(device, 2, seconds)  # 2: normalization needs two
+    return Speed(operations / _seconds_per_step(device, batch, seconds), step)
+
+
+def _seconds_per_step(device: torch.device, batch: int, seconds: float) -> float:
+    model = build("resnet18", 0, 3, (32, 32), 10).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(batch, 3, 32, 32, device=device)
+    labels = torch.zeros(batch, dtype=torch.long, device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    step()
+    done, began = 0, time.perf_counter()
+    while done == 0 or time.perf_counter() - began < seconds:
+        step()
+        done += 1
+    return (time.perf_counter() - began) / done
+
+
+def write_speed(folder: Path, device: str, speed: Speed) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {name: asdict(known) for name, known in {**speeds(folder), device: speed}.items()}
+    (folder / SPEED_FILE).write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -1,0 +1,293 @@
+"""Verdicts of the papers' claims, learning rates, the store, and the time budget."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.claims import plan
+from benchmarks.claims import store as store_module
+from benchmarks.claims.claim import MOST_SEEDS
+from benchmarks.claims.scheduler import Budget, Scheduler
+from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
+from benchmarks.claims.store import Store, identity
+from benchmarks.claims.summary import Summary, run_of, simulated
+from p2pfl.errors import DataError
+from tests.claims_fixtures import ONE, OTHER, TREE, claim, record, settings, summary
+
+# ---- verdicts ----------------------------------------------------------------------------------------------
+
+
+def test_interval_is_students_of_the_mean() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found is not None
+    assert found.mean == 3.0
+    assert found.half == pytest.approx(2.776445 * math.sqrt(2.5 / 5), rel=1e-6)  # t(0.975, 4)
+    assert interval([]) is None
+    assert interval([1.0]).half == math.inf  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("figures", "relation", "threshold", "expected"),
+    [
+        ([1.0, 1.1, 0.9, 1.0, 1.2], ">", 0.0, "reproduced"),
+        ([1.0, 1.1, 0.9, 1.0, 1.2], ">", 2.0, "refuted"),
+        ([1.0, 1.1, 0.9, 1.0, 1.2], "<", 2.0, "reproduced"),
+        ([1.0, 1.1, 0.9, 1.0, 1.2], "<", 0.0, "refuted"),
+        ([1.0, 2.0, 3.0, 0.1, -4.0], ">", 0.0, "undecided"),
+        ([1.0, 1.0, 1.0, 1.0], ">", 0.0, "undecided"),
+        ([1.0] * 5, ">", 1.0, "undecided"),
+        ([1.0], "=", 1.0, "reproduced"),
+        ([1.0, 1.0, 2.0], "=", 1.0, "refuted"),
+        ([], ">", 0.0, "not tried"),
+    ],
+)
+def test_verdict_is_decided_by_the_interval(
+    figures: list[float], relation: Any, threshold: float, expected: str
+) -> None:
+    assert verdict(figures, relation, threshold) == expected
+
+
+def test_figures_that_are_no_numbers_are_rejected() -> None:
+    with pytest.raises(ValueError, match="must be numbers"):
+        verdict([math.nan] * 5, ">", 0.0)
+
+
+def test_undecided_claims_get_a_second_look_and_no_third() -> None:
+    noisy, exact = [1.0, 2.0, 3.0, 0.1, -4.0], replace(claim(), relation="=")
+    assert claim().seeds_wanted([]) == LEAST_SEEDS
+    assert claim().seeds_wanted([1.0] * 5) == LEAST_SEEDS
+    assert claim().seeds_wanted(noisy) == MOST_SEEDS
+    assert claim().seeds_wanted(noisy * 2) == MOST_SEEDS
+    convinced = [*noisy, 9.0, 9.1]
+    assert verdict([*noisy, 9.0, 9.1, 9.2, 9.3], ">", 0.0) == "reproduced"
+    assert claim().judge([*noisy, 9.0, 9.1, 9.2, 9.3]) == "undecided"  # nine seeds are no look
+    assert claim().seeds_wanted(convinced) == MOST_SEEDS
+    assert claim().judge([*noisy, *[9.0, 9.1, 9.2, 9.3, 9.4]]) == "reproduced"
+    assert claim().judge([*[1.0, 1.1, 0.9, 1.0, 1.2], *[-99.0] * 5]) == "reproduced"  # the first look was decisive
+    assert exact.seeds_wanted([]) == 1
+
+
+# ---- runs and their identity -------------------------------------------------------------------------------
+
+
+def test_key_depends_on_settings_and_defaults_alone() -> None:
+    key = identity(TREE).key
+    assert identity({**TREE, "seed": 7, "device": "cuda", "name": "other"}).key == key
+    assert identity({**TREE, "algorithm": {"name": "local", "lr": 0.01, "momentum": 0.0}}).key == key
+    assert identity({**TREE, "algorithm": {"name": "local", "lr": 0.02}}).key != key
+    assert identity({**TREE, "eval_every": 2}).key != key
+    assert identity(TREE, "heads").key != key
+
+
+def test_key_survives_a_later_option_that_is_off() -> None:
+    resolved = run_of({**TREE, "name": "x"}).resolved()
+    later = {**resolved, "new": None, "algorithm": {**resolved["algorithm"], "newer": False, "newest": {}}}
+    assert store_module._essential(later) == store_module._essential(resolved)
+    on = {**resolved, "algorithm": {**resolved["algorithm"], "newer": True}}
+    assert store_module._essential(on) != store_module._essential(resolved)
+    zero, null = ({**resolved, "algorithm": {"prune_round": value}} for value in (0, None))
+    assert store_module._essential(zero) != store_module._essential(null)
+
+
+def test_missing_files_of_a_dataset_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
+    data = {"dataset": "cifar10-part", "partition": "iid"}
+    found = identity({**TREE, "data": data, "peers": 3}).missing
+    assert found[0] == "cifar10-part/train0.webp"
+
+
+def test_store_continues_after_an_incomplete_line_and_sees_what_others_append(tmp_path: Path) -> None:
+    store, other = Store(tmp_path), Store(tmp_path)
+    record(store, ONE, 0, 80.0)
+    with store.file.open("ab") as file:
+        file.write(b'{"key": "half')
+    other.reload()
+    key = identity(ONE.with_rate(None)).key
+    assert other.summary(key, 0) == Summary(**json.loads(json.dumps(vars(summary(80.0)))))
+    assert (other.seconds(key), other.seconds(key, "cpu_seconds")) == (4.0, 3.0)
+    assert other.summary(key, 1) is None
+
+
+def test_a_run_is_reserved_by_one_process(tmp_path: Path) -> None:
+    store, other = Store(tmp_path), Store(tmp_path)
+    lock = store.reserve("k", 0)
+    assert lock is not None
+    assert other.reserve("k", 0) is None
+    store.release(lock)
+    again = other.reserve("k", 0)
+    assert again is not None
+    other.release(again)
+
+
+def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
+    tuned = replace(settings("fedtgp"), rates=(0.01, 0.1))
+    changed = tuned.but(transform=False)
+    assert plan.tuning(changed) == plan.tuning(tuned)
+    assert changed.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1, "transform": False}
+    assert tuned.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1}
+
+
+def test_summary_has_both_accuracies_and_the_epochs_of_a_run() -> None:
+    found = simulated({**TREE, "seed": 0, "algorithm": {"name": "local", "lr": 0.01, "local_epochs": 3}})
+    assert found.epochs == 6.0
+    assert found.samples == 15.0
+    assert [t for t, _ in found.curves["accuracy"]] == [1, 2]
+    pairs = zip(found.curves["accuracy"], found.curves["masked"], strict=True)
+    assert all(masked >= accuracy for (_, accuracy), (_, masked) in pairs)
+    assert found.classes == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert json.loads(json.dumps(found.to_dict()))["epochs"] == 6.0
+
+
+def test_first_to_reach_and_settled() -> None:
+    found = replace(summary(0.0), curves={"accuracy": [(5, 40.0), (10, 60.0), (15, 70.0), (20, 80.0)]})
+    assert found.first_to_reach(60.0, "accuracy") == 10
+    assert found.first_to_reach(90.0, "accuracy") == math.inf
+    assert found.settled() == 80.0
+    assert found.settled(until=15) == 70.0
+    assert found.at(10) == 60.0
+
+
+# ---- learning rates ----------------------------------------------------------------------------------------
+
+
+def test_rate_is_chosen_on_held_out_training_images_with_another_seed(tmp_path: Path) -> None:
+    store, tuned = Store(tmp_path), replace(ONE, rates=(0.01, 0.02, 0.05))
+    tasks = list(plan.tasks_of(tuned, [0], store, "cpu"))
+    assert [task.seed for task in tasks] == [plan.TUNING_SEED] * 3 + [0]
+    assert tasks[0].tree["data"]["dataset"] == {"name": "held-out", "of": "digits"}
+    for rate, accuracy in ((0.01, 50.0), (0.02, 70.0)):
+        record(store, replace(tuned, tree=plan.tuning(tuned)[rate], rates=()), plan.TUNING_SEED, accuracy)
+    assert plan.chosen(tuned, store) is None
+    record(store, replace(tuned, tree=plan.tuning(tuned)[0.05], rates=()), plan.TUNING_SEED, 70.0)
+    assert plan.chosen(tuned, store) == 0.02  # the smaller of equal ones
+    (task,) = plan.tasks_of(tuned, [0], store, "cpu")
+    assert task.tree["algorithm"]["lr"] == 0.02
+
+
+def test_held_out_images_are_training_images_only() -> None:
+    from p2pfl.session.build import load_data
+
+    held_out, _ = load_data(run_of({**plan.held_out(TREE), "name": "x"}))
+    whole, _ = load_data(run_of({**TREE, "name": "x"}))
+    assert len(held_out.train) + len(held_out.test) == len(whole.train)
+    images = {image.tobytes() for image in whole.train.images}
+    assert all(image.tobytes() in images for image in held_out.test.images)
+
+
+def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
+    folder = tmp_path / "cifar10-part"
+    folder.mkdir()
+    images = np.random.default_rng(0).integers(0, 256, (4, 50, 32, 32, 3), dtype=np.uint8)
+    for name, part in zip(("train0", "train1", "train2", "test"), images, strict=True):
+        mosaic = part.reshape(2, 25, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(64, 800, 3)
+        Image.fromarray(mosaic).save(folder / f"{name}.webp", lossless=True)
+    np.savez(folder / "labels.npz", y_train=np.arange(150) % 10, y_test=np.arange(50) % 10)
+    run = run_of({**TREE, "data": {"dataset": "cifar10-part", "partition": "iid"}, "name": "x"})
+    found = run.loader.read(tmp_path)
+    assert (found.train_images == images[:3].reshape(150, 32, 32, 3).transpose(0, 3, 1, 2)).all()
+    assert (found.test_images == images[3].transpose(0, 3, 1, 2)).all()
+    assert (found.classes, found.mirror) == (10, True)
+    (folder / "labels.npz").write_bytes(b"no archive")
+    with pytest.raises(DataError, match="damaged"):
+        run.loader.read(tmp_path)
+
+
+# ---- what is played ----------------------------------------------------------------------------------------
+
+
+WORKER = """
+import json, sys
+from pathlib import Path
+for line in sys.stdin:
+    request = json.loads(line)
+    accuracy = 60.0 + request["seed"] + 5.0 * (request["tree"]["algorithm"]["name"] == "local")
+    points = [[1, accuracy]]
+    summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
+               "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
+    record = {name: request[name] for name in ("key", "seed", "code")} | {"seconds": 4.0, "cpu_seconds": 3.0}
+    with Path(sys.argv[1], "runs.jsonl").open("a") as file:
+        file.write(json.dumps({**record, "summary": summary}) + "\\n")
+    print(request["key"], flush=True)
+"""
+AT_ONCE = (sys.executable, "-c", WORKER)
+FAILING = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.exit(3)")
+ENDLESS = (sys.executable, "-c", "import sys; sys.stdin.read()")
+
+
+def test_cheapest_undecided_claim_comes_first_and_decided_ones_do_not(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    cheap, dear = claim(), claim(replace(settings("mapl"), seconds=99.0))
+    found = plan.undecided([dear, cheap], store, "cpu")
+    assert [(seconds, one) for seconds, one, _ in found] == [(100.0, cheap), (545.0, dear)]
+    for seed in range(5):
+        record(store, ONE, seed, 80.0 + seed)
+        record(store, OTHER, seed, 70.0 + seed)
+    found = plan.undecided([dear, cheap], store, "cpu")
+    assert [one for _, one, _ in found] == [dear]
+    assert len(found[0][2]) == 5  # the other method's runs are shared
+
+
+def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in (0, 1, 3):
+        record(store, ONE, seed, 80.0 + seed)
+        record(store, OTHER, seed, 70.0)
+    assert plan.figures(claim(), store) == {0: 10.0, 1: 11.0}
+
+
+def test_papers_own_size_is_played_on_a_gpu_only(tmp_path: Path) -> None:
+    dear = claim(dear=True)
+    assert plan.undecided([dear], Store(tmp_path), "cpu") == []
+    ((_, _, tasks),) = plan.undecided([dear], Store(tmp_path), "cuda")
+    assert {task.tree["device"] for task in tasks} == {"cuda"}
+
+
+def test_scheduler_plays_each_run_once_and_resumes(tmp_path: Path) -> None:
+    lines: list[str] = []
+    store = Store(tmp_path)
+    for seed in range(2):
+        record(store, ONE, seed, 66.0 + seed)
+    Scheduler([claim(), claim()], store, Budget(jobs=2), lines.append, AT_ONCE).run()
+    assert len(store.file.read_text().splitlines()) == 10
+    assert claim().judge(list(plan.figures(claim(), store).values())) == "reproduced"
+    before = store.file.read_bytes()
+    Scheduler([claim()], Store(tmp_path), Budget(), lines.append, AT_ONCE).run()
+    assert store.file.read_bytes() == before
+    assert any("seed 4" in line for line in lines)
+
+
+def test_runs_that_do_not_fit_the_budget_are_not_started(tmp_path: Path) -> None:
+    scheduler = Scheduler([claim()], Store(tmp_path), Budget(minutes=0.1), lambda line: None, AT_ONCE)
+    scheduler.run()  # each is expected to take 10 s
+    assert not (tmp_path / "runs.jsonl").exists()
+    assert scheduler.failed == {}
+
+
+def test_runs_that_are_late_are_ended_and_leave_nothing(tmp_path: Path) -> None:
+    quick = replace(ONE, seconds=0.001)
+    began = time.monotonic()
+    scheduler = Scheduler([claim(quick, quick)], Store(tmp_path), Budget(minutes=0.05), lambda line: None, ENDLESS)
+    scheduler.run()
+    assert time.monotonic() - began < 60
+    assert scheduler.workers == []
+    assert not (tmp_path / "runs.jsonl").exists()
+    assert Store(tmp_path).reserve(identity(quick.with_rate(None)).key, 0) is not None
+
+
+def test_run_that_failed_is_reported_and_the_other_claims_go_on(tmp_path: Path) -> None:
+    lines: list[str] = []
+    scheduler = Scheduler([claim()], Store(tmp_path), Budget(), lines.append, FAILING)
+    scheduler.run()
+    assert len(scheduler.failed) == 1
+    assert any("exit status 3" in line for line in lines)

@@ -1,0 +1,212 @@
+"""The ledger of the papers' claims: completeness, lines, prices, pictures, and the command."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmarks.claims import compare, curves, ledger, prices, probes
+from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
+from benchmarks.claims.statistics import Interval
+from benchmarks.claims.store import Store, identity
+from benchmarks.claims.summary import run_of
+from tests.claims_fixtures import ALL, ONE, OTHER, TREE, claim, record
+
+# ---- the ledger --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.key)
+def test_every_table_and_figure_has_a_line(paper: Any) -> None:
+    covered = {re.sub(r"[a-c]$", "", line.where) for line in [*paper.claims, *paper.left]}
+    assert covered >= set(paper.contents)
+    assert all(left.reason for left in paper.left)
+    assert all(one.paper and one.scale for one in paper.claims)
+
+
+def test_runs_of_all_claims_are_valid_and_named_once() -> None:
+    names = [(one.where, one.name) for one in ALL]
+    for paper in PAPERS:
+        lines = [(one.where, one.name) for one in paper.claims]
+        assert len(set(lines)) == len(lines)
+    assert len(names) > 100
+    for one in ALL:
+        for run in one.runs.values():
+            assert (run.seconds > 0) != one.dear
+            assert identity(run.with_rate(None), run.probe).key
+            assert run.probe in ("", *probes.PROBES)
+
+
+def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path) -> None:
+    told = set()
+    for one in ALL:
+        epochs = [prices.local_epochs(run.with_rate(None)) for run in one.runs.values()]
+        line = ledger.size_cell(ledger.entry(one, Store(tmp_path)))
+        assert ("local epochs" in line) == (max(epochs) >= 1.1 * min(epochs)), one.name
+        told |= {one.where} if "local epochs" in line and not one.dear else set()
+    assert told == {"Table 3", "Table 4", "Table 6", "Table 8", "Table 12", "Fig. 19", "§ Evaluations"}
+
+
+def test_epochs_count_participation_and_steps() -> None:
+    from benchmarks.claims import l2c
+
+    assert {round(prices.local_epochs(run.with_rate(None))) for run in l2c.TABLE_2.values()} == {100}
+    assert prices.local_epochs({**TREE, "peers": 10, "algorithm": {"name": "dfml"}}) == pytest.approx(1.2)
+    steps = {"name": "dpsgd", "local_epochs": None, "local_steps": 1, "batch": 5}
+    assert prices.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
+
+
+def test_cells_of_mapls_tables_have_the_noise_of_their_test_images() -> None:
+    papers = {one.name: one.paper for one in PAPERS[0].claims}
+    assert papers["above local training, Sc. 1"] == "+6.67 ± 3.1 (77.27 against 70.60)"
+    assert papers["above local training, Sc. 2"] == "+6.76 ± 2.9 (65.43 against 58.67)"
+    assert papers["the graph becomes block-diagonal"] == "almost zero across"
+
+
+def test_settings_of_the_paper_stay_as_decided() -> None:
+    from benchmarks.claims import dfml, l2c
+
+    assert not any(run.tree.get("masked_test") for one in ALL for run in one.runs.values())
+    ring = run_of({**l2c.TABLE_2["dpsgd"].with_rate(None), "seed": 0}).topology
+    assert {ring.degree(peer) for peer in range(20)} == {10}  # a self weight of 1/11
+    ends: list[int] = []
+    period = 5
+    while sum(ends) < 30:
+        ends.append(period)
+        period += 5
+    assert sum(ends) == dfml.DFML.tree["rounds"]  # the last round is the end of a cycle
+
+
+def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(5):
+        record(store, ONE, seed, 72.0 + seed * 0.1)
+        record(store, OTHER, seed, 70.0)
+    one = claim(threshold=1.0, whose="ours", curves="accuracy")
+    found = ledger.entry(one, store)
+    text = ledger.line(found, {})
+    assert "| **reproduced** | +2.20 ± 0.20 points; > 1.00 (ours) | +1 |" in text
+    assert "2 peers, 2 rounds, 30 samples; many | 5 | 0.01 core h |" in text
+    assert f"[one above other](claims/{ledger.file_name(one)})" in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "n", "text"),
+    [
+        (1.23456, 0.0312, 5, "1.235 ± 0.031"),
+        (-77.77, 12.3, 5, "−78 ± 12"),
+        (0.5, 0.000001, 5, "0.5000 ± 0.0000"),
+        (100.0, 0.0, 5, "100.0 ± 0"),
+        (7.25, math.inf, 1, "7.25"),
+    ],
+)
+def test_means_are_shown_to_two_digits_of_the_interval(mean: float, half: float, n: int, text: str) -> None:
+    assert ledger.mean_and_half(Interval(mean, half, n)) == text
+
+
+@pytest.mark.exhaustive
+def test_lines_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
+    dear = next(one for one in ALL if one.dear and one.where == "Table 1")
+    text = ledger.line(ledger.entry(dear, Store(tmp_path)), {"cpu": prices.Speed(2e10, 0.0)})
+    runs = [run.with_rate(None) for run in dear.runs.values()]
+    speeds = (prices.ASSUMED_GPU, prices.Speed(2e10, 0.0))
+    gpu, core = (5 * sum(prices.hours(run, speed) for run in runs) for speed in speeds)
+    assert f"{gpu:,.0f} GPU h, {core:,.0f} core h |" in text
+
+
+def test_passes_count_epochs_views_and_mutual_learning() -> None:
+    base = {**TREE, "peers": 10, "rounds": 3, "data": {**TREE["data"], "dataset": "digits"}}
+    assert prices.samples(base) == 15
+    assert prices.passes(base) == 450
+    assert prices.passes({**base, "algorithm": {"name": "mapl"}}) == 900
+    dfml = {**base, "algorithm": {"name": "dfml", "mutual_epochs": 5, "batch": 10}}
+    assert prices.passes(dfml) == 3 * 6 * 15 * 6
+    assert prices.steps(dfml) == pytest.approx(3 * 6 * 15 * 6 / 10)
+    assert prices.hours(dfml, prices.Speed(math.inf, 2.0)) == pytest.approx(2 * prices.steps(dfml) / 3600)
+    assert prices.hours(dfml, prices.Speed(1.0, 0.0)) == prices.floating_point_operations(dfml) / 3600
+
+
+def test_page_keeps_the_prose_and_drops_old_pictures(tmp_path: Path) -> None:
+    paper = replace(PAPERS[0], claims=[claim()], left=())
+    page, store = tmp_path / "claims.md", Store(tmp_path / "store")
+    for seed in range(5):
+        record(store, ONE, seed, 80.0 + seed)
+        record(store, OTHER, seed, 70.0)
+    page.write_text(f"# Mine\n\n{ledger.BEGIN}\nold\n{ledger.END}\n\n## Failed\n")
+    (tmp_path / "claims").mkdir()
+    (tmp_path / "claims" / "old.svg").touch()
+    ledger.write([paper], store, page)
+    text = page.read_text()
+    assert text.startswith(f"# Mine\n\n{ledger.BEGIN}\n\n1 reproduced, 0 refuted")
+    assert text.endswith(f"{ledger.END}\n\n## Failed\n")
+    assert [file.name for file in (tmp_path / "claims").iterdir()] == [ledger.file_name(claim())]
+    page.write_text("nothing")
+    with pytest.raises(ValueError, match="should have the lines"):
+        ledger.write([paper], store, page)
+
+
+def test_page_of_the_project_has_a_line_for_every_claim() -> None:
+    page = (PROJECT / "docs" / "claims.md").read_text(encoding="utf-8")
+    lines = [text for text in page.splitlines() if text.startswith("| ")]
+    for paper in PAPERS:
+        names = [(one.where, one.name) for one in paper.claims] + [(left.where, left.name) for left in paper.left]
+        for where, name in names:
+            escaped = name.replace("|", "\\|")
+            assert any(text.startswith(f"| {where} |") and escaped in text for text in lines), name
+
+
+def test_selected_claims_are_those_of_the_paper_with_the_words() -> None:
+    assert {one.where for one in selected(("l2c",), "table 3")} == {"Table 3"}
+    assert len(selected((), "")) == len(ALL)
+    assert selected(("compare",), "") == list(compare.CLAIMS)
+
+
+@pytest.mark.exhaustive
+def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "claims.md"
+    page.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")
+    given = ["--store", str(tmp_path), "--page", str(page), "--only", "mapl", "--claim", "numbers sent"]
+    listed = CliRunner().invoke(main, [*given, "--list"])
+    assert listed.exit_code == 0
+    assert listed.output.split(maxsplit=2)[:2] == ["0.4", "minutes,"]
+    assert "1 runs: Table 7, numbers sent are 2·N_e·(d·K + |φ|) per round" in listed.output
+    assert CliRunner().invoke(main, [*given, "--minutes", "0"]).exit_code == 0
+    assert "| Table 7 | numbers sent are 2·N_e·(d·K + \\|φ\\|) per round | not tried |" in page.read_text()
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+@pytest.mark.exhaustive
+def test_speed_of_training_is_measured_and_kept(tmp_path: Path) -> None:
+    speed = prices.measure_speed(torch.device("cpu"), seconds=0.01)
+    assert 1e8 < speed.flops < 1e13
+    prices.write_speed(tmp_path, "cpu", speed)
+    prices.write_speed(tmp_path, "cuda", prices.Speed(2.0, 0.1))
+    assert prices.speeds(tmp_path) == {"cpu": speed, "cuda": prices.Speed(2.0, 0.1)}
+
+
+# ---- pictures ----------------------------------------------------------------------------------------------
+
+
+def test_band_has_the_interval_of_common_rounds() -> None:
+    found = curves.band([[(1, 1.0), (2, 1.0)], [(2, 3.0), (3, 9.0)]])
+    assert [(t, mean) for t, mean, _, _ in found] == [(2, 2.0)]
+    assert found[0][3] - found[0][1] == pytest.approx(12.7062, rel=1e-4)  # t(0.975, 1) * 1
+    assert curves.band([]) == []
+
+
+def test_picture_has_a_line_and_a_band_per_label_within_the_frame() -> None:
+    drawn = curves.draw({"a<b": [(1, 1.0, 0.5, 1.5), (9, 2.0, 2.0, 2.0)], "c": [(1, 0.0, 0.0, 0.0)]}, "accuracy")
+    assert drawn.count("<polyline") == drawn.count("<polygon") == 2
+    assert "a&lt;b" in drawn
+    coordinates = [float(n) for pair in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", pair)]
+    assert min(coordinates) >= 0
+    assert max(coordinates) <= curves.WIDTH
+    assert curves.ticks(0, 100) == [0, 20, 40, 60, 80, 100]
+    with pytest.raises(ValueError, match="no points"):
+        curves.draw({}, "accuracy")
