@@ -1,7 +1,7 @@
 """MAPL and MAPL+ (Mukherjee, Simonetto, Jamali-Rad, 2024).
 
-CIFAR-10: 8 peers instead of 20, 60 images per class and peer instead of 300, four small networks instead of full-size
-ones, 100 rounds instead of 400, a quarter of them before the graph is learned, as in the paper; its augmentation.
+CIFAR-10: 8 peers instead of 20, 30 images per class and peer instead of 300, four small networks instead of full-size
+ones, 80 rounds instead of 400, a quarter of them before the graph is learned, as in the paper; its augmentation.
 Accuracies are means over the last quarter of the rounds. What needs no colors is measured on digits, without
 augmentation.
 """
@@ -23,21 +23,21 @@ RATES = (0.0005, 0.001, 0.002)
 PAPER = "20 peers, 400 rounds, 1,500 samples"
 PAPER_10 = "10 peers, 200 rounds, 1,500 samples"
 
-ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 32, "lr": 0.001}
-OWN: Mapping[str, Any] = {"batch": 32, "lr": 0.001, "warmup": 25, "projector_hidden": 128}
+ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 16, "lr": 0.001}
+OWN: Mapping[str, Any] = {"batch": 16, "lr": 0.001, "warmup": 20, "projector_hidden": 128}
 
 
 def colors(name: str, seconds: float, models: str = "tiny4", peers: int = 8, overlap: int = 0, **h: Any) -> Settings:
     """The part of CIFAR-10, two clusters."""
     own = OWN if name.startswith("mapl") else ADAM
-    partition = {"name": "clusters", "clusters": 2, "overlap": overlap, "per_class": 60, "test_per_class": 100}
+    partition = {"name": "clusters", "clusters": 2, "overlap": overlap, "per_class": 30, "test_per_class": 100}
     tree = {
-        "rounds": 100,
+        "rounds": 80,
         "peers": peers,
         "data": {"dataset": "cifar10-part", "partition": partition, "augment": "mapl"},
         "models": models,
         "algorithm": {"name": name, **own, **h},
-        "eval_every": 4,
+        "eval_every": 5,
     }
     return Settings(tree, seconds * peers / 8, RATES)
 
