@@ -1,4 +1,4 @@
-"""The search finds no violation in 75 schedules, and finds bugs that were planted."""
+"""The search finds no violation in 150 schedules, and finds bugs that were planted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.play import play
 from tests.simulation.search import outcomes
 
 ROOT = Path(__file__).parents[2]
-CHUNK = 25
+CHUNK = 50
 
 
 @pytest.mark.parametrize("first_seed", [100_000, 200_000, 300_000])

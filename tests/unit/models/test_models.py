@@ -362,7 +362,7 @@ def test_mlp_has_the_widths_in_its_name() -> None:
 )
 def test_other_names_are_no_mlp(name: str) -> None:
     assert name not in MODELS
-    assert ", and mlp-WIDTH-…" in unknown_model(name)
+    assert ", mlp-WIDTH-…, conv1d-WIDTH-…" in unknown_model(name)
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
