@@ -62,7 +62,11 @@ def _essential(resolved: Mapping[str, Any]) -> Any:
     Options that are off are left out, so that a later version with one more, which is off by default, finds its runs.
     """
     data = {key: value for key, value in resolved["data"].items() if key not in ("root", "download")}
-    return _without_off({**{key: value for key, value in resolved.items() if key not in LOCAL}, "data": data})
+    algorithm = dict(resolved["algorithm"])
+    if algorithm.get("loss") == "ce":  # what methods trained with before there was a choice
+        del algorithm["loss"]
+    whole = {key: value for key, value in resolved.items() if key not in LOCAL}
+    return _without_off({**whole, "data": data, "algorithm": algorithm})
 
 
 def _without_off(value: Any) -> Any:
