@@ -32,7 +32,7 @@ from p2pfl.learning.metrics import METRICS, checked_metric
 from p2pfl.learning.named_losses import LOSSES, checked_loss
 from p2pfl.models import BACKBONES, HEADS, MODELS, BuildHead, Group
 from p2pfl.models.backbone import Build, Checked, FixedFeatures, plugin_line
-from p2pfl.run_file.graphs import GRAPHS, ChangingGraph, Graph
+from p2pfl.run_file.graphs import GRAPHS, Graph, TimeVaryingGraph
 from p2pfl.run_file.options import OptionErrors, Options, Table, notes
 
 __all__ = [
@@ -77,7 +77,7 @@ METHODS = {
     Partition: {"split": "self, data, peers, seed"},
     Augmentation: {"build": "self, channels, size, mirror"},
     Graph: {"edges_of": "self, peers, seed, base"},
-    ChangingGraph: {"edges_at": "self, t, peers, seed, base", "period": "self, peers"},
+    TimeVaryingGraph: {"edges_at": "self, t, peers, seed, base", "period": "self, peers"},
 }
 """The methods that are called, and with what."""
 
@@ -132,7 +132,7 @@ def augmentation(name: str) -> Callable[[C], C]:
 
 
 def graph(name: str) -> Callable[[C], C]:
-    """Register a subclass of ``p2pfl.run_file.graphs.Graph``, or of ``ChangingGraph``: they list edges."""
+    """Register a subclass of ``p2pfl.run_file.graphs.Graph``, or of ``TimeVaryingGraph``: they list edges."""
     return _options_decorator("graph", name, Graph)
 
 
@@ -257,13 +257,13 @@ def _check_class(cls: Any, base: type[Any]) -> None:
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         shown = getattr(cls, "__name__", cls)
         raise _mistake(f"{shown} must be a class derived from {base.__module__}.{base.__name__}")
-    if inspect.isclass(cls) and issubclass(cls, ChangingGraph):
-        base = ChangingGraph
+    if inspect.isclass(cls) and issubclass(cls, TimeVaryingGraph):
+        base = TimeVaryingGraph
     for method, parameters in METHODS[base].items():
         if callable(defined := getattr(cls, method, None)) and defined is not getattr(base, method, None):
             _check_call(defined, parameters)
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
-    for graph_base, method in ((Graph, "edges_of"), (ChangingGraph, "edges_at")):
+    for graph_base, method in ((Graph, "edges_of"), (TimeVaryingGraph, "edges_at")):
         if base is graph_base and getattr(cls, method) is getattr(base, method):
             missing = [method]
     if missing:

@@ -114,15 +114,15 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 @click.option(
     "--window",
     type=click.IntRange(min=1),
-    help="If the graph changes: rounds of whose product the spectral gap is shown. Default: its period, or 10.",
+    help="If the graph is time-varying: rounds of whose product the spectral gap is shown. Default: its period, or 10.",
 )
 @JSON
 def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | None, as_json: bool) -> None:
     """Describe the graph of FILE: degrees, diameter, spectral gap.
 
-    Edges and degrees of a graph that changes are those of its connections, the union over all rounds.
+    Edges and degrees of a time-varying graph are those of its connections, the union over all rounds.
     """
-    from launcher.views.describe import describe_changes, describe_graph, draw_changes, draw_graph
+    from launcher.views.describe import describe_graph, describe_over_time, draw_graph, draw_over_time
     from p2pfl.run_file.load import load
 
     run = load(file, sets)
@@ -130,18 +130,18 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
         raise click.BadParameter(f"the graph {run.file.graph.name!r} does not change", param_hint="--window")
     described = describe_graph(run.topology)
     if run.schedule is not None:
-        described["changes"] = describe_changes(run.schedule, run.rounds, window)
+        described["over_time"] = describe_over_time(run.schedule, run.rounds, window)
     if png is not None:
         if run.schedule is None:
             draw_graph(run.topology, png)
         else:
-            draw_changes(described["changes"], png)
+            draw_over_time(described["over_time"], png)
         echo(f"wrote {png}", err=True)
     if as_json:
         echo(json.dumps(described))
         return
     if run.schedule is not None:
-        _print_changes(described)
+        _print_over_time(described)
         return
     degree, diameter = described["degree"], described["diameter"]
     if diameter is None:
@@ -153,21 +153,21 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     echo(f"spectral gap  {described['spectral_gap']:.4f}")
 
 
-def _print_changes(described: dict[str, Any]) -> None:
-    """Print what a graph that changes costs, and its spectral gap over time."""
-    changes, degree = described["changes"], described["degree"]
-    sent, edges, gaps, window = changes["sent"], changes["edges"], changes["gap"], changes["window"]
-    period = "" if changes["period"] is None else f", repeated after {changes['period']}"
+def _print_over_time(described: dict[str, Any]) -> None:
+    """Print what a time-varying graph costs, and its spectral gap over time."""
+    found, degree = described["over_time"], described["degree"]
+    sent, edges, gaps, window = found["sent"], found["edges"], found["gap"], found["window"]
+    period = "" if found["period"] is None else f", repeated after {found['period']}"
     parts = "" if described["components"] == 1 else f"; {described['components']} components"
     echo(f"peers         {described['peers']}")
-    echo(f"rounds        {changes['rounds']}{period}")
+    echo(f"rounds        {found['rounds']}{period}")
     echo(f"connections   {described['edges']}, {degree['min']} to {degree['max']} of a peer{parts}")
     echo(f"edges         {edges['min']} to {edges['max']} in a round, mean {edges['mean']:.2f}")
     echo(f"sent          {sent['min']} to {sent['max']} messages of a peer in a round, mean {sent['mean']:.2f}")
     echo(f"spectral gap  {min(gaps):.4f} to {max(gaps):.4f} of a round, mean {fmean(gaps):.4f}")
     rows = [
         [f"{start}–{start + window - 1}", f"{gap:.4f}"]
-        for start, gap in zip(changes["starts"], changes["window_gap"], strict=True)
+        for start, gap in zip(found["starts"], found["window_gap"], strict=True)
     ]
     shown = rows if len(rows) <= MOST_WINDOWS else [*rows[: MOST_WINDOWS - 1], ["…", ""], rows[-1]]
     print_table(["rounds", "spectral gap of their product"], shown)

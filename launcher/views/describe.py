@@ -71,8 +71,8 @@ def describe_graph(topology: Topology) -> dict[str, Any]:
     }
 
 
-def describe_changes(schedule: Schedule, rounds: int, window: int | None = None) -> dict[str, Any]:
-    """Return how a graph changes: what a round costs, and how fast information spreads over time.
+def describe_over_time(schedule: Schedule, rounds: int, window: int | None = None) -> dict[str, Any]:
+    """Return what a round of a time-varying graph costs, and how fast information spreads.
 
     Args:
         rounds: of the run.
@@ -103,15 +103,15 @@ def describe_changes(schedule: Schedule, rounds: int, window: int | None = None)
     }
 
 
-def draw_changes(changes: dict[str, Any], file: Path) -> None:
+def draw_over_time(described: dict[str, Any], file: Path) -> None:
     """Write a PNG of the spectral gap over time. Raises MissingExtra if matplotlib is not installed."""
     figure = _figure((8, 4))
     axes = figure.add_subplot()
-    axes.plot(changes["gap"], color="0.6", linewidth=0.8, label="each round")
-    window = changes["window"]
-    ends = [start + window - 1 for start in changes["starts"]]
+    axes.plot(described["gap"], color="0.6", linewidth=0.8, label="each round")
+    window = described["window"]
+    ends = [start + window - 1 for start in described["starts"]]
     label = "round" if window == 1 else f"the product of {window} rounds"
-    axes.plot(ends, changes["window_gap"], color="black", marker=".", label=label)
+    axes.plot(ends, described["window_gap"], color="black", marker=".", label=label)
     axes.set(xlabel="round", ylabel="spectral gap", ylim=(-0.02, 1.02))
     axes.legend(frameon=False)
     figure.savefig(file, dpi=150, format="png")  # regardless of the extension

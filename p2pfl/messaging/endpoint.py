@@ -40,7 +40,7 @@ class Endpoint:
 
     Args:
         me: this peer.
-        topology: the whole graph, from the run file; of a graph that changes, the union over all rounds. Its
+        topology: the whole graph, from the run file; of a time-varying graph, the union over all rounds. Its
             neighbors are connected, and open their rounds to each other.
         run_id: 16 hex digits, equal on all peers of a run.
         seed: the run's seed, for ``Net.shared``.

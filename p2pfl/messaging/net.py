@@ -66,7 +66,7 @@ class Net:
     def mixing_weights(self) -> dict[PeerId, float]:
         """W_ij of each neighbor j that may send to this peer i in this round, ascending; W_ii is what remains to 1.
 
-        Metropolis weights, unless the run file's graph is one that changes and has weights of its own.
+        Metropolis weights, unless the run file's graph is time-varying and defines its weights itself.
         """
         return self._endpoint.topology_at(self.t).row(self.me)
 

@@ -1,6 +1,6 @@
 """The graph over which peers exchange messages: neighbors, components, spanning tree, mixing weights.
 
-A run's graph is a :class:`Topology`. In a graph that changes, every round has one of its own, which may be a
+A run's graph is a :class:`Topology`. A time-varying graph has one per round, which may be a
 :class:`WeightedTopology`; the peers are connected over the union of all of them.
 """
 

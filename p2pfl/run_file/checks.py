@@ -14,7 +14,7 @@ from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import addresses, public_keys
 from p2pfl.run_file.addresses import is_loopback
-from p2pfl.run_file.graphs import ChangingGraph, Graph
+from p2pfl.run_file.graphs import Graph, TimeVaryingGraph
 from p2pfl.run_file.options import Loc, OptionProblem, Options, unknown
 from p2pfl.run_file.schema import RunFile
 
@@ -99,7 +99,7 @@ def _check_security(file: RunFile) -> Iterator[OptionProblem]:
 
 def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> Iterator[OptionProblem]:
     """The graph must meet the method's requirements."""
-    if not isinstance(graph, ChangingGraph):
+    if not isinstance(graph, TimeVaryingGraph):
         return
     name = file.graph.name
     if method.prunes:

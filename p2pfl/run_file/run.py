@@ -34,7 +34,7 @@ class Run:
     Attributes:
         file: the run file as written, with overrides applied.
         hyper: the algorithm's hyper-parameters.
-        topology: the graph over which the peers connect; of one that changes, the union over all rounds.
+        topology: the graph over which the peers connect; of a time-varying one, the union over all rounds.
         schedule: the graph of each round, if it changes.
         loader: loads the dataset.
         plugins: code from outside that it uses.

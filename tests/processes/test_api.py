@@ -57,8 +57,8 @@ def test_overrides_take_precedence_and_are_named_in_errors(tmp_path: Path) -> No
     assert repr(run) == "<PlannedRun tiny: dpsgd, 3 peers, 3 rounds>"
     assert run.topology.peers == 3
     assert run.topology_at(7) is run.topology
-    changing = p2pfl.load(given, graph={"name": "matchings", "allow_disconnected": True}, rounds=2)
-    assert [len(changing.topology_at(t).edges) for t in range(2)] == [1, 1]
+    time_varying = p2pfl.load(given, graph={"name": "matchings", "allow_disconnected": True}, rounds=2)
+    assert [len(time_varying.topology_at(t).edges) for t in range(2)] == [1, 1]
     file = tmp_path / "small.yaml"
     file.write_text("name: small\nrounds: 2\npeers: 3\ndata: {dataset: digits}\nalgorithm: local\n")
     assert p2pfl.load(file, rounds=5).settings["rounds"] == 5

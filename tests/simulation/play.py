@@ -24,7 +24,7 @@ from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
 from tests.simulation.mesh import Mesh
 from tests.simulation.reference import reference_results
-from tests.simulation.schedule import FOREVER, Schedule, draw, with_changing_graph
+from tests.simulation.schedule import FOREVER, Schedule, draw, with_time_varying_graph
 
 
 @dataclass
@@ -50,12 +50,12 @@ class Outcome:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
-def play(seed: int, *, changing: bool = False) -> Outcome:
+def play(seed: int, *, time_varying: bool = False) -> Outcome:
     """Draw the schedule of a seed and run it, perhaps with another graph in every round."""
     random = Random(seed)
     schedule = draw(random)
-    if changing:
-        schedule = with_changing_graph(schedule, seed)
+    if time_varying:
+        schedule = with_time_varying_graph(schedule, seed)
     with _simulated():
         outcome = Outcome(seed, schedule)
         try:

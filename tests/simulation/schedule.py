@@ -73,7 +73,7 @@ class Schedule:
             waits += f" adaptive={transport.adaptive:g}"
         lines = [
             f"{self.topology.peers} peers, edges {' '.join(f'{i}-{j}' for i, j in self.topology.edges)}"
-            + ", changing" * (self.rounds_graphs is not None),
+            + ", time-varying" * (self.rounds_graphs is not None),
             f"rounds={self.rounds} checkpoint_every={self.checkpoint_every} joins_at={dict(self.joins_at)}",
             *(
                 f"round {t}: {', '.join(operations)}{'; prune' * (t in self.prune_rounds)}"
@@ -134,7 +134,7 @@ def draw(random: Random) -> Schedule:
     return schedule
 
 
-def with_changing_graph(schedule: Schedule, seed: int) -> Schedule:
+def with_time_varying_graph(schedule: Schedule, seed: int) -> Schedule:
     """Return the schedule with another graph in every round, within its topology: half of the edges at random.
 
     In half of the cases they have one direction only; then nothing is pruned or summed up.

@@ -20,39 +20,39 @@ from tests.simulation.play import Outcome, play
 @click.option("--minutes", default=30.0, show_default=True, help="Real time after which the search ends.")
 @click.option("--replay", type=int, metavar="SEED", help="Play one schedule twice and print its events.")
 @click.option("--bug", type=click.Choice([*PLANTED_BUGS, "all"]), help="Plant a bug and search until it is found.")
-@click.option("--changing", is_flag=True, help="Another graph in every round.")
-def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None, changing: bool) -> None:
+@click.option("--time-varying", is_flag=True, help="Another graph in every round.")
+def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None, time_varying: bool) -> None:
     if bug == "all":
         _find_all(schedules, seed)
     elif replay is not None:
-        _replay(replay, bug, changing)
+        _replay(replay, bug, time_varying)
     else:
-        _search(schedules, seed, minutes, bug, changing)
+        _search(schedules, seed, minutes, bug, time_varying)
 
 
-def outcomes(schedules: int, seed: int, bug: str | None = None, *, changing: bool = False) -> Iterator[Outcome]:
-    """Play schedules one after the other, with a planted bug or without, perhaps with graphs that change."""
+def outcomes(schedules: int, seed: int, bug: str | None = None, *, time_varying: bool = False) -> Iterator[Outcome]:
+    """Play schedules one after the other, with a planted bug or without, perhaps with time-varying graphs."""
     with _planted(bug):
         for number in range(seed, seed + schedules):
-            yield play(number, changing=changing)
+            yield play(number, time_varying=time_varying)
 
 
 def _planted(bug: str | None) -> AbstractContextManager[None]:
     return nullcontext() if bug is None else PLANTED_BUGS[bug].planted()
 
 
-def _search(schedules: int, seed: int, minutes: float, bug: str | None, changing: bool) -> None:
+def _search(schedules: int, seed: int, minutes: float, bug: str | None, time_varying: bool) -> None:
     began = time.perf_counter()
     counts: Counter[str] = Counter()
     played, without_deadlines, virtual, failed = 0, 0, 0.0, 0
-    for outcome in outcomes(schedules, seed, bug, changing=changing):
+    for outcome in outcomes(schedules, seed, bug, time_varying=time_varying):
         played += 1
         without_deadlines += outcome.schedule.waits_forever
         virtual += outcome.seconds
         counts += outcome.counts
         if outcome.violations:
             failed += 1
-            _show(outcome, bug, changing)
+            _show(outcome, bug, time_varying)
             if bug is not None:
                 break
         if sys.stderr.isatty() and played % 20 == 0:
@@ -83,20 +83,20 @@ def _find_all(schedules: int, seed: int) -> None:
     sys.exit(1 if missed else 0)
 
 
-def _show(outcome: Outcome, bug: str | None, changing: bool) -> None:
+def _show(outcome: Outcome, bug: str | None, time_varying: bool) -> None:
     click.echo(f"seed {outcome.seed}, trace {outcome.trace_digest[:16]}")
     for violation in outcome.violations[:5]:
         click.echo(f"    {violation}")
-    option = ("" if bug is None else f" --bug {bug}") + " --changing" * changing
+    option = ("" if bug is None else f" --bug {bug}") + " --time-varying" * time_varying
     click.echo(f"    python -m tests.simulation --replay {outcome.seed}{option}")
 
 
-def _replay(seed: int, bug: str | None, changing: bool) -> None:
-    first, second = (next(outcomes(1, seed, bug, changing=changing)) for _ in range(2))
+def _replay(seed: int, bug: str | None, time_varying: bool) -> None:
+    first, second = (next(outcomes(1, seed, bug, time_varying=time_varying)) for _ in range(2))
     click.echo(first.schedule)
     for event in first.trace:
         click.echo(event)
-    _show(first, bug, changing)
+    _show(first, bug, time_varying)
     same = first.trace_digest == second.trace_digest
     click.echo("played twice: same trace" if same else f"played twice: TRACES DIFFER, {second.trace_digest[:16]}")
     sys.exit(0 if same and not first.violations else 1)

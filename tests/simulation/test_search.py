@@ -29,7 +29,7 @@ def test_finds_no_violation(first_seed: int) -> None:
 
 
 def test_finds_no_violation_in_graphs_that_change() -> None:
-    played = list(outcomes(CHUNK, 400_000, changing=True))
+    played = list(outcomes(CHUNK, 400_000, time_varying=True))
     assert [(outcome.seed, outcome.violations) for outcome in played if outcome.violations] == []
     graphs = [outcome.schedule.rounds_graphs for outcome in played]
     assert {at is not None and any(at(t).directed for t in range(5)) for at in graphs} == {True, False}

@@ -1,16 +1,16 @@
-"""The ``graph`` section of a run file: graph generators, files, and graphs that change between rounds.
+"""The ``graph`` section of a run file: generators, files, and time-varying graphs.
 
 A :class:`Graph` holds the parameters of one of them; ``plan`` makes the :class:`Topology`, and the :class:`Schedule`
-of one that changes. Equal seeds give equal graphs on every host. :data:`GRAPHS` maps the names allowed in a run file
-to classes.
+of a time-varying one. Equal seeds give equal graphs on every host. :data:`GRAPHS` maps the names in run files to
+classes.
 """
 
 from __future__ import annotations
 
-from p2pfl.run_file.graphs import changing, sequences, static
+from p2pfl.run_file.graphs import sequences, static, time_varying
 from p2pfl.run_file.graphs.base import Graph as Graph
 from p2pfl.run_file.graphs.base import Schedule as Schedule
-from p2pfl.run_file.graphs.changing import ChangingGraph as ChangingGraph
+from p2pfl.run_file.graphs.time_varying import TimeVaryingGraph as TimeVaryingGraph
 from p2pfl.run_file.options import Table
 
 GRAPHS: Table[type[Graph]] = Table(
@@ -27,11 +27,11 @@ GRAPHS: Table[type[Graph]] = Table(
         "bridge": static.Bridge,
         "edges": static.Edges,
         "file": static.FromFile,
-        "one-peer-exponential": changing.OnePeerExponential,
-        "base-k": changing.BaseK,
-        "el-oracle": changing.ElOracle,
-        "el-local": changing.ElLocal,
-        "matchings": changing.Matchings,
+        "one-peer-exponential": time_varying.OnePeerExponential,
+        "base-k": time_varying.BaseK,
+        "el-oracle": time_varying.ElOracle,
+        "el-local": time_varying.ElLocal,
+        "matchings": time_varying.Matchings,
         "list": sequences.GraphList,
         "trace": sequences.Trace,
     },

@@ -20,7 +20,7 @@ KEPT = 64
 
 
 class Schedule:
-    """The graph of each round, which every peer computes alone, and equally.
+    """The graph of each round, which every peer computes locally, without communication.
 
     Args:
         rounds: returns it.

@@ -1,4 +1,4 @@
-"""Graphs that change as a run file or a file says: a list of graphs, and a trace of edges per round."""
+"""Time-varying graphs that are listed: a list of graphs, and a trace of edges per round."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from p2pfl import rng
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
-from p2pfl.run_file.graphs.changing import ChangingGraph, topology_of
 from p2pfl.run_file.graphs.static import peer_id, unreadable
+from p2pfl.run_file.graphs.time_varying import TimeVaryingGraph, topology_of
 from p2pfl.run_file.options import Table
 
 _tables: list[Table[type[Graph]]] = []
@@ -44,7 +44,7 @@ Section = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphList(ChangingGraph):
+class GraphList(TimeVaryingGraph):
     """Several graphs, taken in turn, or one after the other from given rounds on."""
 
     graphs: Annotated[tuple[Section, ...], Field(min_length=1)]
@@ -74,7 +74,7 @@ class GraphList(ChangingGraph):
 
     @property
     def directed(self) -> bool:  # type: ignore[override]
-        return any(isinstance(member, ChangingGraph) and member.directed for member in self.members)
+        return any(isinstance(member, TimeVaryingGraph) and member.directed for member in self.members)
 
     def schedule(self, peers: int, seed: int, base: Path, rounds: int) -> Schedule:
         every, members = self.every or 1, self.members
@@ -102,7 +102,7 @@ TraceEdge = tuple[int, int, int] | tuple[int, int, int, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(ChangingGraph):
+class Trace(TimeVaryingGraph):
     """A mobility trace: the edges of each round, from a CSV file of rounds and pairs of peers."""
 
     path: Path | None = None

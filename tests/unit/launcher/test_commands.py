@@ -164,13 +164,13 @@ def test_draws_a_graph(tmp_path: Path, ring: Path, invoke: Invoke, graph: str) -
     assert (tmp_path / graph).read_bytes().startswith(b"\x89PNG")
 
 
-CHANGING = ("--set", "graph=one-peer-exponential", "--set", "peers=8", "--set", "rounds=31")
+TIME_VARYING = ("--set", "graph=one-peer-exponential", "--set", "peers=8", "--set", "rounds=31")
 
 
 def test_describes_a_graph_that_changes_over_time(ring: Path, invoke: Invoke) -> None:
-    found = json.loads(invoke("graph", ring, *CHANGING, "--json").stdout)
+    found = json.loads(invoke("graph", ring, *TIME_VARYING, "--json").stdout)
     assert (found["edges"], found["degree"]["max"]) == (20, 5)  # i ± 1, i ± 2, i + 4
-    changes = found["changes"]
+    changes = found["over_time"]
     assert (changes["rounds"], changes["period"], changes["window"]) == (31, 3, 3)
     assert changes["sent"] == {"min": 1, "mean": 1.0, "max": 1}
     assert changes["edges"] == {"min": 4, "mean": pytest.approx(208 / 31), "max": 8}
@@ -178,7 +178,7 @@ def test_describes_a_graph_that_changes_over_time(ring: Path, invoke: Invoke) ->
     assert changes["window_gap"] == pytest.approx([1.0] * 10)
     assert len(changes["gap"]) == 31
     assert max(changes["gap"]) < 0.1
-    text = invoke("graph", ring, *CHANGING).stdout
+    text = invoke("graph", ring, *TIME_VARYING).stdout
     assert "rounds        31, repeated after 3\n" in text
     assert "connections   20, 5 to 5 of a peer\n" in text
     assert "sent          1 to 1 messages of a peer in a round, mean 1.00\n" in text
@@ -186,10 +186,12 @@ def test_describes_a_graph_that_changes_over_time(ring: Path, invoke: Invoke) ->
 
 
 def test_window_of_a_graph_that_changes(ring: Path, invoke: Invoke) -> None:
-    found = json.loads(invoke("graph", ring, *CHANGING, "--window", 1, "--json").stdout)["changes"]
+    found = json.loads(invoke("graph", ring, *TIME_VARYING, "--window", 1, "--json").stdout)["over_time"]
     assert found["window_gap"] == found["gap"]
-    assert "…" in invoke("graph", ring, *CHANGING, "--window", 1).stdout  # 31 windows
-    assert json.loads(invoke("graph", ring, *CHANGING, "--window", 99, "--json").stdout)["changes"]["window"] == 31
+    assert "…" in invoke("graph", ring, *TIME_VARYING, "--window", 1).stdout  # 31 windows
+    assert (
+        json.loads(invoke("graph", ring, *TIME_VARYING, "--window", 99, "--json").stdout)["over_time"]["window"] == 31
+    )
     outcome = invoke("graph", ring, "--window", 3)
     assert outcome.exit_code == 2
     assert "the graph 'ring' does not change" in outcome.stderr
@@ -197,7 +199,7 @@ def test_window_of_a_graph_that_changes(ring: Path, invoke: Invoke) -> None:
 
 def test_draws_the_spectral_gap_of_a_graph_that_changes(tmp_path: Path, ring: Path, invoke: Invoke) -> None:
     pytest.importorskip("matplotlib")
-    assert invoke("graph", ring, *CHANGING, "--png", tmp_path / "gap").exit_code == 0
+    assert invoke("graph", ring, *TIME_VARYING, "--png", tmp_path / "gap").exit_code == 0
     assert (tmp_path / "gap").read_bytes().startswith(b"\x89PNG")
 
 

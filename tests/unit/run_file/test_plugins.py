@@ -384,15 +384,15 @@ def test_file_with_the_name_of_a_library_is_refused(project: Project) -> None:
         load(file)
 
 
-# ---- graphs that change
+# ---- time-varying graphs
 
 TURNS = '''\
 from p2pfl import plugins
-from p2pfl.run_file.graphs import ChangingGraph
+from p2pfl.run_file.graphs import TimeVaryingGraph
 
 
 @plugins.graph("turns")
-class Turns(ChangingGraph):
+class Turns(TimeVaryingGraph):
     """Edge 0-1, then 1-2, …"""
 
     def edges_at(self, t, peers, seed, base):

@@ -1,4 +1,4 @@
-"""Graphs that change: every round has its own, which each peer computes alone from the round and the seed.
+"""Time-varying graphs: each peer computes W(t) locally, from the round and the seed.
 
 Peers open connections once, over the union of all rounds, so those of a round are open ahead of need. The graph of a
 round decides who sends to whom in it, and with which weights.
@@ -29,8 +29,8 @@ MOST = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangingGraph(Graph):
-    """Base of all graphs that change. A subclass implements ``edges_at``; the result depends on nothing else.
+class TimeVaryingGraph(Graph):
+    """Base of all time-varying graphs. A subclass implements ``edges_at``; the result depends on nothing else.
 
     Edges without weights get Metropolis weights; with ``directed``, each peer takes the mean of what it has and
     receives.
@@ -126,7 +126,7 @@ def _union(at: Rounds, peers: int, rounds: int, *, stop: bool) -> Topology:
     return Topology.from_edges(peers, edges)
 
 
-class OnePeerExponential(ChangingGraph):
+class OnePeerExponential(TimeVaryingGraph):
     """One-peer exponential graph (Ying et al., NeurIPS 2021): peer i sends to i + 1, i + 2, i + 4, …, one in a round.
 
     In round t it is i + 2^(t mod ⌈log2 n⌉), and W_ii = W_ij = 1/2. If n is a power of 2, all peers hold the exact
@@ -144,7 +144,7 @@ class OnePeerExponential(ChangingGraph):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseK(ChangingGraph):
+class BaseK(TimeVaryingGraph):
     """Base-(k+1) Graph (Takezawa et al., NeurIPS 2023): the exact average after O(log n) rounds, for any n."""
 
     degree: PositiveInt = 1
@@ -164,7 +164,7 @@ def _base_rounds(peers: int, k: int) -> list[Round]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElOracle(ChangingGraph):
+class ElOracle(TimeVaryingGraph):
     """EL-Oracle (Epidemic Learning; de Vos et al., NeurIPS 2023): a new random regular graph in every round."""
 
     random: ClassVar[bool] = True
@@ -202,7 +202,7 @@ def _random_regular(peers: int, degree: int, stream: np.random.Generator) -> lis
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElLocal(ChangingGraph):
+class ElLocal(TimeVaryingGraph):
     """EL-Local (Epidemic Learning): each peer sends to random others, and takes the mean of what it has and receives.
 
     How many send to a peer varies. The draw is shared, so that every peer knows whom to wait for.
@@ -222,7 +222,7 @@ class ElLocal(ChangingGraph):
             yield from ((i, j + (j >= i)) for j in drawn)
 
 
-class Matchings(ChangingGraph):
+class Matchings(TimeVaryingGraph):
     """Random pairs: each peer has one neighbor in a round, a random one; of an odd number of peers, one has none."""
 
     random: ClassVar[bool] = True

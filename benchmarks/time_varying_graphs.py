@@ -1,9 +1,9 @@
-"""Compare D-PSGD on graphs that change with D-PSGD on a static random graph, for the same number of bytes.
+"""Compare D-PSGD on time-varying graphs with D-PSGD on a static random graph, for the same number of bytes.
 
-    P2PFL_DATA=… python benchmarks/changing_graphs.py
+    P2PFL_DATA=… python benchmarks/time_varying_graphs.py
 
 Epidemic Learning (de Vos et al., NeurIPS 2023) reports that EL-Oracle is up to 1.7 times as fast as static and other
-changing graphs, and 2.2 points more accurate: there 96 nodes on CIFAR-10; here 32 peers with 4 neighbors each on
+time-varying graphs, and 2.2 points more accurate: there 96 nodes on CIFAR-10; here 32 peers with 4 neighbors each on
 Fashion-MNIST in shards with 2 classes a peer, and a small CNN. In a round, each peer takes gradient steps and sends
 its model to 4 others.
 
@@ -41,7 +41,7 @@ GRAPHS: dict[str, Any] = {
 
 def run_file(graph: str, seed: int, rounds: int, eval_every: int) -> dict[str, Any]:
     return {
-        "name": f"changing-{graph}",
+        "name": f"time-varying-{graph}",
         "seed": seed,
         "rounds": rounds,
         "peers": 32,

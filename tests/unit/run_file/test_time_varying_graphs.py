@@ -1,4 +1,4 @@
-"""Graphs that change: the properties of every schedule, its errors, and what a resolved run file keeps of it."""
+"""Time-varying graphs: the properties of every schedule, its errors, and what a resolved run file keeps of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import yaml
 
 from p2pfl.errors import P2pflError, RunFileError
 from p2pfl.messaging.topology import Topology, WeightedTopology, averaging_gap
-from p2pfl.run_file.graphs import GRAPHS, ChangingGraph, Schedule
+from p2pfl.run_file.graphs import GRAPHS, Schedule, TimeVaryingGraph
 from p2pfl.run_file.graphs.finite_time import base_graph, simple_base_graph
 from p2pfl.run_file.load import from_dict, load
 from p2pfl.run_file.run import Run
 from tests.conftest import tree
 
-CHANGING = [name for name, graph in GRAPHS.items() if issubclass(graph, ChangingGraph)]
+TIME_VARYING = [name for name, graph in GRAPHS.items() if issubclass(graph, TimeVaryingGraph)]
 SECTIONS: dict[str, dict[str, Any]] = {
     "one-peer-exponential": {},
     "base-k": {"degree": 2},
@@ -56,16 +56,16 @@ def problem(**changes: Any) -> str:
 
 
 def test_every_graph_that_changes_is_tested_here() -> None:
-    assert set(SECTIONS) == set(CHANGING)
+    assert set(SECTIONS) == set(TIME_VARYING)
 
 
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("name", TIME_VARYING)
 def test_union_holds_the_edges_of_all_rounds_and_no_others(name: str) -> None:
     union, schedule = plan(name, **SECTIONS[name])
     assert set(union.edges) == {edge for t in range(10) for edge in schedule(t).edges}
 
 
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("name", TIME_VARYING)
 def test_equal_seeds_give_equal_rounds_and_other_seeds_other_random_ones(name: str) -> None:
     _, schedule = plan(name, **SECTIONS[name])
     _, again = plan(name, **SECTIONS[name])
@@ -84,7 +84,7 @@ def test_rounds_far_apart_are_computed_again() -> None:
     assert schedule(0) is not first
 
 
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("name", TIME_VARYING)
 def test_rows_sum_to_one_and_those_of_undirected_graphs_are_symmetric(name: str) -> None:
     _, schedule = plan(name, **SECTIONS[name])
     for t in range(10):
@@ -97,7 +97,7 @@ def test_rows_sum_to_one_and_those_of_undirected_graphs_are_symmetric(name: str)
             np.testing.assert_allclose(weights.sum(axis=0), 1.0)
 
 
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("name", TIME_VARYING)
 def test_sources_and_receivers_are_the_two_ends_of_the_same_edges(name: str) -> None:
     _, schedule = plan(name, **SECTIONS[name])
     for graph in map(schedule, range(10)):
@@ -107,7 +107,7 @@ def test_sources_and_receivers_are_the_two_ends_of_the_same_edges(name: str) -> 
         assert graph.directed == (sent != {(j, i) for i, j in sent})
 
 
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("name", TIME_VARYING)
 def test_resolved_run_loads_as_the_same_schedule_on_another_host(name: str) -> None:
     run = run_of(peers=10, rounds=10, graph={"name": name, **SECTIONS[name]}, models="tiny-cnn")
     again = from_dict(yaml.safe_load(run.to_yaml()))
@@ -386,7 +386,7 @@ def test_odd_degree_of_an_odd_number_of_peers_is_an_error() -> None:
 # ---- one's own
 
 
-class Mine(ChangingGraph):
+class Mine(TimeVaryingGraph):
     """Whatever ``edges`` says."""
 
     edges: Any = staticmethod(lambda t: [(0, 1)])

@@ -1,4 +1,4 @@
-"""Graphs that change, over sockets: the bits of `simulate`, also if peers are killed; records of every round."""
+"""Time-varying graphs, over sockets: the bits of `simulate`, also if peers are killed; records of every round."""
 
 from __future__ import annotations
 
