@@ -5,10 +5,10 @@ Accuracies of one comparison mean one thing: all masked or all unmasked."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
 
@@ -16,6 +16,8 @@ from launcher.errors import CompareError
 from launcher.views import formatting
 from launcher.views.summary import MetricSpread, Spread, Summary, measured_seconds, settings, summarize
 from p2pfl.session.run_folder import RunFolder
+
+S = TypeVar("S", Spread, MetricSpread)
 
 COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
 """Keys of the run file in which comparable runs agree."""
@@ -158,31 +160,35 @@ def table(compared: Sequence[Line]) -> Table:
 
 def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
     """Return a table of the extra metrics, one per row, with one run per column; None if there are none."""
-    shown = [line for line in compared if line.extra_metrics]
-    if not shown:
-        return None
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("%")
-    for line in shown:
-        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
-    for name in sorted({name for line in shown for name in line.extra_metrics}):
-        result.add_row(name, *(_spread(line.extra_metrics.get(name)) for line in shown))
-    return result
+    return _by_metric("%", compared, lambda line: line.extra_metrics, _spread)
 
 
 def metrics_table(compared: Sequence[Line]) -> Table | None:
     """Return a table of the metrics that run files name, one per row, with one run per column; None without any."""
-    shown = [line for line in compared if line.metrics]
+    return _by_metric("metric", compared, lambda line: line.metrics, _plain_spread)
+
+
+def _by_metric(
+    heading: str,
+    compared: Sequence[Line],
+    metrics: Callable[[Line], Mapping[str, S]],
+    text: Callable[[S | None], str],
+) -> Table | None:
+    shown = [line for line in compared if metrics(line)]
     if not shown:
         return None
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("metric")
+    result.add_column(heading)
     for line in shown:
         result.add_column(Path(line.run).name, justify="right", no_wrap=True)
-    for name in sorted({name for line in shown for name in line.metrics}):
-        spreads = [line.metrics.get(name) for line in shown]
-        result.add_row(name, *("–" if found is None else f"{found.mean:.4f} ± {found.std:.4f}" for found in spreads))
+    for name in sorted({name for line in shown for name in metrics(line)}):
+        result.add_row(name, *(text(metrics(line).get(name)) for line in shown))
     return result
+
+
+def _plain_spread(spread: MetricSpread | None) -> str:
+    """Mean ± standard deviation of a metric that is no percentage."""
+    return "–" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f}"
 
 
 def _spread(spread: Spread | None) -> str:

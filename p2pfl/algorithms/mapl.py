@@ -12,9 +12,8 @@ Differs from the paper (``preset: paper``: its formulas as printed; ``preset: of
 - The temperature is 0.2; the paper's 100 flattens the softmax until the contrastive terms have almost no gradient.
 - l_ce and l_cont are means over the batch, as l_proto is; the paper prints sums over all samples.
 - A ReLU stands *before* the linear head, as in the released code, not on its output.
-- Head, projector and prototypes start equal on all peers (``shared_init``), and heads are compared by what they have
-  learned since that start (``compare: changes``). The paper starts each peer at random and compares the weights.
-- Adam's β1 is 0.9; the paper's 0.5 costs accuracy.
+- Head, projector and prototypes start equal on all peers (``shared_init``); s_ij compares the heads' changes since
+  then (``compare: changes``). The paper starts at random and compares weights. Adam's β1 is 0.9, in the paper 0.5.
 - The optimizer's state persists across rounds, also that of the prototypes, which averaging replaces.
 - Similarity s_ij is the mean over classes of the row-wise cosine of the heads, as in the released code; biases are
   neither sent nor compared.
