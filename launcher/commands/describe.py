@@ -114,7 +114,7 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 @click.option(
     "--window",
     type=click.IntRange(min=1),
-    help="If the graph is time-varying: rounds of whose product the spectral gap is shown. Default: its period, or 10.",
+    help="Of a time-varying graph: rounds of whose product the spectral gap is shown. Default: its period, or 10.",
 )
 @JSON
 def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | None, as_json: bool) -> None:
