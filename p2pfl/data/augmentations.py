@@ -57,8 +57,11 @@ class Mapl(Augmentation):
     Brightness and contrast of grayscale images change too. All samples of a batch have the same order of changes.
     """
 
+    no_blur: bool = False
+    """Leave out the blur, as the released code does."""
+
     def build(self, channels: int, size: Size, mirror: bool) -> Augment:
-        return _views(channels, size, mirror, smallest=0.2, strength=0.5, blur=True)
+        return _views(channels, size, mirror, smallest=0.2, strength=0.5, blur=not self.no_blur)
 
 
 @dataclass(frozen=True)

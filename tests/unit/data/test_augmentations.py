@@ -135,6 +135,14 @@ def test_colors_change_and_some_images_become_gray(name: str) -> None:
     assert len(set(map(tuple, pixels.tolist()))) > 32
 
 
+def test_mapl_without_blur_has_the_other_steps() -> None:
+    whole, sharp = (AUGMENTATIONS["mapl"].parse({"no_blur": off}).build(3, (32, 32), True) for off in (False, True))
+    names = [[type(step).__name__ for step in recipe.children()] for recipe in (whole, sharp)]  # type: ignore[attr-defined]
+    assert "RandomGaussianBlur" not in names[1]
+    assert names[1] == [name for name in names[0] if name != "RandomGaussianBlur"]
+    assert len(names[0]) == len(names[1]) + 1
+
+
 def test_simclr_crops_smaller_than_mapl() -> None:
     """Smaller crops of a ramp have a smaller difference between their ends."""
     ramp = torch.linspace(0, 1, 32).expand(256, 1, 32, 32)
