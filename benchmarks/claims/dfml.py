@@ -3,7 +3,7 @@
 Digits (about 115 training samples a peer, where CIFAR-10 gives 4,000), ten peers, five of which send in each round,
 the four small networks of `tiny4` instead of H2 CNNs, batches of 32. DFML has 30 rounds of K = 5 passes (paper: 500
 of 10), in periods of 5, 10 and 15 rounds: the last round is a maximum of α. The baselines have 100 rounds, so they
-cost a third of the passes over samples and three times the messages. CIFAR-10: its part, 300 training samples a peer.
+cost a third of the passes over samples and three times the messages. CIFAR-10: its part, 375 training samples a peer.
 
 Accuracies are global ones: on the whole test set, mean over peers, for DFML of the peak models.
 """

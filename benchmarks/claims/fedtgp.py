@@ -23,6 +23,8 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
 SMALL = {"name": "dirichlet", "beta": 0.1, "test": 0.2, "validation": 0.95}
 PAPER = "20 peers, 1,000 rounds, 2,600 samples"
 PAPER_CIFAR = "20 peers, 1,000 rounds, 2,250 samples"
+PAPER_50 = "50 peers, 1,000 rounds, 900 samples"
+PAPER_100 = "100 peers, 1,000 rounds, 450 samples"
 
 
 def clothes(
@@ -221,7 +223,7 @@ CLAIMS = (
         for claim in at_paper_size(
             f"fedtgp-practical-cifar100-{group}",
             "Table 2",
-            PAPER_CIFAR,
+            {"n50": PAPER_50, "n100": PAPER_100}.get(group, PAPER_CIFAR),
             {"fedtgp": {}, "fedproto": {"batch": 10, "participation": 0.5 if group in ("n50", "n100") else 1.0}},
             {},
             {("fedtgp", "fedproto"): paper},

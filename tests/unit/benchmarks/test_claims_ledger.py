@@ -53,6 +53,26 @@ def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path
     assert told == {"Table 3", "Table 4", "Table 6", "Table 8", "Table 12", "Fig. 19", "§ Evaluations"}
 
 
+DEAR = [pytest.param(one, id=f"{one.where}, {one.name}") for one in ALL if one.dear]
+
+
+@pytest.mark.parametrize("one", DEAR)
+def test_runs_at_the_papers_size_have_that_size(one: Any) -> None:
+    peers, rounds, samples = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= [prs])", one.scale))
+    for run in one.runs.values():
+        tree = run.with_rate(None)
+        assert (tree["peers"], tree["rounds"]) == (peers, rounds)
+        assert prices.samples(tree) == pytest.approx(samples, rel=0.01)
+
+
+@pytest.mark.parametrize("one", DEAR)
+def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
+    hypers = [run_of({**run.with_rate(None), "seed": 0}).hyper for run in one.runs.values()]
+    assert len({(hyper.batch, hyper.local_epochs, hyper.weight_decay) for hyper in hypers}) == 1
+    if len({hyper.optimizer for hyper in hypers}) == 1:  # MAPL+ has Adam, DFedAvgM does not
+        assert len({(hyper.lr, hyper.momentum, hyper.betas) for hyper in hypers}) == 1
+
+
 def test_epochs_count_participation_and_steps() -> None:
     from benchmarks.claims import l2c
 
