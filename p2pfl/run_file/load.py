@@ -18,9 +18,9 @@ from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import plugin_files, plugin_sources
 from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
-from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.graphs import GRAPHS, TimeVaryingGraph
 from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
-from p2pfl.run_file.plugin_files import naming_lines
+from p2pfl.run_file.plugin_files import blaming, naming_lines
 from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import Named, PluginEntry, RunFile
@@ -130,7 +130,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         except PluginError:
             raise
         except P2pflError as error:
-            problems.append(OptionProblem(("graph",), str(error)))
+            edges = type(graph).edges_at if isinstance(graph, TimeVaryingGraph) else type(graph).edges_of
+            problems.append(OptionProblem(("graph",), blaming(edges, error)))
     if problems:
         raise source.error(problems)
     assert all(part is not None for part in (hyper, graph, topology, dataset, partition, augmentation))
