@@ -154,4 +154,4 @@ def _check_state(algorithm: Algorithm[Any]) -> None:
     place = definition(type(algorithm).setup)
     missing = [name for name in algorithm.state if not hasattr(algorithm, name)]
     if place is not None and missing:
-        raise PluginError(*place, f"setup should set self.{missing[0]}, which the attribute `state` lists")
+        raise PluginError(*place, f"setup should set self.{missing[0]}, which the attribute state lists")
