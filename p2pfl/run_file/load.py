@@ -89,6 +89,11 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     plain = tree if file is None else file.model_dump()
     plugins = _load_plugins(plain, source, base, () if file is None else file.models.texts)
 
+    listed = ", ".join(plugin.name for plugin in plugins)
+    forgotten = (
+        f"; no plug-in ({listed}) registers it" if listed else "; if a plug-in registers it, list it in `plugins`"
+    )
+
     def resolve(loc: Loc, table: Table[type[OptionsT]]) -> OptionsT | None:
         """Parse the options at ``loc``, even if the file has other problems, so that all are reported."""
         value: Any = plain
@@ -101,7 +106,9 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         try:
             return table.find(named.name).parse(named.given, base)
         except OptionErrors as errors:
-            problems.extend(problem._replace(path=loc + problem.path) for problem in errors.problems)
+            for problem in errors.problems:
+                hint = forgotten if problem.path == ("name",) and "did you mean" not in problem.message else ""
+                problems.append(problem._replace(path=loc + problem.path, message=problem.message + hint))
             return None
 
     hypers = Table({name: method.Hyper for name, method in ALGORITHMS.items()})

@@ -146,3 +146,16 @@ def test_wrong_hyperparameter_is_named(field: str, message: str, project: Projec
     line = text[: text.index("@plugins")].count("\n") + 1
     with pytest.raises(PluginError, match=rf"my_method\.py:{line}: {message}"):
         load(project(my_method=text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("plugins: [my_method.py, my_parts.py]\n", "", "; if a plug-in registers it, list it in `plugins`"),
+        ("my_method.py, ", "", r"; no plug-in \(my_parts\) registers it"),
+    ],
+)
+def test_name_of_a_plugin_that_is_not_listed(old: str, new: str, message: str, project: Project) -> None:
+    run = RUN.replace("my-cnn", "tiny-cnn").replace(old, new)
+    with pytest.raises(RunFileError, match=rf"algorithm\.name: unknown 'head-mean'; known: .*{message}"):
+        load(project(run))
