@@ -1,0 +1,247 @@
+"""Write the results of groups as a table for the terminal, Markdown, LaTeX or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.comparison.results import GroupLine, Results
+from launcher.comparison.statistics import Statistic
+from launcher.views.formatting import duration, percent, size
+from p2pfl.terminal import printable
+
+Format = Literal["table", "markdown", "latex", "csv", "json"]
+
+DASH = "–"
+TESTS = {"t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test of paired differences"}
+LONGEST_LIST = 6
+"""Values of a key that a note lists."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table of texts.
+
+    Attributes:
+        left: number of columns that hold names, not numbers.
+        best: the row whose accuracy is highest; None if there is only one.
+        notes: what the numbers mean.
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+    left: int
+    best: int | None
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Column:
+    head: str
+    text: Callable[[GroupLine], str]
+
+
+def page(results: Results) -> Page:
+    """Return the table of all groups, and notes."""
+    lines = results.lines
+    keys = list(lines[0].labels)
+    columns = [_Column("run" if not keys else key, _label(key)) for key in keys] or [
+        _Column("", lambda line: line.name)
+    ]
+    left = len(columns)
+    columns.append(_Column("seeds", _seeds))
+    columns.append(_Column(f"{'masked' if results.masked else 'unmasked'} %", lambda line: _percent(line.accuracy)))
+    columns.append(_Column("worst 10 %", lambda line: _percent(line.worst_tenth)))
+    if results.target is not None:
+        columns.append(_Column(f"rounds to {percent(results.target)} %", _rounds))
+    if len(lines) > 1:
+        if results.bytes_budget is not None:
+            columns.append(_Column(f"% at {size(results.bytes_budget)}", lambda line: _percent(line.at_bytes)))
+        if results.seconds_budget is not None:
+            columns.append(
+                _Column(f"% at {_seconds(results.seconds_budget)}", lambda line: _percent(line.at_seconds))
+            )
+    columns.append(_Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)))
+    columns.append(_Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)))
+    if len(lines) > 1:
+        columns += [
+            _Column("Δ", lambda line: _difference(line, results)),
+            _Column("p", lambda line: _p(line, results)),
+        ]
+    known = [line.accuracy.mean for line in lines if line.accuracy is not None]
+    means = [None if line.accuracy is None else line.accuracy.mean for line in lines]
+    best = means.index(max(known)) if len(known) > 1 and known.count(max(known)) == 1 else None
+    rows = [[_one_line(column.text(line)) for column in columns] for line in lines]
+    return Page([_one_line(column.head) for column in columns], rows, left, best, notes(results))
+
+
+def _one_line(text: str) -> str:
+    """Neutralize what a terminal obeys, and line ends, which tables and comments obey."""
+    return " ".join(printable(text).split())
+
+
+def notes(results: Results) -> list[str]:
+    """Say what the numbers mean, and which keys differ."""
+    lines = results.lines
+    found = []
+    most = max((len(line.seeds) for line in lines), default=0)
+    if most > 1:
+        found.append("±: standard deviation over seeds (n - 1). worst 10 %: mean over the worst tenth of the peers.")
+    if len(lines) > 1:
+        compared = [line.versus for line in lines if line.versus is not None]
+        tested = sum(versus.p is not None for versus in compared)
+        text = f"Δ: percentage points against {results.baseline}, over the seeds of both."
+        if tested:
+            plural = "s" if tested > 1 else ""
+            text += f" p: {TESTS[results.test]}, two-sided, Holm's correction for {tested} comparison{plural}."
+        else:
+            text += " p: needs two seeds."
+        found.append(text)
+        if results.test == "wilcoxon" and any(versus.n < 6 for versus in compared):
+            found.append("With fewer than 6 seeds this test cannot reach p < 0.05, whatever the figures.")
+        if results.bytes_budget is not None or results.seconds_budget is not None:
+            found.append(
+                "% at a number of bytes or a time: accuracy of the last evaluation until all peers together had sent "
+                "that much, or it had passed."
+            )
+    for key, values in results.differ.items():
+        texts = ["–" if value is None else json.dumps(value, default=str) for value in values]
+        more = f"; and {len(texts) - LONGEST_LIST} more" if len(texts) > LONGEST_LIST else ""
+        found.append(f"runs differ in {key}: {'; '.join(texts[:LONGEST_LIST])}{more}")
+    return [_one_line(note) for note in found]
+
+
+def _label(key: str) -> Callable[[GroupLine], str]:
+    return lambda line: line.labels[key]
+
+
+def _seeds(line: GroupLine) -> str:
+    """The number of seeds; of how many runs, if some have not ended or several have one seed."""
+    if line.runs == line.all_runs == len(line.seeds):
+        return str(line.runs)
+    return f"{len(line.seeds)} of {line.all_runs}"
+
+
+def _percent(figure: Statistic | None) -> str:
+    if figure is None:
+        return DASH
+    return percent(figure.mean) + ("" if figure.std is None else f" ± {percent(figure.std)}")
+
+
+def _rounds(line: GroupLine) -> str:
+    reached = line.rounds_to_target
+    if reached is None:
+        return DASH if not line.runs else "not reached"
+    text = f"{reached.mean:.1f}" + ("" if reached.std is None else f" ± {reached.std:.1f}")
+    return text if reached.n == len(line.seeds) else f"{text} ({reached.n} of {len(line.seeds)})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _difference(line: GroupLine, results: Results) -> str:
+    if line.name == results.baseline:
+        return "baseline"
+    return DASH if line.versus is None else f"{100 * line.versus.difference:+.1f}"
+
+
+def _p(line: GroupLine, results: Results) -> str:
+    if line.versus is None or line.versus.adjusted is None:
+        return "" if line.name == results.baseline else DASH
+    p = line.versus.adjusted
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+# ---- formats -----------------------------------------------------------------------------------------------
+
+
+def markdown(shown: Page) -> str:
+    """Return a table in GitHub's Markdown, the best accuracy bold, and the notes."""
+    ruler = [":--"] * shown.left + ["--:"] * (len(shown.head) - shown.left)
+    lines = [[_markdown_text(head) for head in shown.head], ruler]
+    for at, row in enumerate(shown.rows):
+        lines.append([_markdown_text(text) for text in row])
+        if at == shown.best:
+            lines[-1][shown.left + 1] = f"**{lines[-1][shown.left + 1]}**"
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n\n".join([text, *map(_markdown_text, shown.notes)])
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    '"': "''",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "–": "--",
+    "…": r"\dots{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_"},
+}
+
+
+def _markdown_text(text: str) -> str:
+    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text)
+
+
+def latex_text(text: str) -> str:
+    """Escape what LaTeX treats specially. Other letters than Latin ones, which its fonts may lack, become ``?``."""
+    return "".join(
+        found if (found := _LATEX.get(letter)) else letter if letter.isascii() or "À" <= letter <= "ÿ" else "?"
+        for letter in text
+    )
+
+
+def latex(shown: Page) -> str:
+    """Return a table for LaTeX with the package booktabs, the best accuracy bold, and the notes as comments."""
+
+    def number(text: str) -> str:
+        return re.sub(r"^([+-])(?=\d)", r"$\1$", latex_text(text).replace(" ", "~") if text else "")
+
+    align = "l" * shown.left + "r" * (len(shown.head) - shown.left)
+    lines = ["% \\usepackage{booktabs}", *(f"% {note}" for note in shown.notes), rf"\begin{{tabular}}{{{align}}}"]
+    lines += [r"  \toprule", f"  {' & '.join(map(latex_text, shown.head))} \\\\", r"  \midrule"]
+    for at, row in enumerate(shown.rows):
+        cells = [latex_text(text) for text in row[: shown.left]] + [number(text) for text in row[shown.left :]]
+        if at == shown.best:
+            cells[shown.left + 1] = rf"\textbf{{{cells[shown.left + 1]}}}"
+        lines.append(f"  {' & '.join(cells)} \\\\")
+    return "\n".join([*lines, r"  \bottomrule", r"\end{tabular}"])
+
+
+def comma_separated(results: Results) -> str:
+    """Return a line per group with plain numbers: accuracies as fractions, bytes, seconds."""
+    keys = list(results.lines[0].labels)
+    figures = ("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "bytes_sent", "seconds")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = [*keys, "runs", "all_runs", "seeds", *(f"{name}_{part}" for name in figures for part in ("mean", "std"))]
+    writer.writerow([*head, "difference", "common_seeds", "p", "p_holm"])
+    for line in results.lines:
+        row: list[object] = [_one_line(line.labels[key]) for key in keys]
+        row += [line.runs, line.all_runs, " ".join(map(str, line.seeds))]
+        for name in figures:
+            figure: Statistic | None = getattr(line, name)
+            row += [None, None] if figure is None else [figure.mean, figure.std]
+        versus = line.versus
+        row += [None] * 4 if versus is None else [versus.difference, versus.n, versus.p, versus.adjusted]
+        writer.writerow(row)
+    return text.getvalue().rstrip("\n")
+
+
+def texts(form: Format, results: Results) -> Sequence[str]:
+    """Return the lines of a format for files; ``table`` and ``json`` are printed elsewhere."""
+    if form == "csv":
+        return comma_separated(results).splitlines()
+    return (markdown if form == "markdown" else latex)(page(results)).splitlines()
