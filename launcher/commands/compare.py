@@ -61,11 +61,12 @@ class Fraction(click.ParamType[float]):
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @JSON
 def compare(runs: tuple[Path, ...], masked: bool | None, form: Format, as_json: bool, **wanted: Any) -> None:
-    """Compare accuracy, traffic and time of runs, and of the runs of sweeps.
+    """Compare accuracy, traffic and time of runs.
 
-    Runs that differ in nothing but the seed form a group, of which the table has mean and standard deviation; without
-    such groups there is a row per run. Say which keys of the run files differ. Runs that differ in masked_test are
-    compared only with --masked or --unmasked. Exit with 1 if a peer of a run did not finish.
+    A sweep stands for its runs. Runs that differ in nothing but the seed form a group, of which the table has mean
+    and standard deviation; without such groups there is a row per run. Say which keys of the run files differ. Runs
+    that differ in masked_test are compared only with --masked or --unmasked. Exit with 1 if a peer of a run did not
+    finish.
     """
     from launcher.comparison.results import Options
     from launcher.sweep.folder import expand, is_sweep

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     help="Folder for the files; those of an earlier export are replaced.",
 )
 def export(runs: tuple[Path, ...], form: Format, out: Path) -> None:
-    """Write the records of runs, or of the runs of sweeps, for other programs.
+    """Write the records of runs for other programs.
 
-    csv and parquet have a row for each peer and round, and the columns of `metrics()` of the Python API. For
-    TensorBoard, each peer is a run of its own beside the mean over the peers: tensorboard --logdir exported
+    A sweep stands for its runs. csv and parquet have a row for each peer and round, and the columns of `metrics()` of
+    the Python API. For TensorBoard, each peer is a run of its own beside the mean over the peers: tensorboard
+    --logdir exported
     """
     from launcher.export import export as write
     from launcher.sweep.folder import expand

@@ -42,8 +42,9 @@ ONLY_NEW = ("grid", "seeds", "simulate", "out", "sets", "rounds", "space")
 @click.option("--out", type=click.Path(path_type=Path), help="The sweep's folder; default: a new one in sweeps.")
 @JSON
 def sweep(file: Path, jobs: int | None, trials: int | None, as_json: bool, **wanted: Any) -> None:
-    """Run FILE with every combination of values and seeds, or continue the sweep in FOLDER.
+    """Run FILE with many values and seeds.
 
+    Run every combination of the values with every seed, or what --optuna asks for; or continue the sweep in FOLDER.
     The folder has one run folder for each. The same command again, or `p2pfl sweep FOLDER`, keeps the runs that have
     finished and resumes those that were interrupted, also after kill -9 or a reboot. A run starts only if it fits
     into memory, as measured of earlier ones. Ctrl-C stops the runs, a second Ctrl-C kills them. At the end, compare

@@ -203,8 +203,9 @@ class Runner:
                     job.stop()
                 continue
             self.progress.jobs.remove(job)
-            self._note_memory(job)
             failure = job.failure()
+            if not failure:
+                self._note_memory(job)
             if job.adopted and failure and not self.progress.stopping:
                 self._source.back(job.name)  # nobody was there to restart its peers
             else:

@@ -45,6 +45,7 @@ class Search:
         search = folder.sweep.search
         assert search is not None
         self._space = spaces.parse(search)
+        self._settings = self._space.settings
         self._seed: int = search["seed"]
         self._returned: list[str] = []
         self._trials: dict[str, optuna.trial.Trial] = {}
@@ -64,7 +65,7 @@ class Search:
 
     @property
     def total(self) -> int:
-        return max(self._space.trials, self._begun)
+        return max(self._settings.trials, self._begun)
 
     def _open(self) -> optuna.study.Study:
         library = self._optuna
@@ -80,8 +81,10 @@ class Search:
         # Not the same seed again after each resume: it would draw the same values.
         study.sampler = library.samplers.TPESampler(seed=self._seed + len(study.trials), constant_liar=True)
         study.pruner = (
-            library.pruners.MedianPruner(n_startup_trials=self._space.startup, n_warmup_steps=self._space.warmup)
-            if self._space.prune
+            library.pruners.MedianPruner(
+                n_startup_trials=self._settings.startup, n_warmup_steps=self._settings.warmup
+            )
+            if self._settings.prune
             else library.pruners.NopPruner()
         )
         return study
@@ -104,10 +107,10 @@ class Search:
         if self._returned:
             return self._returned.pop()
         again = bool(self._interrupted)
-        if not again and self._begun >= self._space.trials:
+        if not again and self._begun >= self._settings.trials:
             return None
         trial = self._study.ask()
-        values = {key: self._suggest(trial, key) for key in self._space.space}
+        values = {key: self._suggest(trial, key) for key in self._space.axes}
         name = trial.user_attrs.get("run")
         labels = {key: spaces.label(value) for key, value in values.items()}
         points = {point.name: point for point in self._folder.sweep.points}
@@ -126,7 +129,7 @@ class Search:
         return str(name)
 
     def _suggest(self, trial: optuna.trial.Trial, key: str) -> Any:
-        found = self._space.space[key]
+        found = self._space.axes[key]
         if isinstance(found, list):  # of anything; optuna stores texts and numbers
             return json.loads(str(trial.suggest_categorical(key, [json.dumps(value) for value in found])))
         if found.integer:
@@ -171,7 +174,7 @@ class Search:
         accuracy = summarize(folder, seconds=measured_seconds(folder)).accuracy
         if accuracy is None:
             return None
-        return accuracy.mean if self._space.objective == "accuracy" else accuracy.worst_tenth
+        return accuracy.mean if self._settings.objective == "accuracy" else accuracy.worst_tenth
 
     def report(self) -> list[str]:
         """Say which trial was best."""
@@ -185,5 +188,5 @@ class Search:
         }
         sets = " ".join(f"--set '{key}={value}'" for key, value in values.items())
         return [
-            f"best of {len(done)} finished trials: {name}, {self._space.objective} {percent(best.value)} %: {sets}"
+            f"best of {len(done)} finished trials: {name}, {self._settings.objective} {percent(best.value)} %: {sets}"
         ]

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from launcher.sweep.folder import SweepFolder
 from p2pfl.errors import RunFileError
-from p2pfl.run_file.options import OptionProblem, Section, explain
+from p2pfl.run_file.options import OptionErrors, OptionProblem, Section, explain
 from p2pfl.run_file.yaml_source import Source
 
 
@@ -52,15 +52,27 @@ class Range(Section):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
-class Space(Section):
-    """A search space."""
+class SpaceFile(Section):
+    """The file, key by key."""
 
-    space: dict[str, Range | Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
+    space: dict[str, Any] = Field(min_length=1)
     trials: PositiveInt = 30
     objective: Literal["accuracy", "worst-tenth"] = "accuracy"
     prune: bool = True
     startup: PositiveInt = 5
     warmup: int = Field(default=2, ge=0)
+
+
+@dataclass(frozen=True)
+class Space:
+    """A search space.
+
+    Attributes:
+        axes: a range or a list of values by key.
+    """
+
+    axes: Mapping[str, Range | list[Any]]
+    settings: SpaceFile
 
 
 def read_space(file: Path, trials: int | None) -> dict[str, Any]:
@@ -76,38 +88,40 @@ def read_space(file: Path, trials: int | None) -> dict[str, Any]:
     if trials is not None:
         tree["trials"] = trials
     try:
-        found = Space.model_validate(tree)
-    except ValidationError as error:
-        problems = explain(error, lambda path: Space.model_fields if len(path) < 2 else Range.model_fields)
-        raise source.error(_merged(problems)) from None
-    return found.model_dump(mode="json", exclude_none=True)
-
-
-def _merged(problems: list[OptionProblem]) -> list[OptionProblem]:
-    """Values that are neither a range nor a list have a problem for each: keep that of what was probably meant."""
-    kept: dict[tuple[str | int, ...], OptionProblem] = {}
-    for problem in problems:
-        path = tuple(part for part in problem.path if part not in ("Range", "list[any]") and "list[" not in str(part))
-        key = path[:2]
-        message = problem.message
-        if key in kept and "Range" not in problem.path:
-            continue
-        if "should be a mapping" in message:
-            message = "expected a list of values, or {low: …, high: …}"
-        kept[key] = problem._replace(path=path, message=message)
-    return list(kept.values())
+        return parse(tree).settings.model_dump(mode="json")
+    except OptionErrors as errors:
+        raise source.error(errors.problems) from None
 
 
 def parse(plain: Mapping[str, Any]) -> Space:
-    """Read what ``read_space`` has returned, and a ``seed``, which is not part of it."""
-    return Space.model_validate({key: value for key, value in plain.items() if key != "seed"})
+    """Check a search space. A ``seed`` is not part of it, but of the sweep. Raises OptionErrors."""
+    try:
+        settings = SpaceFile.model_validate({key: value for key, value in plain.items() if key != "seed"})
+    except ValidationError as error:
+        raise OptionErrors(explain(error, lambda path: SpaceFile.model_fields)) from None
+    problems: list[OptionProblem] = []
+    axes: dict[str, Range | list[Any]] = {}
+    for key, values in settings.space.items():
+        if isinstance(values, list) and values:
+            axes[key] = values
+        elif isinstance(values, dict):
+            try:
+                axes[key] = Range.model_validate(values)
+            except ValidationError as error:
+                found = explain(error, lambda path: Range.model_fields)
+                problems += [problem._replace(path=("space", key, *problem.path)) for problem in found]
+        else:
+            text = f"should be a list of values, or {{low: …, high: …}} (found {values!r})"
+            problems.append(OptionProblem(("space", key), text))
+    if problems:
+        raise OptionErrors(problems)
+    return Space(axes, settings)
 
 
 def corners(space: Space) -> list[dict[str, Any]]:
     """Return points of the space that together have the lowest, the highest and every listed value."""
     values = {
-        key: [found.low, found.high] if isinstance(found, Range) else list(found)
-        for key, found in space.space.items()
+        key: [found.low, found.high] if isinstance(found, Range) else list(found) for key, found in space.axes.items()
     }
     most = max(map(len, values.values()))
     return [{key: found[min(at, len(found) - 1)] for key, found in values.items()} for at in range(most)]
