@@ -198,7 +198,11 @@ def _markdown_text(text: str) -> str:
 def latex_text(text: str) -> str:
     """Escape what LaTeX treats specially. Other letters than Latin ones, which its fonts may lack, become ``?``."""
     return "".join(
-        found if (found := _LATEX.get(letter)) else letter if letter.isascii() or "À" <= letter <= "ÿ" else "?"
+        found
+        if (found := _LATEX.get(letter))
+        else letter
+        if (letter.isascii() and letter.isprintable()) or "À" <= letter <= "ÿ"
+        else "?"
         for letter in text
     )
 
