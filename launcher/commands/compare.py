@@ -38,6 +38,22 @@ class Fraction(click.ParamType[float]):
         return found
 
 
+class Columns(click.ParamType[tuple[str, ...]]):
+    """Names of columns, separated by commas."""
+
+    name = "columns"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from launcher.comparison.tables import COLUMNS
+        from p2pfl.run_file.options import unknown
+
+        names = tuple(name.strip() for name in str(value).split(","))
+        for name in names:
+            if name not in COLUMNS:
+                self.fail(unknown(name, COLUMNS), param, ctx)
+        return names
+
+
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @MASKED
@@ -58,9 +74,22 @@ class Fraction(click.ParamType[float]):
     metavar="S",
     help="Compare after S seconds; default: what every run took.",
 )
+@click.option(
+    "--columns",
+    metavar="NAME,…",
+    type=Columns(),
+    help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p.",
+)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @JSON
-def compare(runs: tuple[Path, ...], masked: bool | None, form: Format, as_json: bool, **wanted: Any) -> None:
+def compare(
+    runs: tuple[Path, ...],
+    masked: bool | None,
+    form: Format,
+    as_json: bool,
+    columns: tuple[str, ...] | None,
+    **wanted: Any,
+) -> None:
     """Compare accuracy, traffic and time of runs.
 
     A sweep stands for its runs. Runs that differ in nothing but the seed form a group, of which the table has mean
@@ -76,8 +105,9 @@ def compare(runs: tuple[Path, ...], masked: bool | None, form: Format, as_json: 
         echo(f"no run of {', '.join(map(str, runs))} has begun", err=True)
         sys.exit(1)
     options = Options(**wanted)
-    grouped = any(map(is_sweep, runs)) or options != Options()
-    sys.exit(0 if show(members, masked, options, "json" if as_json else form, grouped=grouped) else 1)
+    grouped = any(map(is_sweep, runs)) or options != Options() or columns is not None
+    form = "json" if as_json else form
+    sys.exit(0 if show(members, masked, options, form, grouped=grouped, columns=columns) else 1)
 
 
 def show(
@@ -87,17 +117,19 @@ def show(
     form: Format,
     *,
     grouped: bool = False,
+    columns: Sequence[str] | None = None,
     more: dict[str, Any] | None = None,
 ) -> bool:
     """Print a comparison of runs. Return whether every peer of them has finished.
 
     Args:
         grouped: show groups even if each has one run.
+        columns: of the table of groups; None: all.
         more: further keys of the JSON object.
     """
     from launcher.comparison.groups import Member
     from launcher.comparison.results import results
-    from launcher.comparison.tables import texts
+    from launcher.comparison.tables import COLUMNS, texts
     from launcher.views.compare import differences, lines
 
     folders = [folder for folder, _ in members]
@@ -110,9 +142,9 @@ def show(
         if form == "json":
             _show_json(compared, differences(folders), grouped_results, more or {})
         elif form == "table":
-            _show_groups(grouped_results)
+            _show_groups(grouped_results, columns or COLUMNS)
         else:
-            for line in texts(form, grouped_results):
+            for line in texts(form, grouped_results, columns or COLUMNS):
                 echo(line)
     return all(line.finished == line.peers for line in compared)
 
@@ -154,17 +186,17 @@ def _show_json(
     echo(json.dumps({**more, "runs": runs, "different": different, "groups": groups, "comparison": plain}))
 
 
-def _show_groups(found: Results) -> None:
+def _show_groups(found: Results, columns: Sequence[str]) -> None:
     from rich.table import Table
 
     from launcher.comparison.tables import page
 
-    shown = page(found)
+    shown = page(found, columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for at, head in enumerate(shown.head):
         table.add_column(head, justify="left" if at < shown.left else "right", no_wrap=at >= shown.left)
     for at, row in enumerate(shown.rows):
-        table.add_row(*row, style="bold" if at == shown.best else "")
+        table.add_row(*row, style="bold" if shown.bold and at == shown.bold[0] else "")
     console = make_console()
     console.print(table)
     console.print()

@@ -29,14 +29,14 @@ class Page:
 
     Attributes:
         left: number of columns that hold names, not numbers.
-        best: the row whose accuracy is highest; None if there is only one.
+        bold: row and column of the highest accuracy; None if several are, or if it is not shown.
         notes: what the numbers mean.
     """
 
     head: list[str]
     rows: list[list[str]]
     left: int
-    best: int | None
+    bold: tuple[int, int] | None
     notes: list[str]
 
 
@@ -46,38 +46,52 @@ class _Column:
     text: Callable[[GroupLine], str]
 
 
-def page(results: Results) -> Page:
-    """Return the table of all groups, and notes."""
+COLUMNS = ("seeds", "accuracy", "worst", "rounds", "at-bytes", "at-time", "sent", "time", "difference", "p")
+"""What ``--columns`` may choose from."""
+
+
+def page(results: Results, chosen: Sequence[str] = COLUMNS) -> Page:
+    """Return the table of all groups, and notes.
+
+    Args:
+        chosen: of COLUMNS; those for which there are no figures are left out.
+    """
     lines = results.lines
     keys = list(lines[0].labels)
-    columns = [_Column("run" if not keys else key, _label(key)) for key in keys] or [
-        _Column("", lambda line: line.name)
-    ]
-    left = len(columns)
-    columns.append(_Column("seeds", _seeds))
-    columns.append(_Column(f"{'masked' if results.masked else 'unmasked'} %", lambda line: _percent(line.accuracy)))
-    columns.append(_Column("worst 10 %", lambda line: _percent(line.worst_tenth)))
-    if results.target is not None:
-        columns.append(_Column(f"rounds to {percent(results.target)} %", _rounds))
-    if len(lines) > 1:
-        if results.bytes_budget is not None:
-            columns.append(_Column(f"% at {size(results.bytes_budget)}", lambda line: _percent(line.at_bytes)))
-        if results.seconds_budget is not None:
-            columns.append(
-                _Column(f"% at {_seconds(results.seconds_budget)}", lambda line: _percent(line.at_seconds))
-            )
-    columns.append(_Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)))
-    columns.append(_Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)))
-    if len(lines) > 1:
-        columns += [
-            _Column("Δ", lambda line: _difference(line, results)),
-            _Column("p", lambda line: _p(line, results)),
-        ]
+    names = [_Column(key, _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
+    figures = _figures(results)
+    columns = [*names, *(figures[name] for name in chosen if name in figures)]
     known = [line.accuracy.mean for line in lines if line.accuracy is not None]
     means = [None if line.accuracy is None else line.accuracy.mean for line in lines]
     best = means.index(max(known)) if len(known) > 1 and known.count(max(known)) == 1 else None
+    bold = None if best is None or "accuracy" not in chosen else (best, columns.index(figures["accuracy"]))
     rows = [[_one_line(column.text(line)) for column in columns] for line in lines]
-    return Page([_one_line(column.head) for column in columns], rows, left, best, notes(results))
+    return Page([_one_line(column.head) for column in columns], rows, len(names), bold, notes(results, chosen))
+
+
+def _figures(results: Results) -> dict[str, _Column]:
+    """Return the columns of figures that there are, by name."""
+    several = len(results.lines) > 1
+    kind = "masked" if results.masked else "unmasked"
+    columns = {
+        "seeds": _Column("seeds", _seeds),
+        "accuracy": _Column(f"{kind} %", lambda line: _percent(line.accuracy)),
+        "worst": _Column("worst 10 %", lambda line: _percent(line.worst_tenth)),
+        "sent": _Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)),
+        "time": _Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)),
+    }
+    if results.target is not None:
+        columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _rounds)
+    if several and results.bytes_budget is not None:
+        columns["at-bytes"] = _Column(f"% at {size(results.bytes_budget)}", lambda line: _percent(line.at_bytes))
+    if several and results.seconds_budget is not None:
+        columns["at-time"] = _Column(
+            f"% at {_seconds(results.seconds_budget)}", lambda line: _percent(line.at_seconds)
+        )
+    if several:
+        columns["difference"] = _Column("Δ", lambda line: _difference(line, results))
+        columns["p"] = _Column("p", lambda line: _p(line, results))
+    return columns
 
 
 def _one_line(text: str) -> str:
@@ -85,14 +99,15 @@ def _one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-def notes(results: Results) -> list[str]:
-    """Say what the numbers mean, and which keys differ."""
+def notes(results: Results, chosen: Sequence[str] = COLUMNS) -> list[str]:
+    """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
     lines = results.lines
     found = []
-    most = max((len(line.seeds) for line in lines), default=0)
-    if most > 1:
-        found.append("±: standard deviation over seeds (n - 1). worst 10 %: mean over the worst tenth of the peers.")
-    if len(lines) > 1:
+    if any(len(line.seeds) > 1 for line in lines):
+        found.append("±: standard deviation over seeds (n - 1).")
+    if "worst" in chosen:
+        found.append("worst 10 %: mean over the worst tenth of the peers.")
+    if len(lines) > 1 and {"difference", "p"} & set(chosen):
         compared = [line.versus for line in lines if line.versus is not None]
         tested = sum(versus.p is not None for versus in compared)
         text = f"Δ: percentage points against {results.baseline}, over the seeds of both."
@@ -104,11 +119,11 @@ def notes(results: Results) -> list[str]:
         found.append(text)
         if results.test == "wilcoxon" and any(versus.n < 6 for versus in compared):
             found.append("With fewer than 6 seeds this test cannot reach p < 0.05, whatever the figures.")
-        if results.bytes_budget is not None or results.seconds_budget is not None:
-            found.append(
-                "% at a number of bytes or a time: accuracy of the last evaluation until all peers together had sent "
-                "that much, or it had passed."
-            )
+    if {"at-bytes", "at-time"} & set(chosen) & _figures(results).keys():
+        found.append(
+            "% at a number of bytes or a time: accuracy of the last evaluation before all peers together had sent "
+            "more, or it was over."
+        )
     for key, values in results.differ.items():
         texts = ["–" if value is None else json.dumps(value, default=str) for value in values]
         more = f"; and {len(texts) - LONGEST_LIST} more" if len(texts) > LONGEST_LIST else ""
@@ -167,8 +182,8 @@ def markdown(shown: Page) -> str:
     lines = [[_markdown_text(head) for head in shown.head], ruler]
     for at, row in enumerate(shown.rows):
         lines.append([_markdown_text(text) for text in row])
-        if at == shown.best:
-            lines[-1][shown.left + 1] = f"**{lines[-1][shown.left + 1]}**"
+        if shown.bold is not None and at == shown.bold[0]:
+            lines[-1][shown.bold[1]] = f"**{lines[-1][shown.bold[1]]}**"
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return "\n\n".join([text, *map(_markdown_text, shown.notes)])
 
@@ -218,8 +233,8 @@ def latex(shown: Page) -> str:
     lines += [r"  \toprule", f"  {' & '.join(map(latex_text, shown.head))} \\\\", r"  \midrule"]
     for at, row in enumerate(shown.rows):
         cells = [latex_text(text) for text in row[: shown.left]] + [number(text) for text in row[shown.left :]]
-        if at == shown.best:
-            cells[shown.left + 1] = rf"\textbf{{{cells[shown.left + 1]}}}"
+        if shown.bold is not None and at == shown.bold[0]:
+            cells[shown.bold[1]] = rf"\textbf{{{cells[shown.bold[1]]}}}"
         lines.append(f"  {' & '.join(cells)} \\\\")
     return "\n".join([*lines, r"  \bottomrule", r"\end{tabular}"])
 
@@ -244,8 +259,8 @@ def comma_separated(results: Results) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def texts(form: Format, results: Results) -> Sequence[str]:
+def texts(form: Format, results: Results, chosen: Sequence[str] = COLUMNS) -> Sequence[str]:
     """Return the lines of a format for files; ``table`` and ``json`` are printed elsewhere."""
     if form == "csv":
         return comma_separated(results).splitlines()
-    return (markdown if form == "markdown" else latex)(page(results)).splitlines()
+    return (markdown if form == "markdown" else latex)(page(results, chosen)).splitlines()
