@@ -194,7 +194,8 @@ def _show_groups(found: Results, columns: Sequence[str]) -> None:
     shown = page(found, columns)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for at, head in enumerate(shown.head):
-        table.add_column(head, justify="left" if at < shown.left else "right", no_wrap=at >= shown.left)
+        left = at < shown.left
+        table.add_column(head, justify="left" if left else "right", no_wrap=not left, overflow="fold")
     for at, row in enumerate(shown.rows):
         table.add_row(*row, style="bold" if shown.bold and at == shown.bold[0] else "")
     console = make_console()

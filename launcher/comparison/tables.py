@@ -58,7 +58,7 @@ def page(results: Results, chosen: Sequence[str] = COLUMNS) -> Page:
     """
     lines = results.lines
     keys = list(lines[0].labels)
-    names = [_Column(key, _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
+    names = [_Column(key.removesuffix(".name"), _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
     figures = _figures(results)
     columns = [*names, *(figures[name] for name in chosen if name in figures)]
     known = [line.accuracy.mean for line in lines if line.accuracy is not None]

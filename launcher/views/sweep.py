@@ -15,11 +15,33 @@ from rich.text import Text
 from launcher.sweep.jobs import Job
 from launcher.sweep.runner import Progress
 from launcher.views import formatting
-from launcher.views.progress import LINE_INTERVAL, MAX_LOAD, UPDATE_INTERVAL, Clock
+from launcher.views.progress import LINE_INTERVAL, MAX_LOAD, UPDATE_INTERVAL
 from p2pfl.terminal import printable
 
+LEAST_RUNS = 0.2
+"""Runs to complete before the remaining time can be estimated: loading data and resuming are no measure."""
 SHOWN_JOBS = 12
 """Running runs that the live display lists."""
+
+
+class Pace:
+    """Estimates the remaining time of a sweep from what it has done so far, not counting what was done before."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+
+    def remaining(self, done: float, total: int, elapsed: float) -> float | None:
+        """Return the remaining seconds; None until LEAST_RUNS were done.
+
+        Args:
+            done: number of runs, with the completed fractions of those that run.
+        """
+        if self._first is None:
+            self._first = elapsed, done
+        since, start = self._first
+        if done - start < LEAST_RUNS:
+            return None
+        return (elapsed - since) / (done - start) * (total - done)
 
 
 class SweepDisplay:
@@ -27,10 +49,11 @@ class SweepDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._clock = Clock()
+        self._began = time.monotonic()
+        self._pace = Pace()
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._due = 0.0
-        self._printed = self._clock.began
+        self._printed = self._began
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -62,10 +85,10 @@ class SweepDisplay:
 
     def _times(self, progress: Progress, running: float) -> str:
         """``running``: the sum of the completed fractions of the running runs."""
-        fraction = (progress.ended + running) / max(progress.total, 1)
-        seconds = self._clock.remaining(fraction)
+        elapsed = time.monotonic() - self._began
+        seconds = self._pace.remaining(progress.ended + running, progress.total, elapsed)
         left = "" if seconds is None else f", about {formatting.duration(seconds)} left"
-        return f"{formatting.duration(self._clock.elapsed)} elapsed{left}"
+        return f"{formatting.duration(elapsed)} elapsed{left}"
 
     def _picture(self, progress: Progress) -> Group:
         jobs = progress.jobs[:SHOWN_JOBS]

@@ -222,7 +222,7 @@ def test_seeds_of_plain_runs_are_grouped(runs: list[Path], invoke: Invoke) -> No
     assert outcome.exit_code == 0
     head, local, mapl, *rest = outcome.stdout.splitlines()
     assert words(head) == (
-        "algorithm.name seeds unmasked % worst 10 % rounds to 60.0 % % at 200 B % at 2.0 s sent time Δ p"
+        "algorithm seeds unmasked % worst 10 % rounds to 60.0 % % at 200 B % at 2.0 s sent time Δ p"
     )
     assert words(local).startswith("local 3 60.0 ± 10.0 60.0 ± 10.0 2.0 ± 0.0 (2 of 3) 60.0 ± 10.0 ")
     assert words(local).endswith("300 B 0:04 baseline")
@@ -282,7 +282,7 @@ def test_a_target_is_a_fraction(runs: list[Path], invoke: Invoke, text: str) -> 
 def test_columns_can_be_chosen(runs: list[Path], invoke: Invoke) -> None:
     outcome = invoke("compare", *runs, "--columns", "p,accuracy", "--format", "markdown")
     head, _, local, mapl, *rest = outcome.stdout.splitlines()
-    assert head == "| algorithm.name | p | unmasked % |"
+    assert head == "| algorithm | p | unmasked % |"
     assert local == "| local |  | 60.0 ± 10.0 |"
     assert re.fullmatch(r"\| mapl \| 0\.\d+ \| \*\*70.0 ± 9.5\*\* \|", mapl)
     assert not any("worst" in line or "bytes" in line for line in rest)

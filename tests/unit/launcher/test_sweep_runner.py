@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import yaml
+from rich.console import Console
 
 from launcher.sweep import memory, runner
 from launcher.sweep.folder import Sweep, SweepFolder
@@ -15,6 +17,8 @@ from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate
 from launcher.sweep.runner import Progress, Queue, Runner
+from launcher.views.progress import LINE_INTERVAL
+from launcher.views.sweep import Pace, SweepDisplay
 from tests.launcher_fixtures import MakeFolder
 
 GB = 10**9
@@ -74,9 +78,13 @@ class FakeJob(Job):
     def __init__(self, folder: SweepFolder, name: str, *, adopt: bool = False) -> None:
         self.name, self.adopted, self.pruned = name, adopt, False
         self.memory = self.peak = 0
+        self.began = 0.0
         self._looks = 0
         if not adopt:
             self.log.append(f"start {name}")
+
+    def snapshot(self) -> None:
+        return None
 
     def running(self) -> bool:
         self._looks += 1
@@ -202,6 +210,34 @@ def test_an_incomplete_run_folder_is_deleted_before_its_run_starts(folder: Sweep
     (root / "run.yaml").touch()
     folder.clear_incomplete("a")
     assert root.exists()
+
+
+# ---- progress ----------------------------------------------------------------------------------------------
+
+
+def test_time_left_is_estimated_from_what_this_sweep_has_done() -> None:
+    pace = Pace()
+    assert pace.remaining(4.5, 10, 3.0) is None  # four and a half runs were done before
+    assert pace.remaining(4.6, 10, 20.0) is None
+    assert pace.remaining(5.5, 10, 23.0) == pytest.approx(90.0)
+    assert pace.remaining(10.0, 10, 99.0) == 0.0
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_shows_counts_and_why_the_next_run_waits(folder: SweepFolder, terminal: bool) -> None:
+    text = StringIO()
+    console = Console(file=text, force_terminal=terminal, width=100, markup=False)
+    progress = Progress(
+        9, 2, 1, {"x": "it broke"}, waits="it needs about 3.0 GB", jobs=[FakeJob(folder, "a", adopt=True)]
+    )
+    display = SweepDisplay(console)
+    with display:
+        display.print("a: started")
+        display._printed -= LINE_INTERVAL
+        display.update(progress, now=True)
+    shown = text.getvalue()
+    assert "runs 4/9, 1 running, 1 pruned, 1 failed" in shown
+    assert ("next run waits: it needs about 3.0 GB" in shown) == terminal
 
 
 def test_a_damaged_file_of_measurements_is_measured_again(folder: SweepFolder) -> None:
