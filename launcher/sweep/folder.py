@@ -207,10 +207,12 @@ class SweepFolder:
         with write_errors(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                # A lock of this process: unlike that of flock, its children do not hold it when it is killed.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                raise SweepError(f"{self.root}: another `p2pfl sweep` works on this folder") from None
             yield
-        except BlockingIOError:
-            raise SweepError(f"{self.root}: another `p2pfl sweep` works on this folder") from None
         finally:
             os.close(file)
 

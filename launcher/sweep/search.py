@@ -60,7 +60,7 @@ class Search:
         """Runs that this or an earlier sweep has begun."""
         ended = self._optuna.trial.TrialState
         self.finished = sum(state in (ended.COMPLETE, ended.PRUNED, ended.FAIL) for state in states.values())
-        self._interrupted = [name for name, state in states.items() if state == ended.RUNNING]
+        self._interrupted = {name for name, state in states.items() if state in (ended.RUNNING, ended.WAITING)}
         self._enqueue_again()
 
     @property
@@ -96,12 +96,14 @@ class Search:
     def _enqueue_again(self) -> None:
         """Ask for the trials of an earlier process again: a trial belongs to the process that has asked for it."""
         states = self._optuna.trial.TrialState
-        for trial in self._study.trials:
+        trials = self._study.trials
+        waiting = {trial.user_attrs.get("run") for trial in trials if trial.state == states.WAITING}
+        for trial in trials:
             if trial.state == states.RUNNING:
-                self._study.tell(trial.number, state=states.FAIL)
                 name = trial.user_attrs.get("run")
-                if name is not None:
+                if name is not None and name not in waiting:  # first: a kill may come in between
                     self._study.enqueue_trial(trial.params, user_attrs={"run": name})
+                self._study.tell(trial.number, state=states.FAIL)
 
     def next(self) -> str | None:
         if self._returned:
@@ -119,7 +121,7 @@ class Search:
             trial.set_user_attr("run", name)
             self._begun += 1
         else:
-            self._interrupted.remove(name)
+            self._interrupted.discard(name)
         self._trials[name] = trial
         if name not in points:
             self._folder.add(Point(name, labels, self._seed))

@@ -258,10 +258,13 @@ def test_runs_at_the_same_time_need_different_ports(file: Path, invoke: Invoke) 
     assert "transport.port is 5000: runs at the same time would need the same ports" in outcome.stderr
 
 
-def test_another_sweep_process_is_refused(file: Path, invoke: Invoke) -> None:
+def test_another_sweep_process_is_refused(file: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(file: int, operation: int) -> None:
+        raise BlockingIOError
+
     folder = prepare(ask(file, "rounds=1,2"))
-    with folder.locked():
-        outcome = invoke("sweep", folder.root)
+    monkeypatch.setattr("fcntl.lockf", held)
+    outcome = invoke("sweep", folder.root)
     assert outcome.exit_code == 1
     assert "another `p2pfl sweep` works on this folder" in outcome.stderr
 
