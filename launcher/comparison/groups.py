@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import CompareError
-from launcher.sweep.grid import Point
+from launcher.sweep.grid import Point, short
 from launcher.views.summary import masked_test, settings
 from p2pfl.run_file.options import closest
 from p2pfl.session.run_folder import RunFolder
@@ -55,10 +55,7 @@ class Group:
     @property
     def name(self) -> str:
         """``mapl, lr=0.01``"""
-        parts = (
-            label if key in ("run", "algorithm", "algorithm.name") else f"{key.rpartition('.')[2]}={label}"
-            for key, label in self.labels.items()
-        )
+        parts = (short(key, label) for key, label in self.labels.items())
         return ", ".join(parts) or "all runs"
 
 

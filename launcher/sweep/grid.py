@@ -24,6 +24,9 @@ LONGEST_NAME = 120
 NAME = re.compile(r"[A-Za-z0-9+=_][A-Za-z0-9._+=-]*")
 """What the name of a run may be: the name of a folder that shells need not quote."""
 
+TITLES = ("algorithm", "graph", "models", "dataset", "partition", "augment")
+"""Sections of the run file that are called by their names."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -173,16 +176,17 @@ def by_depth(axes: Sequence[Axis]) -> list[Axis]:
 
 def run_name(labels: Mapping[str, str], seed: int, taken: Iterable[str]) -> str:
     """``mapl-lr=0.01-seed=2``: the name of a folder that no other run has."""
-    parts = [label if _is_title(key) else f"{key.rpartition('.')[2]}={label}" for key, label in labels.items()]
+    parts = [short(key, label) for key, label in labels.items()]
     text = re.sub(r"[^A-Za-z0-9._+=-]+", "_", "-".join([*parts, f"seed={seed}"])).lstrip(".-")[-LONGEST_NAME:]
     text = text.lstrip(".-")
     taken = set(taken)
     return next(name for number in count(1) if (name := text if number == 1 else f"{text}-{number}") not in taken)
 
 
-def _is_title(key: str) -> bool:
-    """Whether a value of the key says by itself what it is, e.g. that of ``algorithm`` or ``data.partition.name``."""
-    return "." not in key or key.endswith(".name")
+def short(key: str, label: str) -> str:
+    """``mapl`` or ``lr=0.01``: a value, with the last part of its key if it does not say by itself what it is."""
+    name = key.removesuffix(".name").rpartition(".")[2]
+    return label if name in TITLES else f"{name}={label}"
 
 
 def _error(where: str, key: str, message: str) -> RunFileError:

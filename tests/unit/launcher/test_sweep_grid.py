@@ -111,6 +111,7 @@ def test_shorter_keys_are_applied_first() -> None:
 
 def test_names_are_safe_and_different() -> None:
     assert run_name({"data.partition.x": "../a b"}, 0, ()) == "x=.._a_b-seed=0"
+    assert run_name({"rounds": "3", "data.partition.name": "iid"}, 1, ()) == "rounds=3-iid-seed=1"
     assert run_name({"graph": "a/b"}, 0, ["a_b-seed=0"]) == "a_b-seed=0-2"
     long = run_name({"graph": "g" * 500}, 7, ())
     assert len(long) == 120
