@@ -63,13 +63,21 @@ class GroupLine:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A value of a key, None where a run file does not have it, and the names of the groups with it."""
+
+    value: Any
+    groups: list[str]
+
+
+@dataclass(frozen=True)
 class Results:
     """All groups, and what their figures mean.
 
     Attributes:
         masked: accuracies count only the scores of local classes.
         bytes_budget, seconds_budget: for ``at_bytes`` and ``at_seconds``; None if no run has sent or taken any.
-        differ: the keys of the run files, besides the seed, in which runs differ, and the values that occur.
+        differ: the keys of the run files, besides the seed, in which groups differ.
     """
 
     masked: bool
@@ -79,7 +87,7 @@ class Results:
     target: float | None
     bytes_budget: float | None
     seconds_budget: float | None
-    differ: dict[str, list[Any]] = field(default_factory=dict)
+    differ: dict[str, list[Difference]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,13 +146,19 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         target=options.target,
         bytes_budget=budgets[0],
         seconds_budget=budgets[1],
-        differ=_values_of(varied([part.members[0].values for part in groups])),
+        differ=_differ(groups),
     )
 
 
-def _values_of(found: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """Return each value once, in the order of the groups."""
-    return {key: list({repr(value): value for value in values}.values()) for key, values in found.items()}
+def _differ(groups: Sequence[Group]) -> dict[str, list[Difference]]:
+    """Return each value of the keys that differ once, in the order of the groups."""
+    found: dict[str, list[Difference]] = {}
+    for key, values in varied([part.members[0].values for part in groups]).items():
+        names: dict[str, tuple[Any, list[str]]] = {}
+        for part, value in zip(groups, values, strict=True):
+            names.setdefault(repr(value), (value, []))[1].append(part.name)
+        found[key] = [Difference(value, having) for value, having in names.values()]
+    return found
 
 
 def _accuracies(runs: Sequence[_Run]) -> dict[int, float]:

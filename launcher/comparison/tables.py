@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.comparison.results import GroupLine, Results
+from launcher.comparison.groups import value_text
+from launcher.comparison.results import Difference, GroupLine, Results
 from launcher.comparison.statistics import Statistic
 from launcher.views.formatting import duration, percent, size
 from p2pfl.terminal import printable
@@ -20,7 +20,7 @@ Format = Literal["table", "markdown", "latex", "csv", "json"]
 DASH = "–"
 TESTS = {"t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test of paired differences"}
 LONGEST_LIST = 6
-"""Values of a key that a note lists."""
+"""Values of a key, and groups with a value, that a note lists."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,21 @@ def notes(results: Results, chosen: Sequence[str] = COLUMNS) -> list[str]:
             "% at a number of bytes or a time: accuracy of the last evaluation before all peers together had sent "
             "more, or it was over."
         )
+    shown = {part for key in lines[0].labels for part in (key, f"{key}.name")}
     for key, values in results.differ.items():
-        texts = ["–" if value is None else json.dumps(value, default=str) for value in values]
-        more = f"; and {len(texts) - LONGEST_LIST} more" if len(texts) > LONGEST_LIST else ""
-        found.append(f"runs differ in {key}: {'; '.join(texts[:LONGEST_LIST])}{more}")
+        if key not in shown:
+            found.append(f"groups differ in {key}: {_short_list([_having(value) for value in values], '; ')}")
     return [_one_line(note) for note in found]
+
+
+def _having(found: Difference) -> str:
+    """``0.01 (local, mapl)``"""
+    return f"{value_text(found.value)} ({_short_list(found.groups, '; ' if ',' in found.groups[0] else ', ')})"
+
+
+def _short_list(parts: Sequence[str], between: str) -> str:
+    more = f"{between}and {len(parts) - LONGEST_LIST} more" if len(parts) > LONGEST_LIST else ""
+    return between.join(parts[:LONGEST_LIST]) + more
 
 
 def _label(key: str) -> Callable[[GroupLine], str]:
