@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,12 +68,14 @@ def sweep(file: Path, jobs: int | None, trials: int | None, as_json: bool, **wan
             source = queue = Queue(folder)
             finished = len(queue.finished)
         if finished:
-            console.print(f"{finished} of {source.total} runs have finished before")
+            what = "runs have finished" if folder.sweep.search is None else "trials have ended"
+            console.print(f"{finished} of {source.total} {what} before")
         _check_ports(folder, jobs)
         with SweepDisplay(console) as display:
             most = jobs or default_jobs(folder)
             progress = Runner(folder, source, display, most, finished).run()
-        everything = _report(folder, progress, as_json=as_json)
+        best = search.best() if folder.sweep.search is not None else []
+        everything = _report(folder, progress, best, as_json=as_json)
         if folder.sweep.search is not None:
             for line in search.report():
                 echo(line, err=True)
@@ -142,18 +145,26 @@ def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
             )
 
 
-def _report(folder: SweepFolder, progress: Progress, *, as_json: bool) -> bool:
-    """Print the table of the finished runs, and the failures. Return whether all runs have finished."""
+def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_json: bool) -> bool:
+    """Print the table of the finished runs, and the failures. Return whether all runs have finished.
+
+    Args:
+        best: the trials of a search, the best first.
+    """
     from launcher.commands.compare import show
     from launcher.comparison.results import Options
 
     done = [(run, point) for point, run in folder.runs() if folder.state(point.name) == "finished"]
+    columns = None
+    if best:
+        done.sort(key=lambda member: best.index(member[1].name) if member[1].name in best else len(best))
+        columns = ("accuracy", "worst", "sent", "time")
     failures = [
         {"run": name, "error": error, "log": str(folder.log(name))} for name, error in progress.failures.items()
     ]
     state = {"sweep": str(folder.root), "finished": progress.finished, "total": progress.total, "failures": failures}
     if done:
-        show(done, None, Options(), "json" if as_json else "table", grouped=True, more=state)
+        show(done, None, Options(), "json" if as_json else "table", grouped=True, columns=columns, more=state)
     elif as_json:
         import json
 

@@ -58,7 +58,7 @@ def page(results: Results, chosen: Sequence[str] = COLUMNS) -> Page:
     """
     lines = results.lines
     keys = list(lines[0].labels)
-    names = [_Column(key.removesuffix(".name"), _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
+    names = [_Column(_short_key(key, keys), _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
     figures = _figures(results)
     columns = [*names, *(figures[name] for name in chosen if name in figures)]
     known = [line.accuracy.mean for line in lines if line.accuracy is not None]
@@ -92,6 +92,13 @@ def _figures(results: Results) -> dict[str, _Column]:
         columns["difference"] = _Column("Δ", lambda line: _difference(line, results))
         columns["p"] = _Column("p", lambda line: _p(line, results))
     return columns
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Return the last part of a key, or all of it if another one ends alike."""
+    lasts = [other.removesuffix(".name").rpartition(".")[2] for other in keys]
+    last = key.removesuffix(".name").rpartition(".")[2]
+    return last if lasts.count(last) == 1 else key
 
 
 def _one_line(text: str) -> str:

@@ -178,12 +178,21 @@ class Search:
             return None
         return accuracy.mean if self._settings.objective == "accuracy" else accuracy.worst_tenth
 
+    def _done(self) -> list[optuna.trial.FrozenTrial]:
+        """The trials that have finished, the best first."""
+        done = [trial for trial in self._study.trials if trial.state == self._optuna.trial.TrialState.COMPLETE]
+        return sorted(done, key=lambda trial: (-(trial.value or 0.0), trial.number))
+
+    def best(self) -> list[str]:
+        """Return the runs that have finished, the best first."""
+        return [str(trial.user_attrs["run"]) for trial in self._done()]
+
     def report(self) -> list[str]:
         """Say which trial was best."""
-        done = [trial for trial in self._study.trials if trial.state == self._optuna.trial.TrialState.COMPLETE]
+        done = self._done()
         if not done:
             return ["no trial has finished"]
-        best = max(done, key=lambda trial: (trial.value or 0.0, -trial.number))
+        best = done[0]
         name = best.user_attrs["run"]
         values: Mapping[str, str] = {
             key: value if isinstance(value, str) else f"{value!r}" for key, value in best.params.items()
