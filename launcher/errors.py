@@ -19,3 +19,7 @@ class CompareError(P2pflError):
 
 class NewProjectError(P2pflError):
     """A project cannot be written where it is asked for."""
+
+
+class SweepError(P2pflError):
+    """A sweep cannot be started or continued."""

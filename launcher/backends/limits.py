@@ -79,22 +79,27 @@ def task_limits(root: Path = Path("/")) -> Iterator[TaskLimit]:
     for name in ("pid_max", "threads-max"):
         value = int((root / "proc/sys/kernel" / name).read_text())
         yield TaskLimit(f"kernel.{name}", value, used, f"sysctl kernel.{name}={{value}}")
-    for group in _control_groups(root):
+    for group in control_groups(root, "pids"):
         file = group / "pids.max"
         with suppress(OSError, ValueError):  # no such file, or "max"
             value, used = int(file.read_text()), int((group / "pids.current").read_text())
             yield TaskLimit(str(file), value, used, f"echo {{value}} > {file}")
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the control groups of this process that may limit processes, from its own to the outermost."""
+def control_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the control groups of this process that a controller may limit, from its own to the outermost.
+
+    Args:
+        root: contains ``proc`` and ``sys``.
+        controller: of version 1, e.g. ``pids``; the groups of version 2 are always among them.
+    """
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         mount = root / "sys/fs/cgroup"
         if controllers:  # version 1
-            if "pids" not in controllers.split(","):
+            if controller not in controllers.split(","):
                 continue
-            mount /= "pids"
+            mount /= controller
         group = mount / path.lstrip("/")
         while mount in (group, *group.parents):
             yield group

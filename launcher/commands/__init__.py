@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, new, run
+from launcher.commands import collect, compare, compose, describe, export, inspect, keys, new, run, sweep
 from launcher.commands.group import commands
 
 for command in (
@@ -18,11 +18,13 @@ for command in (
     run.simulate,
     run.stop,
     run.peer,
+    sweep.sweep,
     inspect.list_runs,
     inspect.logs,
     inspect.digest,
-    inspect.compare,
+    compare.compare,
     inspect.evaluate,
+    export.export,
     collect.collect,
     describe.algorithms,
     describe.models,

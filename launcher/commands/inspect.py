@@ -1,4 +1,4 @@
-"""Commands that inspect runs: list, logs, digest, compare."""
+"""Commands that inspect runs: list, logs, digest, evaluate."""
 
 from __future__ import annotations
 
@@ -146,38 +146,6 @@ def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
     if compared.agree and not compared.differ:
         echo(f"identical: peers {ids(compared.agree)}")
     sys.exit(1)
-
-
-@click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@MASKED
-@JSON
-def compare(runs: tuple[Path, ...], masked: bool | None, as_json: bool) -> None:
-    """Compare accuracy, traffic and time of runs.
-
-    Warn about differences in seed, data, models, optimizer and the like. Runs that differ in masked_test are compared
-    only with --masked or --unmasked. Exit with 1 if a peer of a run did not finish.
-    """
-    from dataclasses import asdict
-
-    from launcher.views.compare import differences, extra_metrics_table, lines, metrics_table, table
-    from p2pfl.session.run_folder import RunFolder
-
-    folders = [RunFolder.open(run) for run in runs]
-    compared = lines(folders, masked)
-    different = differences(folders)
-    if as_json:
-        echo(json.dumps({"runs": [asdict(line) for line in compared], "different": different}))
-    else:
-        console = make_console()
-        console.print(table(compared))
-        for further in (metrics_table(compared), extra_metrics_table(compared)):
-            if further is not None:
-                console.print()
-                console.print(further)
-        for key, values in different.items():
-            echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
-    sys.exit(0 if all(line.finished == line.peers for line in compared) else 1)
 
 
 @click.command()

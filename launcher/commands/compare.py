@@ -1,0 +1,205 @@
+"""``p2pfl compare``: runs, and groups of runs over seeds, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands.group import JSON, MASKED, echo, make_console
+
+if TYPE_CHECKING:
+    from launcher.comparison.results import Options, Results
+    from launcher.comparison.tables import Format
+    from launcher.sweep.grid import Point
+    from launcher.views.compare import Line
+    from p2pfl.session.run_folder import RunFolder
+
+FORMATS = ("table", "markdown", "latex", "csv", "json")
+
+
+class Fraction(click.ParamType[float]):
+    """A fraction: ``0.8`` or ``80%``."""
+
+    name = "fraction"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            found = -1.0
+        if not 0 < found <= 1:
+            self.fail(f"{text!r} is no accuracy; expected a fraction above 0 such as 0.8, or 80%", param, ctx)
+        return found
+
+
+class Columns(click.ParamType[tuple[str, ...]]):
+    """Names of columns, separated by commas."""
+
+    name = "columns"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from launcher.comparison.tables import COLUMNS
+        from p2pfl.run_file.options import unknown
+
+        names = tuple(name.strip() for name in str(value).split(","))
+        for name in names:
+            if name not in COLUMNS:
+                self.fail(unknown(name, COLUMNS), param, ctx)
+        return names
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@MASKED
+@click.option("--baseline", metavar="GROUP", help="Group to test the others against, e.g. local or lr=0.01.")
+@click.option(
+    "--test", type=click.Choice(["t", "wilcoxon"]), default="t", show_default=True, help="Paired test over seeds."
+)
+@click.option("--target", type=Fraction(), metavar="ACCURACY", help="Count the rounds to this accuracy, e.g. 0.8.")
+@click.option(
+    "--at-bytes",
+    type=click.FloatRange(min=0),
+    metavar="N",
+    help="Compare after N bytes; default: what every run sent.",
+)
+@click.option(
+    "--at-seconds",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Compare after S seconds; default: what every run took.",
+)
+@click.option(
+    "--columns",
+    metavar="NAME,…",
+    type=Columns(),
+    help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p.",
+)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
+@JSON
+def compare(
+    runs: tuple[Path, ...],
+    masked: bool | None,
+    form: Format,
+    as_json: bool,
+    columns: tuple[str, ...] | None,
+    **wanted: Any,
+) -> None:
+    """Compare accuracy, traffic and time of runs.
+
+    A sweep stands for its runs. Runs that differ in nothing but the seed form a group, of which the table has mean
+    and standard deviation; without such groups there is a row per run. Say which keys of the run files differ. Runs
+    that differ in masked_test are compared only with --masked or --unmasked. Exit with 1 if a peer of a run did not
+    finish.
+    """
+    from launcher.comparison.results import Options
+    from launcher.sweep.folder import expand, is_sweep
+
+    members = expand(runs)
+    if not members:
+        echo(f"no run of {', '.join(map(str, runs))} has begun", err=True)
+        sys.exit(1)
+    options = Options(**wanted)
+    grouped = any(map(is_sweep, runs)) or options != Options() or columns is not None
+    form = "json" if as_json else form
+    sys.exit(0 if show(members, masked, options, form, grouped=grouped, columns=columns) else 1)
+
+
+def show(
+    members: Sequence[tuple[RunFolder, Point | None]],
+    masked: bool | None,
+    options: Options,
+    form: Format,
+    *,
+    grouped: bool = False,
+    columns: Sequence[str] | None = None,
+    more: dict[str, Any] | None = None,
+) -> bool:
+    """Print a comparison of runs. Return whether every peer of them has finished.
+
+    Args:
+        grouped: show groups even if each has one run.
+        columns: of the table of groups; None: all.
+        more: further keys of the JSON object.
+    """
+    from launcher.comparison.groups import Member
+    from launcher.comparison.results import results
+    from launcher.comparison.tables import COLUMNS, texts
+    from launcher.views.compare import differences, lines
+
+    folders = [folder for folder, _ in members]
+    compared = lines(folders, masked)
+    found = [Member.of(folder, point) for folder, point in members]
+    if form == "table" and not grouped and not _has_groups(found):
+        _show_runs(folders, compared)
+    else:
+        grouped_results = results(found, compared, options)
+        if form == "json":
+            _show_json(compared, differences(folders), grouped_results, more or {})
+        elif form == "table":
+            _show_groups(grouped_results, columns or COLUMNS)
+        else:
+            for line in texts(form, grouped_results, columns or COLUMNS):
+                echo(line)
+    return all(line.finished == line.peers for line in compared)
+
+
+def _has_groups(members: Sequence[Any]) -> bool:
+    """Whether several seeds of the same values are among the runs."""
+    from launcher.comparison.groups import group
+
+    return any(len({member.seed for member in part.members}) > 1 for part in group(members))
+
+
+def _show_runs(folders: Sequence[RunFolder], compared: Sequence[Line]) -> None:
+    from launcher.comparison.groups import Member, value_text, varied
+    from launcher.views.compare import differences, extra_metrics_table, metrics_table, table
+
+    console = make_console()
+    console.print(table(compared))
+    for further in (metrics_table(compared), extra_metrics_table(compared)):
+        if further is not None:
+            console.print()
+            console.print(further)
+    warned = differences(folders)
+    for key, values in warned.items():
+        echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
+    members = [Member.of(folder, None) for folder in folders]
+    for key, values in varied([member.values for member in members]).items():
+        if key not in warned and key != "algorithm.name":  # a column of the table
+            echo(f"runs differ in {key}: {'; '.join(map(value_text, values))}", err=True)
+
+
+def _show_json(
+    compared: Sequence[Line], different: dict[str, list[Any]], found: Results, more: dict[str, Any]
+) -> None:
+    from dataclasses import asdict
+
+    plain = asdict(found)
+    groups = plain.pop("lines")
+    runs = [asdict(line) for line in compared]
+    echo(json.dumps({**more, "runs": runs, "different": different, "groups": groups, "comparison": plain}))
+
+
+def _show_groups(found: Results, columns: Sequence[str]) -> None:
+    from rich.table import Table
+
+    from launcher.comparison.tables import page
+
+    shown = page(found, columns)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for at, head in enumerate(shown.head):
+        left = at < shown.left
+        table.add_column(head, justify="left" if left else "right", no_wrap=not left, overflow="fold")
+    for at, row in enumerate(shown.rows):
+        table.add_row(*row, style="bold" if shown.bold and at == shown.bold[0] else "")
+    console = make_console()
+    console.print(table)
+    console.print()
+    for note in shown.notes:
+        console.print(note, style="dim")

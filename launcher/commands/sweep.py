@@ -1,0 +1,178 @@
+"""``p2pfl sweep``: many runs of one run file with other values and seeds."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands.group import JSON, SETS, echo, make_console
+
+if TYPE_CHECKING:
+    from launcher.sweep.folder import SweepFolder
+    from launcher.sweep.runner import Progress
+
+ONLY_NEW = ("grid", "seeds", "simulate", "out", "sets", "rounds", "space")
+"""Options that say what a new sweep is; those of an existing one are in its folder."""
+
+
+@click.command()
+@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path))
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=V1,V2,…",
+    help="Values of a key, e.g. algorithm.lr=0.01,0.1 or algorithm=a.yaml,b.yaml; repeatable: all combinations.",
+)
+@click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from that of FILE on.")
+@click.option(
+    "--optuna", "space", type=click.Path(path_type=Path), help="Search the space in this YAML file instead."
+)
+@click.option("--trials", type=click.IntRange(min=1), help="Number of trials of --optuna; default: that of its file.")
+@SETS
+@click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N.")
+@click.option("--simulate", is_flag=True, help="Simulate the runs instead of launching one process per peer.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Most runs at the same time; default: 1, with --simulate one per core."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="The sweep's folder; default: a new one in sweeps.")
+@JSON
+def sweep(file: Path, jobs: int | None, trials: int | None, as_json: bool, **wanted: Any) -> None:
+    """Run FILE with many values and seeds.
+
+    Run every combination of the values with every seed, or what --optuna asks for; or continue the sweep in FOLDER.
+    The folder has one run folder for each. The same command again, or `p2pfl sweep FOLDER`, keeps the runs that have
+    finished and resumes those that were interrupted, also after kill -9 or a reboot. A run starts only if it fits
+    into memory, as measured of earlier ones. Ctrl-C stops the runs, a second Ctrl-C kills them. At the end, compare
+    the runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not finish.
+    """
+    from launcher.sweep.runner import Queue, Runner, Source, default_jobs
+    from launcher.views.sweep import SweepDisplay
+
+    folder = _find(file, trials, wanted)
+    with folder.locked():
+        console = make_console(err=as_json)
+        console.print(f"sweep: {folder.root}", soft_wrap=True)
+        source: Source
+        if folder.sweep.search is not None:
+            from launcher.sweep.search import Search
+
+            source = search = Search(folder)
+            finished = search.finished
+        else:
+            source = queue = Queue(folder)
+            finished = len(queue.finished)
+        if finished:
+            what = "runs have finished" if folder.sweep.search is None else "trials have ended"
+            console.print(f"{finished} of {source.total} {what} before")
+        _check_ports(folder, jobs)
+        with SweepDisplay(console) as display:
+            most = jobs or default_jobs(folder)
+            progress = Runner(folder, source, display, most, finished).run()
+        best = search.best() if folder.sweep.search is not None else []
+        everything = _report(folder, progress, best, as_json=as_json)
+        if folder.sweep.search is not None:
+            for line in search.report():
+                echo(line, err=True)
+    sys.exit(128 + signal.SIGINT if progress.stopping else 0 if everything else 1)
+
+
+def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder:
+    """Return the folder of the sweep, which is created if it is new."""
+    from launcher.child import in_child
+    from launcher.sweep.folder import SweepFolder
+
+    if file.is_dir():
+        given = [name for name in ONLY_NEW if wanted[name]]
+        if given:
+            names = {"sets": "set", "space": "optuna"}
+            options = ", ".join(f"--{names.get(name, name)}" for name in given)
+            raise click.UsageError(
+                f"{file} is a sweep, which {options} cannot change; start a new one from a run file"
+            )
+        folder = SweepFolder.open(file)
+        if trials is not None:
+            from launcher.sweep.space import more_trials
+
+            more_trials(folder, trials)
+        return folder
+    if not wanted["grid"] and wanted["seeds"] is None and wanted["space"] is None:
+        raise click.UsageError("nothing to vary: give --grid, --seeds or --optuna")
+    from launcher.sweep.grid import parse_axes
+    from launcher.sweep.plan import SweepRequest, prepare
+
+    search = None
+    if wanted["space"] is not None:
+        if wanted["grid"] or wanted["seeds"] is not None:
+            raise click.UsageError("--optuna chooses values by itself, with one seed: leave out --grid and --seeds")
+        from launcher.sweep.space import read_space
+
+        search = read_space(wanted["space"], trials)
+    elif trials is not None:
+        raise click.UsageError("--trials is for --optuna")
+    request = SweepRequest(
+        file,
+        axes=parse_axes(wanted["grid"]),
+        seeds=wanted["seeds"],
+        sets=wanted["sets"],
+        rounds=wanted["rounds"],
+        simulate=wanted["simulate"],
+        out=wanted["out"],
+        search=search,
+    )
+    return in_child(lambda: prepare(request))
+
+
+def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
+    """Refuse launched runs at the same time on the same ports."""
+    from launcher.errors import SweepError
+    from launcher.views.summary import settings
+    from p2pfl.session.run_folder import RunFolder
+
+    if folder.sweep.simulate or (jobs or 1) == 1:
+        return
+    for point in folder.sweep.points:
+        port = settings(RunFolder(folder.plan(point.name).parent))["transport"]["port"]
+        if port is not None:
+            raise SweepError(
+                f"transport.port is {port}: runs at the same time would need the same ports; use --jobs 1, "
+                "--simulate, or --set transport.port=null"
+            )
+
+
+def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_json: bool) -> bool:
+    """Print the table of the finished runs, and the failures. Return whether all runs have finished.
+
+    Args:
+        best: the trials of a search, the best first.
+    """
+    from launcher.commands.compare import show
+    from launcher.comparison.results import Options
+
+    done = [(run, point) for point, run in folder.runs() if folder.state(point.name) == "finished"]
+    columns = None
+    if best:
+        done.sort(key=lambda member: best.index(member[1].name) if member[1].name in best else len(best))
+        columns = ("accuracy", "worst", "sent", "time")
+    failures = [
+        {"run": name, "error": error, "log": str(folder.log(name))} for name, error in progress.failures.items()
+    ]
+    state = {"sweep": str(folder.root), "finished": progress.finished, "total": progress.total, "failures": failures}
+    if done:
+        show(done, None, Options(), "json" if as_json else "table", grouped=True, columns=columns, more=state)
+    elif as_json:
+        import json
+
+        echo(json.dumps({**state, "runs": [], "different": {}, "groups": []}))
+    for failure in failures:
+        echo(f"failed: {failure['run']}: {failure['error']}; log: {failure['log']}", err=True)
+    left = progress.total - progress.ended
+    if left or failures:
+        text = f"{left} of {progress.total} runs are not finished; " if left else ""
+        echo(f"{text}continue with: p2pfl sweep {shlex.quote(str(folder.root))}", err=True)
+    return not left and not failures

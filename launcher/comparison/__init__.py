@@ -1,0 +1,1 @@
+"""Comparisons of runs over seeds: groups, curves, statistics and tables."""

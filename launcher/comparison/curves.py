@@ -1,0 +1,92 @@
+"""Accuracy over rounds, bytes and seconds, from the records of a run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from p2pfl.errors import RunFolderError
+from p2pfl.session.files import read_lines
+from p2pfl.session.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Point:
+    """The state of a run after a round in which peers were evaluated.
+
+    Attributes:
+        rounds: completed rounds.
+        accuracy: mean over the peers of their last evaluation.
+        bytes_sent: by all peers so far, with headers.
+        seconds: since the start, of the slowest peer.
+    """
+
+    rounds: int
+    accuracy: float
+    bytes_sent: int
+    seconds: float
+
+
+def curve(folder: RunFolder, masked: bool, as_recorded: bool) -> list[Point]:
+    """Return the curve of a run, by round.
+
+    Args:
+        masked: of the accuracies where only the scores of local classes count.
+        as_recorded: ``masked`` is what the run file says.
+
+    Raises:
+        RunFolderError: records lack what every version of p2pfl has written.
+    """
+    rounds: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    spent: dict[int, float] = defaultdict(float)
+    for files in folder.peers():
+        for record in read_lines(files.metrics):
+            try:
+                rounds[record["t"]].append(record)
+                spent[files.peer] += record["seconds"]["total"]
+                record["elapsed"] = record.get("elapsed") or spent[files.peer]
+            except (KeyError, TypeError) as error:
+                raise RunFolderError(f"{files.metrics}: damaged: a record without {error}") from None
+    points = []
+    accuracies: dict[int, float] = {}
+    sent, seconds = 0, 0.0
+    for t in sorted(rounds):
+        evaluated = False
+        for record in rounds[t]:
+            sent += sum(entry[1] + entry[2] for kinds in record["sent"].values() for entry in kinds.values())
+            seconds = max(seconds, record["elapsed"])
+            accuracy = _accuracy(record, masked, as_recorded)
+            if accuracy is not None:
+                accuracies[record["peer"]] = accuracy
+                evaluated = True
+        if evaluated:
+            points.append(Point(t + 1, fmean(accuracies.values()), sent, seconds))
+    return points
+
+
+def _accuracy(record: Mapping[str, Any], masked: bool, as_recorded: bool) -> float | None:
+    personal = record.get("personal")
+    if personal is None:
+        return None
+    found: float | None = personal.get("masked_accuracy" if masked else "unmasked_accuracy")
+    if found is None and as_recorded:  # an earlier version of p2pfl
+        found = personal.get("accuracy")
+    return found
+
+
+def at_bytes(points: Sequence[Point], budget: float) -> float | None:
+    """Return the accuracy of the last evaluation before more than ``budget`` bytes were sent; None before any."""
+    return next((point.accuracy for point in reversed(points) if point.bytes_sent <= budget), None)
+
+
+def at_seconds(points: Sequence[Point], budget: float) -> float | None:
+    """Return the accuracy of the last evaluation within ``budget`` seconds; None before any."""
+    return next((point.accuracy for point in reversed(points) if point.seconds <= budget), None)
+
+
+def rounds_to(points: Sequence[Point], target: float) -> int | None:
+    """Return after how many rounds the accuracy has first reached ``target``; None if it never has."""
+    return next((point.rounds for point in points if point.accuracy >= target), None)

@@ -1,0 +1,159 @@
+"""Runs that differ in nothing but the seed form a group; what differs between groups names them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import CompareError
+from launcher.sweep.grid import Point, short
+from launcher.views.summary import masked_test, settings
+from p2pfl.run_file.options import closest
+from p2pfl.session.run_folder import RunFolder
+
+NOT_COMPARED = ("seed", "name", "out", "data.root", "data.download")
+"""Keys of the run file that do not tell groups apart: the seed, and where files are."""
+LONGEST_VALUE = 40
+"""Characters of a value in a label."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run.
+
+    Attributes:
+        values: its run file with dotted keys, without NOT_COMPARED.
+        labels: how the sweep calls the values that it varies; None outside a sweep.
+    """
+
+    folder: RunFolder
+    seed: int
+    values: Mapping[str, Any]
+    labels: Mapping[str, str] | None
+
+    @classmethod
+    def of(cls, folder: RunFolder, point: Point | None) -> Member:
+        plain = settings(folder)
+        plain["masked_test"] = masked_test(plain)
+        values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED}
+        return cls(folder, plain["seed"], values, None if point is None else point.labels)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same values.
+
+    Attributes:
+        labels: what sets it apart from the other groups, by key.
+    """
+
+    labels: Mapping[str, str]
+    members: tuple[Member, ...]
+
+    @property
+    def name(self) -> str:
+        """``mapl, lr=0.01``"""
+        parts = (short(key, label) for key, label in self.labels.items())
+        return ", ".join(parts) or "all runs"
+
+
+def flatten(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of nested mappings, with their values."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def group(members: Sequence[Member]) -> list[Group]:
+    """Return the groups, in the order of their first runs."""
+    found: dict[str, list[Member]] = {}
+    for member in members:
+        found.setdefault(json.dumps(member.values, sort_keys=True, default=str), []).append(member)
+    parts = list(found.values())
+    labels = _labels_of_sweep(parts) or _labels_of_values(parts)
+    return [Group(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
+
+
+def _labels_of_sweep(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]] | None:
+    """Return the labels that a sweep gives its runs; None if they do not name every group."""
+    labels = [dict(part[0].labels or {}) for part in parts]
+    keys = {tuple(label) for label in labels}
+    distinct = {tuple(label.values()) for label in labels}
+    return labels if len(keys) == 1 and keys != {()} and len(distinct) == len(parts) else None
+
+
+def _labels_of_values(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]]:
+    """Choose the first keys that tell all groups apart, the algorithm's before others."""
+    values = [part[0].values for part in parts]
+    keys = list(varied(values))
+    chosen: list[str] = []
+    names: list[tuple[str, ...]] = [() for _ in parts]
+    for key in sorted(
+        keys, key=lambda key: (key != "algorithm.name", not key.startswith("algorithm."), keys.index(key))
+    ):
+        longer = [(*name, value_text(value.get(key))) for name, value in zip(names, values, strict=True)]
+        if len(set(longer)) > len(set(names)):
+            chosen, names = [*chosen, key], longer
+        if len(set(names)) == len(parts):
+            break
+    return [dict(zip(chosen, name, strict=True)) for name in names]
+
+
+def varied(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the keys in which runs differ, and the value of each run; None where a run does not have the key.
+
+    A parameter that only some runs have is no difference by itself if the name of what it belongs to differs.
+    """
+    keys = dict.fromkeys(key for run in runs for key in run)
+    found = {}
+    for key in keys:
+        owner = f"{key.rpartition('.')[0]}.name"
+        named_differently = owner != key and _distinct(run.get(owner) for run in runs) > 1
+        compared = [run for run in runs if key in run] if named_differently else runs
+        if _distinct(run.get(key) for run in compared) > 1:
+            found[key] = [run.get(key) for run in runs]
+    return found
+
+
+def _distinct(values: Iterable[Any]) -> int:
+    return len({json.dumps(value, sort_keys=True, default=str) for value in values})
+
+
+def value_text(value: Any) -> str:
+    """Return a value as a label."""
+    text = value if isinstance(value, str) else "–" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+
+
+def find_baseline(groups: Sequence[Group], text: str | None) -> Group:
+    """Return the group that ``--baseline`` means: by its name, or by one of its labels; by default the first.
+
+    Raises:
+        CompareError: none or several are meant.
+    """
+    if text is None:
+        return groups[0]
+    names = [found.name for found in groups]
+    meant = [found for found in groups if found.name == text]
+    if not meant:
+        wanted = [part.strip() for part in text.split(",")]
+        meant = [found for found in groups if all(_has(found, part) for part in wanted)]
+    if len(meant) == 1:
+        return meant[0]
+    problem = f"means {len(meant)} groups" if meant else "no such group"
+    suggestion = closest(text, names) if not meant else None
+    hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+    raise CompareError(f"--baseline {text}: {problem}; the groups are: {'; '.join(names)}{hint}")
+
+
+def _has(found: Group, part: str) -> bool:
+    """Whether a group has the label ``0.01``, ``lr=0.01`` or ``algorithm.lr=0.01``."""
+    key, equals, label = part.rpartition("=")
+    return any(
+        label == value and (not equals or key in (name, name.rpartition(".")[2]))
+        for name, value in found.labels.items()
+    )

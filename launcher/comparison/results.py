@@ -1,0 +1,202 @@
+"""The results of groups of runs: what ``p2pfl compare`` prints about seeds and sweeps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any
+
+from launcher.comparison import curves
+from launcher.comparison.groups import Group, Member, find_baseline, group, varied
+from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm
+from launcher.views.compare import Line
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to compare.
+
+    Attributes:
+        target: accuracy; count the rounds until each run reaches it.
+        baseline: name or labels of the group that the others are tested against; None: the first.
+        at_bytes, at_seconds: budgets; None: the largest that every run reaches.
+    """
+
+    target: float | None = None
+    baseline: str | None = None
+    test: Test = "t"
+    at_bytes: float | None = None
+    at_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class GroupLine:
+    """The results of one group. Accuracies are fractions; each figure is the mean over the peers of one run.
+
+    Attributes:
+        runs: runs that count: at least one peer has finished.
+        all_runs: also those that have not ended.
+        seeds: of the runs that count.
+        accuracy: at the end.
+        worst_tenth: mean over the tenth of the peers, at least one, with the lowest accuracies.
+        at_bytes, at_seconds: accuracy when the budget was used up.
+        rounds_to_target: of the runs that have reached it, whose number is its ``n``.
+        bytes_sent, seconds: of one run.
+        versus: against the baseline; None for the baseline, and without common seeds.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    runs: int
+    all_runs: int
+    seeds: list[int]
+    accuracy: Statistic | None
+    worst_tenth: Statistic | None
+    at_bytes: Statistic | None
+    at_seconds: Statistic | None
+    rounds_to_target: Statistic | None
+    bytes_sent: Statistic | None
+    seconds: Statistic | None
+    versus: Comparison | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value of a key, None where a run file does not have it, and the names of the groups with it."""
+
+    value: Any
+    groups: list[str]
+
+
+@dataclass(frozen=True)
+class Results:
+    """All groups, and what their figures mean.
+
+    Attributes:
+        masked: accuracies count only the scores of local classes.
+        bytes_budget, seconds_budget: for ``at_bytes`` and ``at_seconds``; None if no run has sent or taken any.
+        differ: the keys of the run files, besides the seed, in which groups differ.
+    """
+
+    masked: bool
+    lines: list[GroupLine]
+    baseline: str
+    test: Test
+    target: float | None
+    bytes_budget: float | None
+    seconds_budget: float | None
+    differ: dict[str, list[Difference]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that counts."""
+
+    member: Member
+    line: Line
+    points: list[curves.Point]
+
+
+def results(members: Sequence[Member], lines: Sequence[Line], options: Options) -> Results:
+    """Group runs and compare the groups.
+
+    Args:
+        lines: the results of the members, in the same order.
+
+    Raises:
+        CompareError: there is no such baseline.
+        RunFolderError: records are damaged.
+    """
+    runs: dict[int, _Run] = {}
+    for member, line in zip(members, lines, strict=True):
+        if line.finished:
+            as_recorded = bool(member.values["masked_test"]) == line.masked
+            runs[id(member)] = _Run(member, line, curves.curve(member.folder, line.masked, as_recorded))
+    groups = group(members)
+    baseline = find_baseline(groups, options.baseline)
+    counted = list(runs.values())
+    # A run that sends nothing needs no bytes for its accuracy.
+    sent = [run.points[-1].bytes_sent for run in counted if run.points and run.points[-1].bytes_sent]
+    took = [run.points[-1].seconds for run in counted if run.points]
+    budgets = (
+        min(sent, default=None) if options.at_bytes is None else options.at_bytes,
+        min(took, default=None) if options.at_seconds is None else options.at_seconds,
+    )
+    figures = {id(part): _accuracies([runs[id(m)] for m in part.members if id(m) in runs]) for part in groups}
+    others = [part for part in groups if part is not baseline]
+    compared = [compare(figures[id(part)], figures[id(baseline)], options.test) for part in others]
+    adjusted = holm([None if found is None else found.p for found in compared])
+    versus = {
+        id(part): None if found is None else replace(found, adjusted=p)
+        for part, found, p in zip(others, compared, adjusted, strict=True)
+    }
+    return Results(
+        masked=lines[0].masked,
+        lines=[
+            replace(
+                _line(part, [runs[id(member)] for member in part.members if id(member) in runs], budgets, options),
+                versus=versus.get(id(part)),
+            )
+            for part in groups
+        ],
+        baseline=baseline.name,
+        test=options.test,
+        target=options.target,
+        bytes_budget=budgets[0],
+        seconds_budget=budgets[1],
+        differ=_differ(groups),
+    )
+
+
+def _differ(groups: Sequence[Group]) -> dict[str, list[Difference]]:
+    """Return each value of the keys that differ once, in the order of the groups."""
+    found: dict[str, list[Difference]] = {}
+    for key, values in varied([part.members[0].values for part in groups]).items():
+        names: dict[str, tuple[Any, list[str]]] = {}
+        for part, value in zip(groups, values, strict=True):
+            names.setdefault(repr(value), (value, []))[1].append(part.name)
+        found[key] = [Difference(value, having) for value, having in names.values()]
+    return found
+
+
+def _accuracies(runs: Sequence[_Run]) -> dict[int, float]:
+    """Return the accuracy of each seed; of runs with the same seed, the mean."""
+    by_seed: dict[int, list[float]] = defaultdict(list)
+    for run in runs:
+        if run.line.accuracy is not None:
+            by_seed[run.member.seed].append(run.line.accuracy.mean)
+    return {seed: fmean(found) for seed, found in by_seed.items()}
+
+
+def _line(
+    part: Group, runs: Sequence[_Run], budgets: tuple[float | None, float | None], options: Options
+) -> GroupLine:
+    seeds = sorted({run.member.seed for run in runs})
+
+    def over_seeds(figure: Callable[[_Run], float | None]) -> Statistic | None:
+        """Runs with the same seed are no samples of their own: their mean counts."""
+        by_seed: dict[int, list[float]] = defaultdict(list)
+        for run in runs:
+            found = figure(run)
+            if found is not None:
+                by_seed[run.member.seed].append(found)
+        return Statistic.of(fmean(found) for found in by_seed.values())
+
+    most, longest = budgets
+    target = options.target
+    return GroupLine(
+        name=part.name,
+        labels=part.labels,
+        runs=len(runs),
+        all_runs=len(part.members),
+        seeds=seeds,
+        accuracy=over_seeds(lambda run: run.line.accuracy.mean if run.line.accuracy else None),
+        worst_tenth=over_seeds(lambda run: run.line.accuracy.worst_tenth if run.line.accuracy else None),
+        at_bytes=None if most is None else over_seeds(lambda run: curves.at_bytes(run.points, most)),
+        at_seconds=None if longest is None else over_seeds(lambda run: curves.at_seconds(run.points, longest)),
+        rounds_to_target=None if target is None else over_seeds(lambda run: curves.rounds_to(run.points, target)),
+        bytes_sent=over_seeds(lambda run: run.line.bytes_sent),
+        seconds=over_seeds(lambda run: run.line.seconds),
+    )

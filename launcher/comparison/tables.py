@@ -1,0 +1,283 @@
+"""Write the results of groups as a table for the terminal, Markdown, LaTeX or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.comparison.groups import value_text
+from launcher.comparison.results import Difference, GroupLine, Results
+from launcher.comparison.statistics import Statistic
+from launcher.views.formatting import duration, percent, size
+from p2pfl.terminal import printable
+
+Format = Literal["table", "markdown", "latex", "csv", "json"]
+
+DASH = "–"
+TESTS = {"t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test of paired differences"}
+LONGEST_LIST = 6
+"""Values of a key, and groups with a value, that a note lists."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table of texts.
+
+    Attributes:
+        left: number of columns that hold names, not numbers.
+        bold: row and column of the highest accuracy; None if several are, or if it is not shown.
+        notes: what the numbers mean.
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+    left: int
+    bold: tuple[int, int] | None
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Column:
+    head: str
+    text: Callable[[GroupLine], str]
+
+
+COLUMNS = ("seeds", "accuracy", "worst", "rounds", "at-bytes", "at-time", "sent", "time", "difference", "p")
+"""What ``--columns`` may choose from."""
+
+
+def page(results: Results, chosen: Sequence[str] = COLUMNS) -> Page:
+    """Return the table of all groups, and notes.
+
+    Args:
+        chosen: of COLUMNS; those for which there are no figures are left out.
+    """
+    lines = results.lines
+    keys = list(lines[0].labels)
+    names = [_Column(_short_key(key, keys), _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
+    figures = _figures(results)
+    columns = [*names, *(figures[name] for name in chosen if name in figures)]
+    known = [line.accuracy.mean for line in lines if line.accuracy is not None]
+    means = [None if line.accuracy is None else line.accuracy.mean for line in lines]
+    best = means.index(max(known)) if len(known) > 1 and known.count(max(known)) == 1 else None
+    bold = None if best is None or "accuracy" not in chosen else (best, columns.index(figures["accuracy"]))
+    rows = [[_one_line(column.text(line)) for column in columns] for line in lines]
+    return Page([_one_line(column.head) for column in columns], rows, len(names), bold, notes(results, chosen))
+
+
+def _figures(results: Results) -> dict[str, _Column]:
+    """Return the columns of figures that there are, by name."""
+    several = len(results.lines) > 1
+    kind = "masked" if results.masked else "unmasked"
+    columns = {
+        "seeds": _Column("seeds", _seeds),
+        "accuracy": _Column(f"{kind} %", lambda line: _percent(line.accuracy)),
+        "worst": _Column("worst 10 %", lambda line: _percent(line.worst_tenth)),
+        "sent": _Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)),
+        "time": _Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)),
+    }
+    if results.target is not None:
+        columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _rounds)
+    if several and results.bytes_budget is not None:
+        columns["at-bytes"] = _Column(f"% at {size(results.bytes_budget)}", lambda line: _percent(line.at_bytes))
+    if several and results.seconds_budget is not None:
+        columns["at-time"] = _Column(
+            f"% at {_seconds(results.seconds_budget)}", lambda line: _percent(line.at_seconds)
+        )
+    if several:
+        columns["difference"] = _Column("Δ", lambda line: _difference(line, results))
+        columns["p"] = _Column("p", lambda line: _p(line, results))
+    return columns
+
+
+def _short_key(key: str, keys: Sequence[str]) -> str:
+    """Return the last part of a key, or all of it if another one ends alike."""
+    lasts = [other.removesuffix(".name").rpartition(".")[2] for other in keys]
+    last = key.removesuffix(".name").rpartition(".")[2]
+    return last if lasts.count(last) == 1 else key
+
+
+def _one_line(text: str) -> str:
+    """Neutralize what a terminal obeys, and line ends, which tables and comments obey."""
+    return " ".join(printable(text).split())
+
+
+def notes(results: Results, chosen: Sequence[str] = COLUMNS) -> list[str]:
+    """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
+    lines = results.lines
+    found = []
+    if any(len(line.seeds) > 1 for line in lines):
+        found.append("±: standard deviation over seeds (n - 1).")
+    if "worst" in chosen:
+        found.append("worst 10 %: mean over the worst tenth of the peers.")
+    if len(lines) > 1 and {"difference", "p"} & set(chosen):
+        compared = [line.versus for line in lines if line.versus is not None]
+        tested = sum(versus.p is not None for versus in compared)
+        text = f"Δ: percentage points against {results.baseline}, over the seeds of both."
+        if tested:
+            plural = "s" if tested > 1 else ""
+            text += f" p: {TESTS[results.test]}, two-sided, Holm's correction for {tested} comparison{plural}."
+        else:
+            text += " p: needs two seeds."
+        found.append(text)
+        if results.test == "wilcoxon" and any(versus.n < 6 for versus in compared):
+            found.append("With fewer than 6 seeds this test cannot reach p < 0.05, whatever the figures.")
+    if {"at-bytes", "at-time"} & set(chosen) & _figures(results).keys():
+        found.append(
+            "% at a number of bytes or a time: accuracy of the last evaluation before all peers together had sent "
+            "more, or it was over."
+        )
+    shown = {part for key in lines[0].labels for part in (key, f"{key}.name")}
+    for key, values in results.differ.items():
+        if key not in shown:
+            found.append(f"groups differ in {key}: {_short_list([_having(value) for value in values], '; ')}")
+    return [_one_line(note) for note in found]
+
+
+def _having(found: Difference) -> str:
+    """``0.01 (local, mapl)``"""
+    return f"{value_text(found.value)} ({_short_list(found.groups, '; ' if ',' in found.groups[0] else ', ')})"
+
+
+def _short_list(parts: Sequence[str], between: str) -> str:
+    more = f"{between}and {len(parts) - LONGEST_LIST} more" if len(parts) > LONGEST_LIST else ""
+    return between.join(parts[:LONGEST_LIST]) + more
+
+
+def _label(key: str) -> Callable[[GroupLine], str]:
+    return lambda line: line.labels[key]
+
+
+def _seeds(line: GroupLine) -> str:
+    """The number of seeds; of how many runs, if some have not ended or several have one seed."""
+    if line.runs == line.all_runs == len(line.seeds):
+        return str(line.runs)
+    return f"{len(line.seeds)} of {line.all_runs}"
+
+
+def _percent(figure: Statistic | None) -> str:
+    if figure is None:
+        return DASH
+    return percent(figure.mean) + ("" if figure.std is None else f" ± {percent(figure.std)}")
+
+
+def _rounds(line: GroupLine) -> str:
+    reached = line.rounds_to_target
+    if reached is None:
+        return DASH if not line.runs else "not reached"
+    text = f"{reached.mean:.1f}" + ("" if reached.std is None else f" ± {reached.std:.1f}")
+    return text if reached.n == len(line.seeds) else f"{text} ({reached.n} of {len(line.seeds)})"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _difference(line: GroupLine, results: Results) -> str:
+    if line.name == results.baseline:
+        return "baseline"
+    return DASH if line.versus is None else f"{100 * line.versus.difference:+.1f}"
+
+
+def _p(line: GroupLine, results: Results) -> str:
+    if line.versus is None or line.versus.adjusted is None:
+        return "" if line.name == results.baseline else DASH
+    p = line.versus.adjusted
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+# ---- formats -----------------------------------------------------------------------------------------------
+
+
+def markdown(shown: Page) -> str:
+    """Return a table in GitHub's Markdown, the best accuracy bold, and the notes."""
+    ruler = [":--"] * shown.left + ["--:"] * (len(shown.head) - shown.left)
+    lines = [[_markdown_text(head) for head in shown.head], ruler]
+    for at, row in enumerate(shown.rows):
+        lines.append([_markdown_text(text) for text in row])
+        if shown.bold is not None and at == shown.bold[0]:
+            lines[-1][shown.bold[1]] = f"**{lines[-1][shown.bold[1]]}**"
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n\n".join([text, *map(_markdown_text, shown.notes)])
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    '"': "''",
+    "±": r"$\pm$",
+    "Δ": r"$\Delta$",
+    "–": "--",
+    "…": r"\dots{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_"},
+}
+
+
+def _markdown_text(text: str) -> str:
+    return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", text)
+
+
+def latex_text(text: str) -> str:
+    """Escape what LaTeX treats specially. Other letters than Latin ones, which its fonts may lack, become ``?``."""
+    return "".join(
+        found
+        if (found := _LATEX.get(letter))
+        else letter
+        if (letter.isascii() and letter.isprintable()) or "À" <= letter <= "ÿ"
+        else "?"
+        for letter in text
+    )
+
+
+def latex(shown: Page) -> str:
+    """Return a table for LaTeX with the package booktabs, the best accuracy bold, and the notes as comments."""
+
+    def number(text: str) -> str:
+        return re.sub(r"^([+-])(?=\d)", r"$\1$", latex_text(text).replace(" ", "~") if text else "")
+
+    align = "l" * shown.left + "r" * (len(shown.head) - shown.left)
+    lines = ["% \\usepackage{booktabs}", *(f"% {note}" for note in shown.notes), rf"\begin{{tabular}}{{{align}}}"]
+    lines += [r"  \toprule", f"  {' & '.join(map(latex_text, shown.head))} \\\\", r"  \midrule"]
+    for at, row in enumerate(shown.rows):
+        cells = [latex_text(text) for text in row[: shown.left]] + [number(text) for text in row[shown.left :]]
+        if shown.bold is not None and at == shown.bold[0]:
+            cells[shown.bold[1]] = rf"\textbf{{{cells[shown.bold[1]]}}}"
+        lines.append(f"  {' & '.join(cells)} \\\\")
+    return "\n".join([*lines, r"  \bottomrule", r"\end{tabular}"])
+
+
+def comma_separated(results: Results) -> str:
+    """Return a line per group with plain numbers: accuracies as fractions, bytes, seconds."""
+    keys = list(results.lines[0].labels)
+    figures = ("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "bytes_sent", "seconds")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    head = [*keys, "runs", "all_runs", "seeds", *(f"{name}_{part}" for name in figures for part in ("mean", "std"))]
+    writer.writerow([*head, "difference", "common_seeds", "p", "p_holm"])
+    for line in results.lines:
+        row: list[object] = [_one_line(line.labels[key]) for key in keys]
+        row += [line.runs, line.all_runs, " ".join(map(str, line.seeds))]
+        for name in figures:
+            figure: Statistic | None = getattr(line, name)
+            row += [None, None] if figure is None else [figure.mean, figure.std]
+        versus = line.versus
+        row += [None] * 4 if versus is None else [versus.difference, versus.n, versus.p, versus.adjusted]
+        writer.writerow(row)
+    return text.getvalue().rstrip("\n")
+
+
+def texts(form: Format, results: Results, chosen: Sequence[str] = COLUMNS) -> Sequence[str]:
+    """Return the lines of a format for files; ``table`` and ``json`` are printed elsewhere."""
+    if form == "csv":
+        return comma_separated(results).splitlines()
+    return (markdown if form == "markdown" else latex)(page(results, chosen)).splitlines()

@@ -1,0 +1,143 @@
+"""Write the records of runs for other programs: TensorBoard, spreadsheets, data frames.
+
+    exported/mesh20-20261122-093000.csv            --format csv
+    exported/mesh20-20261122-093000.parquet        --format parquet
+    exported/mesh20-20261122-093000/peer-03/events.out.tfevents.…     --format tensorboard; `mean` is over the peers
+
+The columns are those of ``RecordedRun.metrics()``. Each file is complete or not there.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from p2pfl.errors import MissingExtra, RunFolderError
+from p2pfl.session import tidy
+from p2pfl.session.files import write_atomically, write_errors
+from p2pfl.session.run_folder import RunFolder
+
+Format = Literal["tensorboard", "csv", "parquet"]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
+    """Write the records of runs into a folder. Return the written files.
+
+    Raises:
+        MissingExtra: the format needs a package that is not installed.
+        RunFolderError: a run has no records yet, or two runs would have the same file.
+        WriteError: a file cannot be written.
+    """
+    writers: dict[Format, Callable[[RunFolder, Rows, Path], list[Path]]] = {
+        "csv": _csv,
+        "parquet": _parquet,
+        "tensorboard": _tensorboard,
+    }
+    names = [folder.root.name for folder in folders]
+    for folder, name in zip(folders, names, strict=True):
+        if names.count(name) > 1:
+            raise RunFolderError(f"{folder.root}: another run is called {name} too; export them into two folders")
+    with write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for folder, name in zip(folders, names, strict=True):
+        rows = list(tidy.rows(folder))
+        if not rows:
+            raise RunFolderError(f"{folder.root}: no records: no peer has completed a round")
+        written += writers[form](folder, rows, out / name)
+    return written
+
+
+def columns(rows: Rows) -> list[str]:
+    """Return the columns of all rows, in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _csv(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return [_write(path, ".csv", text.getvalue().encode())]
+
+
+def _parquet(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtra("pyarrow", "parquet", "p2pfl export --format parquet") from None
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns(rows)})
+    content = io.BytesIO()
+    parquet.write_table(table, content)
+    return [_write(path, ".parquet", content.getvalue())]
+
+
+def _write(path: Path, suffix: str, content: bytes) -> Path:
+    file = path.with_name(path.name + suffix)  # not with_suffix: names have dots
+    write_atomically(file, content)
+    return file
+
+
+def _tensorboard(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
+    """Write a file of events for each peer, and one of means over the peers."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+    except ImportError:
+        raise MissingExtra("tensorboard", "tensorboard", "p2pfl export --format tensorboard") from None
+    began = datetime.fromisoformat(folder.info["started"]).timestamp()
+
+    def write(name: str, steps: Iterable[tuple[int, float, Mapping[str, float]]]) -> Path:
+        content = io.BytesIO()
+        writer = RecordWriter(content)
+        writer.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
+        for t, elapsed, values in steps:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+            writer.write(Event(wall_time=began + elapsed, step=t, summary=summary).SerializeToString())
+        file = path / name / f"events.out.tfevents.{int(began)}.p2pfl"
+        with write_errors(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content.getvalue())
+        return file
+
+    steps = _steps(rows)
+    by_round: dict[int, list[tuple[float, Mapping[str, float]]]] = defaultdict(list)
+    for found in steps.values():
+        for t, elapsed, values in found:
+            by_round[t].append((elapsed, values))
+    means = [
+        (t, max(elapsed for elapsed, _ in by_round[t]), _mean([v for _, v in by_round[t]])) for t in sorted(by_round)
+    ]
+    return [*(write(f"peer-{peer:02d}", steps[peer]) for peer in sorted(steps)), write("mean", means)]
+
+
+def _steps(rows: Rows) -> dict[int, list[tuple[int, float, dict[str, float]]]]:
+    """Return each peer's rounds: number, seconds since its start, and values by tag (``loss/ce``)."""
+    found: dict[int, list[tuple[int, float, dict[str, float]]]] = defaultdict(list)
+    spent: dict[int, float] = defaultdict(float)
+    for row in rows:
+        peer = row["peer"]
+        spent[peer] += row.get("seconds.total") or 0.0
+        values = {
+            name.replace(".", "/", 1): float(value)
+            for name, value in row.items()
+            if name not in ("peer", "t") and isinstance(value, int | float) and math.isfinite(value)
+        }
+        found[peer].append((row["t"], row.get("elapsed") or spent[peer], values))
+    return found
+
+
+def _mean(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each tag over the peers that have it."""
+    tags = dict.fromkeys(tag for found in values for tag in found)
+    return {tag: fmean(found[tag] for found in values if tag in found) for tag in tags}

@@ -1,0 +1,193 @@
+"""What a sweep varies: ``--grid KEY=VALUE,VALUE,…`` and seeds, and the runs that follow from them.
+
+A value is YAML, as after ``--set``. One that ends in ``.yaml`` or ``.yml`` is read from that file: its section with
+the name of the key, or else all of it, so that ``--grid algorithm=a.yaml,b.yaml`` compares two methods with their
+parameters. Longer keys are applied on top of shorter ones, in whichever order they were given.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from p2pfl.errors import Problem, RunFileError
+from p2pfl.run_file.yaml_source import RunFileLoader
+
+LONGEST_NAME = 120
+"""Characters of a run's name, which is that of its folder."""
+NAME = re.compile(r"[A-Za-z0-9+=_][A-Za-z0-9._+=-]*")
+"""What the name of a run may be: the name of a folder that shells need not quote."""
+
+TITLES = ("algorithm", "graph", "models", "dataset", "partition", "augment")
+"""Sections of the run file that are called by their names."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of an axis, and how tables call it."""
+
+    label: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key of the run file and the values that it takes.
+
+    Attributes:
+        option: what was given on the command line, for errors.
+    """
+
+    option: str
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        name: of its folder.
+        labels: by varied key besides the seed, as tables call its values.
+        values: by key, to apply to the run file in this order.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    seed: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse_axis(text: str) -> Axis:
+    """Read the text of one ``--grid``. Raises RunFileError."""
+    option = f"--grid {text}"
+    key, equals, values = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise _error(option, "", "expected key=value,value,… or section.key=value,value,…")
+    texts = [part.strip() for part in split_values(values)]
+    if not all(texts):
+        raise _error(option, key, "a value is empty; expected values that are separated by single commas")
+    doubles = sorted({part for part in texts if texts.count(part) > 1})
+    if doubles:
+        raise _error(option, key, f"{doubles[0]!r} is given twice")
+    stems = [Path(part).stem if _is_file(part) else part for part in texts]
+    labels = stems if len(set(stems)) == len(stems) else texts
+    return Axis(option, key, tuple(Value(label, _value(option, key, part)) for label, part in zip(labels, texts)))  # noqa: B905
+
+
+def parse_axes(texts: Sequence[str]) -> list[Axis]:
+    """Read all ``--grid`` options. Raises RunFileError."""
+    axes = [parse_axis(text) for text in texts]
+    seen: dict[str, str] = {}
+    for axis in axes:
+        if axis.key in seen:
+            raise _error(axis.option, axis.key, f"also varied by {seen[axis.key]}; give all values in one option")
+        seen[axis.key] = axis.option
+    return axes
+
+
+def split_values(text: str) -> Iterator[str]:
+    """Split at commas that are not inside brackets, braces or quotes."""
+    depth, quote, begin = 0, "", 0
+    for at, letter in enumerate(text):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth -= 1
+        elif letter == "," and depth == 0:
+            yield text[begin:at]
+            begin = at + 1
+    yield text[begin:]
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith((".yaml", ".yml"))
+
+
+def _value(option: str, key: str, text: str) -> Any:
+    try:
+        content = Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise _error(option, key, f"{text}: cannot be read: {reason}") from None
+    try:
+        value = yaml.load(content, Loader=RunFileLoader)  # noqa: S506, TID251  # derived from SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{text}:{mark.line + 1}" if mark is not None and _is_file(text) else repr(text)
+        raise _error(option, key, f"{where} is invalid YAML") from None
+    if _is_file(text):
+        section = key.rpartition(".")[2]
+        if isinstance(value, dict) and section in value:
+            return value[section]
+        if value is None:
+            raise _error(option, key, f"{text}: empty; expected the value of {key}, or a section {section!r}")
+    return value
+
+
+def seeds_of(axes: list[Axis], first: int, number: int | None) -> tuple[list[Axis], list[int]]:
+    """Return the axes besides the seed, and the seeds: those of ``--grid seed=…``, else ``number`` from ``first`` on.
+
+    Raises:
+        RunFileError: both were given, or a seed is no integer of at least 0.
+    """
+    others = [axis for axis in axes if axis.key != "seed"]
+    for axis in axes:
+        if axis.key != "seed":
+            continue
+        if number is not None:
+            raise _error(axis.option, "seed", "give either --seeds or --grid seed=…, not both")
+        for value in axis.values:
+            if not isinstance(value.value, int) or isinstance(value.value, bool) or value.value < 0:
+                raise _error(axis.option, "seed", f"should be an integer of at least 0 (found {value.label})")
+        return others, [value.value for value in axis.values]
+    return others, list(range(first, first + (number or 1)))
+
+
+def points(axes: Sequence[Axis], seeds: Sequence[int]) -> list[Point]:
+    """Return every combination of the axes' values with every seed, in the order of the command line."""
+    found, names = [], set[str]()
+    for chosen in product(*(axis.values for axis in axes)):
+        labels = {axis.key: value.label for axis, value in zip(axes, chosen, strict=True)}
+        values = {axis.key: value.value for axis, value in zip(axes, chosen, strict=True)}
+        ordered = {axis.key: values[axis.key] for axis in by_depth(axes)}
+        for seed in seeds:
+            name = run_name(labels, seed, names)
+            names.add(name)
+            found.append(Point(name, labels, seed, ordered))
+    return found
+
+
+def by_depth(axes: Sequence[Axis]) -> list[Axis]:
+    """Sort axes so that ``algorithm`` is applied before ``algorithm.lr``."""
+    return sorted(axes, key=lambda axis: axis.key.count("."))
+
+
+def run_name(labels: Mapping[str, str], seed: int, taken: Iterable[str]) -> str:
+    """``mapl-lr=0.01-seed=2``: the name of a folder that no other run has."""
+    parts = [short(key, label) for key, label in labels.items()]
+    text = re.sub(r"[^A-Za-z0-9._+=-]+", "_", "-".join([*parts, f"seed={seed}"])).lstrip(".-")[-LONGEST_NAME:]
+    text = text.lstrip(".-")
+    taken = set(taken)
+    return next(name for number in count(1) if (name := text if number == 1 else f"{text}-{number}") not in taken)
+
+
+def short(key: str, label: str) -> str:
+    """``mapl`` or ``lr=0.01``: a value, with the last part of its key if it does not say by itself what it is."""
+    name = key.removesuffix(".name").rpartition(".")[2]
+    return label if name in TITLES else f"{name}={label}"
+
+
+def _error(where: str, key: str, message: str) -> RunFileError:
+    return RunFileError([Problem(where, key, message)])

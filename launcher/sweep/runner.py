@@ -1,0 +1,262 @@
+"""Run the runs of a sweep to the end: several at a time, as many as fit into memory.
+
+What is finished is kept, what was interrupted is resumed, and what an earlier sweep has left running is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import psutil
+
+from launcher.errors import SweepError
+from launcher.sweep import memory
+from launcher.sweep.folder import SweepFolder
+from launcher.sweep.jobs import Job, wait
+from launcher.views.formatting import size
+from launcher.views.summary import settings
+from p2pfl.errors import P2pflError
+from p2pfl.session.run_folder import RunFolder
+
+POLL_INTERVAL = 0.25
+"""Seconds between two looks at the running jobs, if none ends."""
+
+
+class Source(Protocol):
+    """Says which runs to start, and learns how they end."""
+
+    @property
+    def total(self) -> int:
+        """Number of runs of the whole sweep."""
+
+    def next(self) -> str | None:
+        """Return the run to start next; None if there is none now, or none any more."""
+
+    def back(self, name: str) -> None:
+        """Take back a run that cannot start yet."""
+
+    def prunes(self, job: Job) -> bool:
+        """Return whether to stop a running run, as the others do better."""
+
+    def ended(self, job: Job, failure: str) -> None:
+        """A run has ended; ``failure`` says why if it has not finished."""
+
+
+class Queue:
+    """The runs of a grid, in order: those that were interrupted first, so that they leave nothing half done."""
+
+    def __init__(self, folder: SweepFolder) -> None:
+        states = {point.name: folder.state(point.name) for point in folder.sweep.points}
+        self.total = len(states)
+        self.finished = [name for name, state in states.items() if state == "finished"]
+        order = ("running", "interrupted", "waiting")
+        self._left = [name for wanted in order for name, state in states.items() if state == wanted]
+
+    def next(self) -> str | None:
+        return self._left.pop(0) if self._left else None
+
+    def back(self, name: str) -> None:
+        self._left.insert(0, name)
+
+    def prunes(self, job: Job) -> bool:
+        return False
+
+    def ended(self, job: Job, failure: str) -> None:
+        pass
+
+
+@dataclass
+class Progress:
+    """How far a sweep is."""
+
+    total: int
+    finished: int = 0
+    pruned: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why each failed run has not finished, by name."""
+    jobs: list[Job] = field(default_factory=list)
+    """Those that are running."""
+    waits: str = ""
+    """Why no further run starts, although more could."""
+    stopping: bool = False
+
+    @property
+    def ended(self) -> int:
+        return self.finished + self.pruned + len(self.failures)
+
+
+class Display(Protocol):
+    """Shows the progress of a sweep."""
+
+    def update(self, progress: Progress, *, now: bool = False) -> None:
+        """Show the current state; called several times a second."""
+
+    def print(self, line: str) -> None:
+        """Print a permanent line."""
+
+
+class Runner:
+    """Runs a sweep.
+
+    Args:
+        most: maximum number of runs at the same time.
+        available: returns the bytes of memory that new processes can have.
+    """
+
+    def __init__(
+        self,
+        folder: SweepFolder,
+        source: Source,
+        display: Display,
+        most: int,
+        finished: int = 0,
+        available: Callable[[], int] = memory.available,
+    ) -> None:
+        self.progress = Progress(source.total, finished)
+        self._folder = folder
+        self._source = source
+        self._display = display
+        self._most = most
+        self._available = available
+        self._peers: dict[str, int] = {}
+        self._alike: dict[str, str] = {}
+        self._estimate = memory.Estimate(self._peers, self._alike, folder.memory)
+        for name in self._estimate.measured:
+            with suppress(P2pflError):
+                self._describe(name)
+
+    def run(self) -> Progress:
+        """Run until nothing is left, or until a signal has stopped every run."""
+        progress = self.progress
+        with _count_signals() as signals:
+            while True:
+                if signals and not progress.stopping:
+                    progress.stopping, progress.waits = True, ""
+                    if progress.jobs:
+                        self._display.print(
+                            "stopping: every run writes checkpoints and ends; press Ctrl-C again to kill them"
+                        )
+                for job in progress.jobs if signals else ():
+                    job.stop(kill=len(signals) > 1)
+                if not progress.stopping:
+                    self._start()
+                if not progress.jobs:
+                    self._display.update(progress, now=True)
+                    return progress
+                wait(progress.jobs, POLL_INTERVAL)
+                self._look()
+                self._display.update(progress)
+
+    def _start(self) -> None:
+        """Start the runs that fit."""
+        progress = self.progress
+        progress.waits = ""
+        while len(progress.jobs) < self._most and (name := self._source.next()) is not None:
+            adopt = self._folder.state(name) == "running"
+            begun = self._folder.run(name).run_file.exists()
+            try:
+                if not adopt and (reason := self._no_room(name)):
+                    if progress.jobs:
+                        self._source.back(name)
+                        progress.waits = reason
+                        return
+                    raise SweepError(f"not started: {reason}")
+                progress.jobs.append(Job(self._folder, name, adopt=adopt))
+            except P2pflError as error:  # of this run only: the others go on
+                self._end(Job(self._folder, name, adopt=True), str(error))
+                continue
+            self._display.print(f"{name}: {'found running' if adopt else 'resumed' if begun else 'started'}")
+
+    def _no_room(self, name: str) -> str:
+        """Say why a run does not fit into memory beside those that run; empty if it does."""
+        self._describe(name)
+        running = {job.name: job.memory for job in self.progress.jobs}
+        free = self._available()
+        if self._estimate.fits(name, running, free, psutil.virtual_memory().total):
+            return ""
+        needed = self._estimate.of(name)
+        if needed is None:
+            return "the memory of the first run is being measured"
+        return f"it needs about {size(needed)} of memory beside the running ones, and {size(free)} are available"
+
+    def _describe(self, name: str) -> None:
+        """Read from its run file what the estimate of a run's memory depends on."""
+        if name not in self._peers:
+            plain = settings(RunFolder(self._folder.plan(name).parent))
+            self._peers[name] = plain["peers"]
+            self._alike[name] = _without_seed(plain)
+
+    def _look(self) -> None:
+        """See what the running jobs do, and which have ended."""
+        for job in list(self.progress.jobs):
+            if job.running():
+                if job.measure() and job.busy():
+                    self._note_memory(job)
+                if not job.pruned and not self.progress.stopping and self._source.prunes(job):
+                    job.pruned = True
+                    job.stop()
+                continue
+            self.progress.jobs.remove(job)
+            failure = job.failure()
+            if not failure:
+                self._note_memory(job)
+            if job.adopted and failure and not self.progress.stopping:
+                self._source.back(job.name)  # nobody was there to restart its peers
+            else:
+                self._end(job, failure)
+
+    def _note_memory(self, job: Job) -> None:
+        """Keep what a run has taken, for the estimates of others."""
+        known = self._estimate.measured.get(job.name, 0)
+        if job.peak > known:
+            self._describe(job.name)
+            self._estimate.measured[job.name] = job.peak
+            self._folder.write_memory(self._estimate.measured)
+
+    def _end(self, job: Job, failure: str) -> None:
+        progress = self.progress
+        if not failure or job.pruned or not progress.stopping:  # what was stopped is resumed later
+            self._source.ended(job, failure)
+        if job.pruned and failure:
+            progress.pruned += 1
+            self._display.print(f"{job.name}: pruned")
+        elif not failure:
+            progress.finished += 1
+            self._display.print(f"{job.name}: finished")
+        elif not progress.stopping:
+            progress.failures[job.name] = failure
+            self._display.print(f"{job.name}: failed: {failure}")
+
+
+def _without_seed(plain: Mapping[str, Any]) -> str:
+    return repr({key: value for key, value in plain.items() if key != "seed"})
+
+
+def default_jobs(folder: SweepFolder) -> int:
+    """Return how many runs at the same time use the host well.
+
+    A simulated run computes in one process. The peers of one launched run already share all cores.
+    """
+    return len(os.sched_getaffinity(0)) if folder.sweep.simulate else 1
+
+
+@contextmanager
+def _count_signals() -> Iterator[list[int]]:
+    """Collect SIGINT (Ctrl-C) and SIGTERM in a list."""
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

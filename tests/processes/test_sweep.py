@@ -1,0 +1,191 @@
+"""`p2pfl sweep` as a process: interrupted and continued, with the results of an undisturbed sweep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from launcher.sweep.folder import SweepFolder
+from p2pfl.run_file.load import load
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.simulate import simulate
+from tests.conftest import tree, until
+
+ROUNDS = 15
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(tree(rounds=ROUNDS)))
+    return path
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start `p2pfl sweep`, which is killed at the end of the test if it still runs."""
+    started: list[subprocess.Popen[str]] = []
+
+    def sweep(*arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-m", "launcher.cli", "sweep", *map(str, arguments), "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield sweep
+    for process in started:
+        if process.poll() is None:
+            kill(process, everything=True)
+        for pipe in (process.stdout, process.stderr):
+            assert pipe is not None
+            pipe.close()
+
+
+def kill(process: subprocess.Popen[str], *, everything: bool) -> None:
+    """Kill the sweep, and the commands of its runs too if ``everything``."""
+    children = psutil.Process(process.pid).children(recursive=True) if everything else []
+    process.kill()
+    process.wait()
+    for child in children:
+        child.kill()
+    psutil.wait_procs(children)
+
+
+def rounds_done(folder: RunFolder) -> int:
+    """Completed rounds of the slowest peer."""
+    if not folder.run_file.exists():
+        return 0
+    statuses = [files.status() for files in folder.peers()]
+    return min(0 if status is None else status.rounds_done for status in statuses)
+
+
+def commands(folder: SweepFolder, name: str) -> list[str]:
+    """The commands that have worked on a run: ``simulate``, ``resume``, …"""
+    lines = folder.log(name).read_text().splitlines()
+    return [line.split()[2] for line in lines if line.startswith("$ p2pfl ")]
+
+
+def digests(folder: RunFolder) -> list[str]:
+    results = [files.result() for files in folder.peers()]
+    return ["" if result is None else result.digest for result in results]
+
+
+def test_killed_and_continued_it_ends_like_an_undisturbed_one(start: Start, file: Path, tmp_path: Path) -> None:
+    asked = [file, "--grid", "algorithm=local,dpsgd", "--simulate", "--jobs", 1, "--out", tmp_path / "s"]
+    folder = SweepFolder(tmp_path / "s")
+    names = ["local-seed=3", "dpsgd-seed=3"]
+    first = start(*asked)
+    until(lambda: rounds_done(folder.run("dpsgd-seed=3")) >= 2)
+    kill(first, everything=True)
+    assert [folder.state(name) for name in names] == ["finished", "interrupted"]
+
+    again = start(*asked)
+    out, err = again.communicate()
+    assert again.returncode == 0, err
+    assert "1 of 2 runs have finished before" in err
+    assert [commands(folder, name) for name in names] == [["simulate"], ["simulate", "resume"]]
+    for name in names:
+        undisturbed = [result.digest for result in simulate(load(folder.plan(name)))]
+        assert digests(folder.run(name)) == undisturbed
+    plain = json.loads(out)
+    assert [(line["name"], line["seeds"]) for line in plain["groups"]] == [("local", [3]), ("dpsgd", [3])]
+    assert plain["groups"][1]["versus"]["n"] == 1
+    assert (plain["finished"], plain["total"], plain["failures"]) == (2, 2, [])
+
+
+def test_runs_that_a_killed_sweep_left_running_are_waited_for(start: Start, file: Path, tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "s")
+    first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
+    until(lambda: rounds_done(folder.run("seed=3")) >= 1)
+    kill(first, everything=False)
+    again = start(folder.root)
+    _, err = again.communicate()
+    assert again.returncode == 0
+    assert "seed=3: found running" in err
+    assert commands(folder, "seed=3") == ["simulate"]
+    assert folder.state("seed=3") == "finished"
+
+
+def test_ctrl_c_stops_the_run_and_the_same_folder_continues(start: Start, file: Path, tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path / "s")
+    first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
+    until(lambda: rounds_done(folder.run("seed=3")) >= 1)
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate()
+    assert first.returncode == 128 + signal.SIGINT
+    assert f"1 of 1 runs are not finished; continue with: p2pfl sweep {folder.root}" in err
+    assert json.loads(out)["finished"] == 0
+    assert folder.state("seed=3") == "interrupted"
+    again = start(folder.root)
+    again.communicate()
+    assert again.returncode == 0
+    assert commands(folder, "seed=3") == ["simulate", "resume"]
+
+
+def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
+    start: Start, file: Path, tmp_path: Path
+) -> None:
+    folder = SweepFolder(tmp_path / "s")
+    first = start(file, "--grid", "rounds=1,2", "--simulate", "--jobs", 1, "--out", folder.root)
+    until(lambda: folder.file.exists())
+    plan = folder.plan("rounds=2-seed=3")
+    plan.write_text(plan.read_text().replace("rounds: 2", "rounds: two"))
+    out, err = first.communicate()
+    assert first.returncode == 1
+    plain = json.loads(out)
+    (failure,) = plain["failures"]
+    assert failure["run"] == "rounds=2-seed=3"
+    assert "rounds: should be an integer (found 'two')" in failure["error"]
+    assert Path(failure["log"]).read_text().startswith("$ p2pfl simulate ")
+    assert f"failed: rounds=2-seed=3: {failure['error']}; log: {failure['log']}" in err
+    assert [line["labels"] for line in plain["groups"]] == [{"rounds": "1"}]
+
+
+def test_a_search_continues_its_trials(start: Start, file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    space = tmp_path / "space.yaml"
+    space.write_text("trials: 2\nprune: false\nspace:\n  algorithm.lr: {low: 0.001, high: 0.5, log: true}\n")
+    folder = SweepFolder(tmp_path / "s")
+    first = start(file, "--optuna", space, "--simulate", "--jobs", 1, "--out", folder.root)
+
+    def second() -> str | None:
+        """The name of the second trial when it is in the middle."""
+        points = folder.sweep.points if folder.file.exists() else ()
+        return points[1].name if len(points) > 1 and rounds_done(folder.run(points[1].name)) >= 2 else None
+
+    interrupted: Any = until(second)
+    kill(first, everything=True)
+    again = start(folder.root)
+    out, err = again.communicate()
+    assert again.returncode == 0, err
+    names = [point.name for point in folder.sweep.points]
+    assert len(names) == 2
+    assert names[1] == interrupted
+    assert commands(folder, interrupted) == ["simulate", "resume"]
+    assert commands(folder, names[0]) == ["simulate"]
+    best = max(json.loads(out)["groups"], key=lambda line: line["accuracy"]["mean"])
+    assert f"best of 2 finished trials: lr={best['labels']['algorithm.lr']}-seed=3, accuracy" in err
+
+
+def test_the_help_imports_neither_torch_nor_scipy() -> None:
+    code = (
+        "import sys\nfrom launcher.cli import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'scipy', 'pydantic', 'optuna', 'tensorboard'} & sys.modules.keys()"
+    )
+    for command in ("sweep", "compare", "export"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, env={**os.environ}
+        )
+        assert done.stderr == ""

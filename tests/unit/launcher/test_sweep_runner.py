@@ -1,0 +1,247 @@
+"""The runner of a sweep: memory, what starts when, and what becomes of failures. Its jobs are fakes."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+
+from launcher.sweep import memory, runner
+from launcher.sweep.folder import Sweep, SweepFolder
+from launcher.sweep.grid import Point
+from launcher.sweep.jobs import Job
+from launcher.sweep.memory import MARGIN, Estimate
+from launcher.sweep.runner import Progress, Queue, Runner
+from launcher.views.progress import LINE_INTERVAL
+from launcher.views.sweep import Pace, SweepDisplay
+from tests.launcher_fixtures import MakeFolder
+
+GB = 10**9
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+def estimate(**measured: int) -> Estimate:
+    return Estimate({"a": 4, "b": 4, "c": 8, "d": 2}, {"a": "x", "b": "x", "c": "y", "d": "z"}, measured)
+
+
+def test_runs_with_the_same_values_are_the_best_guide() -> None:
+    assert estimate(b=2 * GB, c=9 * GB).of("a") == int(MARGIN * 2 * GB)
+
+
+def test_other_runs_count_in_proportion_to_more_peers_but_not_to_fewer() -> None:
+    assert estimate(a=2 * GB).of("c") == int(MARGIN * 4 * GB)
+    assert estimate(a=2 * GB).of("d") == int(MARGIN * 2 * GB)
+    assert estimate().of("a") is None
+
+
+def test_nothing_starts_beside_the_first_run_until_that_is_measured() -> None:
+    assert estimate().fits("a", {}, free=0, total=8 * GB)
+    assert not estimate().fits("a", {"b": GB}, free=100 * GB, total=100 * GB)
+
+
+def test_counts_what_running_runs_may_still_grow_and_a_reserve() -> None:
+    known = estimate(a=1 * GB, b=1 * GB)  # 1.2 GB each
+    assert known.fits("a", {"b": 0}, free=int(2.91 * GB), total=10 * GB)
+    assert not known.fits("a", {"b": 0}, free=int(2.89 * GB), total=10 * GB)
+    assert known.fits("a", {"b": 2 * GB}, free=int(1.71 * GB), total=10 * GB)
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = tmp_path / "sys/fs/cgroup/job"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (group / "memory.max").write_text("5000\n")
+    (group / "memory.current").write_text("4000\n")
+    (group / "memory.stat").write_text("anon 1000\ninactive_file 500\n")
+    assert memory.available(tmp_path) == 1500
+    (group / "memory.max").write_text("max\n")
+    assert memory.available(tmp_path) > 10**6
+
+
+# ---- what starts when --------------------------------------------------------------------------------------
+
+
+class FakeJob(Job):
+    """A run that ends after two looks at it; ``peaks`` says what it takes, ``failing`` which do not finish."""
+
+    peaks: dict[str, int]
+    failing: set[str]
+    log: list[str]
+
+    def __init__(self, folder: SweepFolder, name: str, *, adopt: bool = False) -> None:
+        self.name, self.adopted, self.pruned = name, adopt, False
+        self.memory = self.peak = 0
+        self.began = 0.0
+        self._looks = 0
+        if not adopt:
+            self.log.append(f"start {name}")
+
+    def snapshot(self) -> None:
+        return None
+
+    def running(self) -> bool:
+        self._looks += 1
+        if self._looks > 2:
+            self.log.append(f"end {self.name}")
+        return self._looks <= 2
+
+    def measure(self) -> bool:
+        self.memory = self.peak = self.peaks[self.name]
+        return True
+
+    def busy(self) -> bool:
+        return True
+
+    def failure(self) -> str:
+        return "it broke" if self.name in self.failing else ""
+
+    def stop(self, *, kill: bool = False) -> None:
+        self.log.append(f"stop {self.name}")
+        self._looks = 2
+
+
+class Lines:
+    """A display that keeps what was printed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def update(self, progress: Progress, *, now: bool = False) -> None:
+        pass
+
+    def print(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
+    """A sweep of three runs, of which none has begun."""
+    found = SweepFolder(tmp_path)
+    points = tuple(Point(name, {"graph": name}, 0) for name in "abc")
+    found.write(Sweep("", "x.yaml", True, points=points))
+    for name in "abc":
+        found.plan(name).parent.mkdir(parents=True)
+        found.plan(name).write_text(yaml.safe_dump({"peers": 2, "rounds": 3, "seed": 0, "graph": name}))
+    FakeJob.peaks, FakeJob.failing, FakeJob.log = dict.fromkeys("abc", GB), set(), []
+    monkeypatch.setattr(runner, "Job", FakeJob)
+    monkeypatch.setattr(runner, "wait", lambda jobs, timeout: None)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"total": 10 * GB}))
+    return found
+
+
+def run(folder: SweepFolder, most: int, free: int, **options: Any) -> tuple[Progress, list[str]]:
+    lines = Lines()
+    found = Runner(folder, Queue(folder), lines, most, available=lambda: free, **options).run()
+    return found, lines.lines
+
+
+def test_the_second_run_starts_when_the_first_is_measured(folder: SweepFolder) -> None:
+    found, _ = run(folder, 3, 100 * GB)
+    assert FakeJob.log[:2] == ["start a", "start b"]
+    assert FakeJob.log.index("start c") < FakeJob.log.index("end a")
+    assert (found.finished, found.failures) == (3, {})
+    assert folder.memory == dict.fromkeys("abc", GB)
+
+
+def test_a_run_that_does_not_fit_beside_others_waits_for_them(folder: SweepFolder) -> None:
+    found, _ = run(folder, 3, int(1.8 * GB))  # 1.2 GB each, 0.2 GB to grow, 0.5 GB in reserve
+    assert FakeJob.log == [f"{what} {name}" for name in "abc" for what in ("start", "end")]
+    assert found.finished == 3
+
+
+def test_a_run_that_does_not_fit_alone_is_not_started(folder: SweepFolder) -> None:
+    found, lines = run(folder, 1, GB)
+    assert FakeJob.log == ["start a", "end a"]
+    assert found.failures["b"].startswith("not started: it needs about 1.2 GB of memory")
+    assert found.failures["b"].endswith("1.0 GB are available")
+    assert "c: failed: not started" in lines[-1]
+
+
+def test_what_was_measured_is_known_after_a_restart(folder: SweepFolder) -> None:
+    folder.write_memory({"a": GB})
+    run(folder, 2, 100 * GB)
+    assert FakeJob.log[:2] == ["start a", "start b"]
+
+
+def test_a_failure_does_not_end_the_sweep(folder: SweepFolder) -> None:
+    FakeJob.failing = {"b"}
+    found, lines = run(folder, 1, 100 * GB)
+    assert (found.finished, found.failures) == (2, {"b": "it broke"})
+    assert "b: failed: it broke" in lines
+
+
+def test_a_run_without_plan_fails_alone(folder: SweepFolder) -> None:
+    folder.plan("b").unlink()
+    found, _ = run(folder, 1, 100 * GB)
+    assert found.finished == 2
+    assert "plans/b/run.yaml: cannot be read" in found.failures["b"]
+
+
+def test_finished_runs_are_not_started_again(folder: SweepFolder, make_folder: MakeFolder) -> None:
+    made = make_folder("made")
+    (folder.root / "runs").mkdir()
+    made.root.rename(folder.run("a").root)
+    queue = Queue(folder)
+    assert queue.finished == ["a"]
+    assert [queue.next(), queue.next(), queue.next()] == ["b", "c", None]
+
+
+def test_interrupted_runs_come_first(folder: SweepFolder, make_folder: MakeFolder) -> None:
+    made = make_folder("made", results={0: None})
+    (folder.root / "runs").mkdir()
+    made.root.rename(folder.run("c").root)
+    assert Queue(folder).next() == "c"
+
+
+def test_an_incomplete_run_folder_is_deleted_before_its_run_starts(folder: SweepFolder) -> None:
+    root = folder.run("a").root
+    (root / "peers" / "00").mkdir(parents=True)
+    assert folder.state("a") == "waiting"
+    folder.clear_incomplete("a")
+    assert not root.exists()
+    root.mkdir()
+    (root / "run.yaml").touch()
+    folder.clear_incomplete("a")
+    assert root.exists()
+
+
+# ---- progress ----------------------------------------------------------------------------------------------
+
+
+def test_time_left_is_estimated_from_what_this_sweep_has_done() -> None:
+    pace = Pace()
+    assert pace.remaining(4.5, 10, 3.0) is None  # four and a half runs were done before
+    assert pace.remaining(4.6, 10, 20.0) is None
+    assert pace.remaining(5.5, 10, 23.0) == pytest.approx(90.0)
+    assert pace.remaining(10.0, 10, 99.0) == 0.0
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_display_shows_counts_and_why_the_next_run_waits(folder: SweepFolder, terminal: bool) -> None:
+    text = StringIO()
+    console = Console(file=text, force_terminal=terminal, width=100, markup=False)
+    progress = Progress(
+        9, 2, 1, {"x": "it broke"}, waits="it needs about 3.0 GB", jobs=[FakeJob(folder, "a", adopt=True)]
+    )
+    display = SweepDisplay(console)
+    with display:
+        display.print("a: started")
+        display._printed -= LINE_INTERVAL
+        display.update(progress, now=True)
+    shown = text.getvalue()
+    assert "runs 4/9, 1 running, 1 pruned, 1 failed" in shown
+    assert ("next run waits: it needs about 3.0 GB" in shown) == terminal
+
+
+def test_a_damaged_file_of_measurements_is_measured_again(folder: SweepFolder) -> None:
+    (folder.root / "memory.json").write_text('{"a": "much", "b": 3, "c": -1}')
+    assert folder.memory == {"b": 3}
+    (folder.root / "memory.json").write_text("{")
+    assert folder.memory == {}
