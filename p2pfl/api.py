@@ -42,6 +42,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.new_run import create, create_unique, write_run
+from p2pfl.session.rows import row
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.simulate import simulate
 
@@ -227,7 +228,7 @@ class RecordedRun:
             import pandas as pd
         except ImportError:
             raise MissingExtra("pandas", "pandas", "a table of metrics") from None
-        return pd.DataFrame([_row(record) for record in self.records()])
+        return pd.DataFrame([row(record) for record in self.records()])
 
     def graph(self, t: int | None = None) -> npt.NDArray[np.float64]:
         """Return the mixing weights after round ``t``, by default the last that all peers have completed.
@@ -284,32 +285,6 @@ class RecordedRun:
         if self._run is None:
             self._run = run_files.load(self._folder.require_local().run_file)
         return self._run
-
-
-def _row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a record: ``{"loss": {"ce": 1}}`` to ``{"loss.ce": 1}``."""
-    row: dict[str, Any] = {}
-    for key, value in record.items():
-        if key == "weights":
-            continue
-        if key in ("sent", "received"):
-            counts = [entry for kinds in value.values() for entry in kinds.values()]
-            row[f"{key}.messages"] = sum(entry[0] for entry in counts)
-            row[f"{key}.bytes"] = sum(entry[1] + entry[2] for entry in counts)
-        elif key == "missing":
-            row[key] = sum(map(len, value.values()))
-        else:
-            row.update(_flat("" if key == "personal" else key, value))
-    return row
-
-
-def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        if name:
-            yield name, value
-        return
-    for key, item in value.items():
-        yield from _flat(f"{name}.{key}" if name else f"test_{key}" if key == "loss" else key, item)
 
 
 class LaunchedRun(RecordedRun):

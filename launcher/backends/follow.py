@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Literal, Protocol
@@ -52,9 +52,19 @@ class RunSize(Protocol):
 
 
 def follow(
-    folder: RunFolder, peers: Sequence[PeerId], run: RunSize, warm: WarmProcess, console: Console, restart: Restart
+    folder: RunFolder,
+    peers: Sequence[PeerId],
+    run: RunSize,
+    warm: WarmProcess,
+    console: Console,
+    restart: Restart,
+    notices: Callable[[], Iterable[str]] = tuple,
 ) -> PeerProcesses:
-    """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start."""
+    """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start.
+
+    Args:
+        notices: return lines of others to print, again and again.
+    """
     processes = PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
@@ -86,6 +96,8 @@ def follow(
             for peer in exited:
                 if peer in policy.reports:
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
+            for line in notices():
+                progress.print(line)
             display.update(now=not processes.running)
     if warm.stderr:
         with suppress(OSError):

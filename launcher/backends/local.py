@@ -21,6 +21,7 @@ from launcher.backends.this_host import remote_peers
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
+from launcher.tracking.processes import check_trackers, tracking
 from launcher.views import formatting
 from launcher.views.progress import print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
@@ -56,6 +57,7 @@ def launch(request: LaunchRequest, console: Console, restart: Restart = "on-fail
         _check_addresses(run, range(run.peers))
         _check_keys(run, range(run.peers))
         check_limits(run, range(run.peers))
+        check_trackers(run)
         return request.prepare(run), _Settings.of(run)
 
     warm, (folder, settings) = WarmProcess.after(prepare)
@@ -96,6 +98,7 @@ def resume(
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
         _check_keys(run, ended)
         check_limits(run, ended)
+        check_trackers(run)
         return _Settings.of(run), running, ended
 
     warm, (settings, running, ended) = WarmProcess.after(select)
@@ -158,7 +161,8 @@ def _run(
             environment = services.enter_context(mps)
             warm.kill()
             warm = services.enter_context(WarmProcess(environment))
-        processes = follow(folder, peers, settings, warm, console, restart)
+        trackers = services.enter_context(tracking(folder, console.print))
+        processes = follow(folder, peers, settings, warm, console, restart, trackers.failures)
     from p2pfl.messaging.topology import Topology  # takes memory that the peers no longer need
 
     seconds = seconds_before + processes.seconds

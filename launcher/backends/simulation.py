@@ -14,6 +14,7 @@ from setproctitle import setproctitle
 from launcher.backends.processes import find_process, outcome, simulation_title
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
+from launcher.tracking.processes import check_trackers, tracking
 from launcher.views.progress import Display, print_run_path, progress_on
 from launcher.views.summary import Summary, measured_seconds, summarize
 from p2pfl.errors import RunFolderError
@@ -29,6 +30,7 @@ def simulate(request: LaunchRequest, console: Console, jobs: int = 1) -> tuple[R
     _prepare_forks(jobs)
     run = request.load()
     _check_device(run, jobs)
+    check_trackers(run)
     folder = request.prepare(run, simulated=True)
     folder.write_info({**folder.info, "jobs": jobs})
     return folder, _run(run, folder, console, jobs)
@@ -51,6 +53,7 @@ def resume(folder: RunFolder, console: Console) -> tuple[RunFolder, Summary]:
 
     run = run_files.load(folder.run_file)
     _check_device(run, jobs)
+    check_trackers(run)
     seconds_before = 0.0
     with suppress(RunFolderError):
         seconds_before = measured_seconds(folder) or 0.0
@@ -77,7 +80,7 @@ def _run(run: Run, folder: RunFolder, console: Console, jobs: int, seconds_befor
     setproctitle(simulation_title(folder))
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
     began = time.monotonic()
-    with progress_on(console) as progress:
+    with tracking(folder, console.print), progress_on(console) as progress:
         display = Display(progress, folder, range(run.peers), run.rounds)
         try:
             run_peers(run, folder, lambda peer, t: display.update(), jobs)
