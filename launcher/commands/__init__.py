@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, new, run
+from launcher.commands import collect, compose, describe, inspect, keys, new, run, track
 from launcher.commands.group import commands
 
 for command in (
@@ -31,6 +31,7 @@ for command in (
     keys.keys,
     compose.compose,
     new.new,
+    track.track,
 ):
     commands.add_command(command)
 

@@ -1,7 +1,7 @@
 """Trackers: follow the records of a run and pass them on to TensorBoard, W&B or MLflow, as ``track`` asks.
 
     processes.py  in the launcher: starts a process per tracker, and ends it in bounded time
-    __main__.py   that process: `python -m launcher.tracking RUN INDEX`
+    __main__.py   that process: `python -m launcher.tracking RUN ENTRY`
     follow.py     the records as they are written, and their means over the peers
     backends.py   where they go
 

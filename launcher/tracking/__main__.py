@@ -1,4 +1,4 @@
-"""The process of one tracker: `python -m launcher.tracking RUN INDEX`, with the INDEX-th entry of ``track``.
+"""The process of one tracker: `python -m launcher.tracking RUN ENTRY`, with an entry of ``track`` as JSON.
 
 End of file on its stdin says that the launcher has ended, and then it ends with the last peer. Its output is in
 RUN/tracking/NAME.log.
@@ -6,6 +6,7 @@ RUN/tracking/NAME.log.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -30,11 +31,10 @@ NICE = 10
 """Peers come first."""
 
 
-def main(root: Path, index: int) -> None:
+def main(root: Path, entry: Mapping[str, Any]) -> None:
     """Pass the records of a run on until it ends."""
     folder = RunFolder.open(root)
     run = settings(folder)
-    entry = run["track"][index]
     setproctitle(f"p2pfl tracker {entry['name']} {folder.root}")
     os.nice(NICE)
     peers = [files.peer for files in folder.peers()]
@@ -64,6 +64,7 @@ def track(
         entry: of ``track``.
     """
     path = folder.root / "tracking" / f"{entry['name']}.json"
+    path.parent.mkdir(exist_ok=True)
     state = read_json(path) or {}
     tracked = Tracked(folder.root, folder.info["id"], entry.get("project") or run["name"], dict(flat(run)), state)
     logged: dict[str, int] = state.setdefault("last", {})
@@ -111,7 +112,7 @@ def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), int(sys.argv[2]))
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except Exception as error:
         import traceback
 

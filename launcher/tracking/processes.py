@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +42,13 @@ def check_trackers(run: Run) -> None:
 class TrackerProcess:
     """The process of one tracker, in a session of its own: Ctrl-C does not reach it."""
 
-    def __init__(self, folder: RunFolder, index: int, name: str) -> None:
-        self.name = name
-        self.log = folder.root / "tracking" / f"{name}.log"
+    def __init__(self, folder: RunFolder, entry: Mapping[str, Any]) -> None:
+        self.name = entry["name"]
+        self.log = folder.root / "tracking" / f"{self.name}.log"
         self._told = False
         with write_errors(self.log):
             self.log.parent.mkdir(exist_ok=True)
-        command = [sys.executable, "-P", "-m", "launcher.tracking", str(folder.root), str(index)]
+        command = [sys.executable, "-P", "-m", "launcher.tracking", str(folder.root), json.dumps(entry)]
         with write_errors(self.log), self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
@@ -96,12 +97,29 @@ class TrackerProcess:
 class Trackers:
     """All trackers of a run."""
 
-    def __init__(self, folder: RunFolder, entries: list[dict[str, Any]]) -> None:
-        self._processes = [TrackerProcess(folder, index, entry["name"]) for index, entry in enumerate(entries)]
+    def __init__(self, folder: RunFolder, entries: Iterable[Mapping[str, Any]]) -> None:
+        self._processes = [TrackerProcess(folder, entry) for entry in entries]
 
     def failures(self) -> list[str]:
         """Return what to tell about trackers that have failed since the last call."""
         return [told for process in self._processes if (told := process.failure()) is not None]
+
+    def wait(self, tell: Callable[[str], None]) -> bool:
+        """Wait until the run has ended and everything is sent. Return whether no tracker failed."""
+        failed = False
+        for process in self._processes:
+            process.end()
+        try:
+            while not self._all_end(time.monotonic() + PATIENCE):
+                pass
+        finally:
+            for process in self._processes:
+                if not process.wait(0):
+                    process.kill()
+                elif (told := process.failure()) is not None:
+                    failed = True
+                    tell(told)
+        return not failed
 
     def end(self, tell: Callable[[str], None]) -> None:
         """Let the trackers send the last records, for at most TIMEOUT, and kill those that go on."""
