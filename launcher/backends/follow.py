@@ -16,7 +16,8 @@ from rich.console import Console
 from launcher.backends.processes import find_process, outcome
 from launcher.backends.warm import Event, WarmProcess
 from launcher.errors import LaunchError
-from launcher.views.progress import Display, Progress, progress_on
+from launcher.views.progress import Display, Progress
+from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder
@@ -58,6 +59,7 @@ def follow(
     warm: WarmProcess,
     console: Console,
     restart: Restart,
+    watching: Watching = Watching(),
     notices: Callable[[], Iterable[str]] = tuple,
 ) -> PeerProcesses:
     """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start.
@@ -68,7 +70,11 @@ def follow(
     processes = PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
-    with _count_interrupts() as interrupts, progress_on(console) as progress, sigterm_notice(folder, progress):
+    with (
+        _count_interrupts() as interrupts,
+        watching.progress(console, folder) as progress,
+        sigterm_notice(folder, progress),
+    ):
         display = Display(progress, folder, shown, run.rounds)
         warm.fork(folder, peers)
         while processes.running:

@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, new, run, track
+from launcher.commands import collect, compose, describe, inspect, keys, new, run, track, ui
 from launcher.commands.group import commands
 
 for command in (
@@ -32,6 +32,7 @@ for command in (
     compose.compose,
     new.new,
     track.track,
+    ui.ui,
 ):
     commands.add_command(command)
 
