@@ -18,7 +18,7 @@ from textual.widgets import Footer, RichLog, Static
 
 from launcher.ui import drawing
 from launcher.ui.drawing import COLUMNS, Scales
-from launcher.ui.state import Peer, RunState
+from launcher.ui.state import Peer, RunState, level_of
 from launcher.views.logs import LogFile, has_ended
 from launcher.views.progress import Clock
 from p2pfl import PeerId
@@ -119,17 +119,20 @@ class LogScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(RichLog).focus()
-        self.show_state()
+        self.call_after_refresh(self.show_state)
 
     def show_state(self) -> None:
-        """Add the entries that are new."""
+        """Add the entries that are new, and stay at the end if that is what is shown."""
         title = f"peer {self._peer}: {self._state.folder.peer(self._peer).log}"
         self.query_one("#title", Static).update(Text(printable(title), "bold", no_wrap=True, overflow="ellipsis"))
         view = self.query_one(RichLog)
+        at_end = view.is_vertical_scroll_end
         for entry in self._log.read()[-LOG_LINES:]:
             for line in entry.text.split("\n"):
-                level = next((style for word, style in _LEVELS if word in line[:40]), "")
-                view.write(Text(printable(line), level), scroll_end=view.is_vertical_scroll_end)
+                level = _LEVELS.get(level_of(line), "")
+                view.write(Text(printable(line), level), scroll_end=False)
+        if at_end:
+            view.scroll_end(animate=False)
 
     def action_next(self, by: int) -> None:
         peers = [peer.peer for peer in self._state.peers]
@@ -141,7 +144,7 @@ class LogScreen(Screen[None]):
         self.dismiss()
 
 
-_LEVELS = ((" WARNING ", "yellow"), (" ERROR ", "bold red"), (" CRITICAL ", "bold red"))
+_LEVELS = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 
 
 class WeightsScreen(Screen[None]):

@@ -16,7 +16,7 @@ from p2pfl.session.run_folder import RunFolder, Status
 
 NOTICES = 200
 """Most warnings that are kept."""
-LEVELS = (" WARNING ", " ERROR ", " CRITICAL ")
+LEVELS = ("WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass
@@ -31,8 +31,8 @@ class Peer:
     """Cross-entropy on the training samples by round, or the sum of the loss terms if there is none."""
     weights: dict[int, float] | None = None
     """The last row of mixing weights."""
-    missing: int = 0
-    """Messages that missed their deadline."""
+    absent: dict[int, int] = field(default_factory=dict)
+    """Messages that missed their deadline, by round."""
     warnings: int = 0
     """Warnings and errors in its log."""
 
@@ -51,6 +51,10 @@ class Peer:
     @property
     def loss(self) -> float | None:
         return next(reversed(self.losses.values()), None) if self.losses else None
+
+    @property
+    def missing(self) -> int:
+        return sum(self.absent.values())
 
     @property
     def sent(self) -> int:
@@ -77,11 +81,16 @@ class Peer:
             }
         missing = record.get("missing")
         if isinstance(missing, dict):
-            self.missing += sum(len(peers) for peers in missing.values() if isinstance(peers, list))
+            self.absent[t] = sum(len(peers) for peers in missing.values() if isinstance(peers, list))
 
 
 def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+def level_of(line: str) -> str:
+    """Return the level of a log entry, which follows its time."""
+    return line.partition(" ")[2].lstrip().partition(" ")[0]
 
 
 class RunState:
@@ -109,7 +118,7 @@ class RunState:
     def _read_logs(self) -> None:
         found: list[Entry] = []
         for peer, log in zip(self.peers, self._logs, strict=True):
-            entries = [entry for entry in log.read() if any(level in entry.text[:40] for level in LEVELS)]
+            entries = [entry for entry in log.read() if level_of(entry.text) in LEVELS]
             peer.warnings += len(entries)
             found += entries
         for entry in sorted(found):
