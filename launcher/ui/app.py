@@ -32,6 +32,7 @@ MAX_LOAD = 0.02
 WIDE = 118
 """Columns of a terminal that shows the weights beside the peers."""
 LOG_LINES = 1000
+SELECTED = "on #34456b"
 
 Poll = Callable[[], "list[str] | None"]
 """Return new lines of the launcher; None if it has ended."""
@@ -88,7 +89,8 @@ class Peers(ScrollView, can_focus=True):
             peer = self._order[place]
             text = drawing.row(peer, columns, self._state.rounds, self._scales)
             if peer.peer == self.selected:
-                text.stylize("reverse" if self.has_focus else "underline")
+                text.append(" " * (width - text.cell_len))
+                text.stylize(SELECTED)
         else:
             text = Text()
         return Strip(text.render(self.app.console), text.cell_len).adjust_cell_length(width)
@@ -180,7 +182,7 @@ class LiveView(App[None]):
     Screen { background: $background; }
     #summary, #phases, #title { height: 1; }
     #middle { height: 1fr; }
-    Peers { width: 1fr; height: 1fr; scrollbar-size-vertical: 1; }
+    Peers { background: $background; width: 1fr; height: 1fr; scrollbar-size-vertical: 1; }
     #side { width: auto; max-width: 50%; padding: 0 0 0 2; display: none; }
     #side.wide { display: block; }
     #weights { width: auto; height: auto; }
@@ -196,6 +198,7 @@ class LiveView(App[None]):
         Binding("w", "weights", "Weights"),
         Binding("q", "quit", "Close view"),
         Binding("ctrl+c", "interrupt", "Stop run", priority=True),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # if there is no launcher to stop the run
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -212,7 +215,10 @@ class LiveView(App[None]):
         self.state = state
         self._run_name, self._poll, self._interrupt = name, poll, interrupt
         self._clock = Clock()
-        self._seconds: float | None = None
+        self._used = time.process_time()
+        """Seconds of CPU at the last update."""
+        self._drawn: tuple[object, ...] = ()
+        """What the weights were drawn for."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="summary")
@@ -230,8 +236,7 @@ class LiveView(App[None]):
         self._update()
 
     def _update(self) -> None:
-        """Read and draw what is new, and come again: later if that takes long."""
-        began = time.thread_time()
+        """Read and draw what is new, and come again: later if all since the last time has taken long."""
         lines = [] if self._poll is None else self._poll()
         if lines is None:
             self.exit()
@@ -239,8 +244,8 @@ class LiveView(App[None]):
         self.state.tell(lines)
         self.state.read()
         self.show_state()
-        taken = 2 * (time.thread_time() - began)  # drawing comes later, and takes about as long
-        self.set_timer(min(SLOWEST, max(INTERVAL, taken / MAX_LOAD)), self._update)
+        used, self._used = time.process_time() - self._used, time.process_time()
+        self.set_timer(min(SLOWEST, max(INTERVAL, used / MAX_LOAD)), self._update)
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.show_state)
@@ -260,7 +265,9 @@ class LiveView(App[None]):
         notices.set_class(wide, "wide")
         if wide:
             room = (self.size.width - 80, self.size.height - 12)
-            self.query_one("#weights", Static).update(Text("\n").join(drawing.heat_map(self.state, *room)))
+            if (self.state.weights_read, room) != self._drawn:
+                self._drawn = self.state.weights_read, room
+                self.query_one("#weights", Static).update(Text("\n").join(drawing.heat_map(self.state, *room)))
         room = max(2, min(12, self.size.height - len(self.state.peers) - 6))
         shown = list(self.state.notices)[-room:]
         lines = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in shown]
@@ -287,14 +294,17 @@ class LiveView(App[None]):
         peers.show_state()
 
     def action_log(self) -> None:
-        if not isinstance(self.screen, LogScreen):
-            self.push_screen(LogScreen(self.state, self.query_one(Peers).selected))
+        self.push_screen(LogScreen(self.state, self.query_one(Peers).selected))
 
     def action_weights(self) -> None:
         self.push_screen(WeightsScreen(self.state))
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer to stop the run only where Ctrl-C does, and to sort only where there is a table."""
+        if action in ("sort", "reverse", "log", "weights"):
+            return not isinstance(self.screen, LogScreen | WeightsScreen)
+        return action != "interrupt" or self._interrupt is not None
+
     def action_interrupt(self) -> None:
-        if self._interrupt is None:
-            self.exit()
-        else:
-            self._interrupt()
+        assert self._interrupt is not None
+        self._interrupt()

@@ -186,14 +186,16 @@ def summary(state: RunState, name: str, times: str, width: int) -> Text:
     snapshot = state.snapshot
     low, high = (min(snapshot.done), max(snapshot.done)) if snapshot.done else (0, 0)
     rounds = f"{low}" if low == high else f"{low}–{high}"
-    full = max(6, min(30, width - 74))
+    full = max(6, min(30, width - 80))
     filled = round(full * snapshot.fraction)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"{printable(name)} ", "bold")
     text.append(f"round {rounds}/{state.rounds} ")
     text.append("━" * filled, "green")
     text.append("━" * (full - filled), "dim")
-    text.append(f" {formatting.percent(snapshot.accuracy)} % · {formatting.size(snapshot.bytes_out)} sent · {times}")
+    text.append(
+        f" accuracy {formatting.percent(snapshot.accuracy)} % · {formatting.size(snapshot.bytes_out)} sent · {times}"
+    )
     return text
 
 

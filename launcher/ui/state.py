@@ -102,6 +102,8 @@ class RunState:
         self.notices: deque[str] = deque(maxlen=NOTICES)
         """Lines of the launcher, and warnings of peers, oldest first."""
         self.snapshot = Snapshot(len(self.peers), rounds, [])
+        self.weights_read = 0
+        """How many rows of weights were read."""
         self._files = [RecordFile(folder.peer(peer.peer).metrics) for peer in self.peers]
         self._logs = [LogFile(peer.peer, folder.peer(peer.peer).log) for peer in self.peers]
 
@@ -110,6 +112,7 @@ class RunState:
         for peer, file in zip(self.peers, self._files, strict=True):
             for record in file.read():
                 peer.add(record)
+                self.weights_read += record.get("weights") is not None
             peer.status = self.folder.peer(peer.peer).status() or peer.status
         statuses = [peer.status for peer in self.peers if peer.status is not None]
         self.snapshot = Snapshot(len(self.peers), self.rounds, statuses)

@@ -169,7 +169,7 @@ async def test_shows_peers_sorts_and_opens_a_log(state: RunState, terminal: tupl
         await pilot.press("home", "end", "enter")
         await pilot.pause()
         assert isinstance(app.screen, LogScreen)
-        await pilot.press("n")
+        await pilot.press("s", "r", "w", "n")  # no keys of the table
         await pilot.pause()
         text = "\n".join(line.text for line in app.screen.query_one(RichLog).lines)
         assert "neighbor \\x1b[2Junreachable" in text
@@ -198,6 +198,14 @@ async def test_the_end_of_the_launcher_ends_the_view_and_its_lines_are_shown(sta
         assert "restarting" in str(app.query_one("#notices", Static).render())
         app._update()
     assert app.return_code == 0
+
+
+async def test_ctrl_c_closes_the_view_of_a_run_that_another_command_has_started(state: RunState) -> None:
+    app = LiveView(state, "toy")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+c")
+        await pilot.pause()
+        assert not app.is_running
 
 
 async def test_ctrl_c_interrupts_the_launcher_and_not_the_view(state: RunState) -> None:
