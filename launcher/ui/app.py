@@ -268,8 +268,8 @@ class LiveView(App[None]):
             if (self.state.weights_read, room) != self._drawn:
                 self._drawn = self.state.weights_read, room
                 self.query_one("#weights", Static).update(Text("\n").join(drawing.heat_map(self.state, *room)))
-        room = max(2, min(12, self.size.height - len(self.state.peers) - 6))
-        shown = list(self.state.notices)[-room:]
+        most = max(2, min(12, self.size.height - len(self.state.peers) - 6))
+        shown = list(self.state.notices)[-most:]
         lines = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in shown]
         notices.update(Text("\n").join(lines) if lines else Text("no warnings", "dim"))
         self.query_one(Peers).show_state()

@@ -62,7 +62,12 @@ def test_answers_over_http_on_a_free_port(server: MetricsServer) -> None:
 
 def test_reads_the_files_at_most_once_a_second(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(prometheus, "exposition", lambda *arguments: asked.append(1) or "text")
+
+    def answer(*arguments: object) -> str:
+        asked.append(1)
+        return "text"
+
+    monkeypatch.setattr(prometheus, "exposition", answer)
     server._until = -math.inf
     assert [server.text() for _ in range(5)] == ["text"] * 5
     assert asked == [1]
