@@ -6,6 +6,7 @@ RUN/tracking/NAME.log.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -19,6 +20,7 @@ from setproctitle import setproctitle
 
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means, RecordFile, scalars
+from launcher.tracking.processes import TRACKED
 from launcher.views.logs import has_ended
 from launcher.views.summary import settings
 from p2pfl.session.files import read_json, write_json
@@ -38,6 +40,14 @@ def main(root: Path, entry: Mapping[str, Any]) -> None:
     setproctitle(f"p2pfl tracker {entry['name']} {folder.root}")
     os.nice(NICE)
     peers = [files.peer for files in folder.peers()]
+
+    path = folder.root / "tracking" / f"{entry['name']}.lock"
+    path.parent.mkdir(exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # held until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(TRACKED)  # by the launcher that `p2pfl join` has not replaced, or by `p2pfl track`
 
     def ended() -> bool:
         """Wait for an interval or for the launcher's end; then return whether nothing else is to be expected."""
@@ -64,7 +74,6 @@ def track(
         entry: of ``track``.
     """
     path = folder.root / "tracking" / f"{entry['name']}.json"
-    path.parent.mkdir(exist_ok=True)
     state = read_json(path) or {}
     tracked = Tracked(folder.root, folder.info["id"], entry.get("project") or run["name"], dict(flat(run)), state)
     logged: dict[str, int] = state.setdefault("last", {})

@@ -1,4 +1,4 @@
-"""Start the trackers of a run as processes, tell what goes wrong with them, and end them in bounded time."""
+"""Start the trackers of a run as processes, report what goes wrong with them, and end them in bounded time."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TIMEOUT = 60.0
 """Seconds that all trackers of a run together may take to send the last records after its end."""
+TRACKED = os.EX_TEMPFAIL
+"""Exit code of a tracker whose run another process passes on to the same tracker already."""
 PATIENCE = 2.0
 """Seconds of them without a line that says so."""
 
@@ -45,21 +47,25 @@ class TrackerProcess:
     def __init__(self, folder: RunFolder, entry: Mapping[str, Any]) -> None:
         self.name = entry["name"]
         self.log = folder.root / "tracking" / f"{self.name}.log"
-        self._told = False
+        self._reported = False
         with write_errors(self.log):
             self.log.parent.mkdir(exist_ok=True)
         command = [sys.executable, "-P", "-m", "launcher.tracking", str(folder.root), json.dumps(entry)]
-        with write_errors(self.log), self.log.open("wb") as log:
+        with write_errors(self.log), self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
 
     def failure(self) -> str | None:
-        """Return, once, what to tell about a tracker that has failed."""
-        if self._told or not self._process.poll():
+        """Return, once, what to print about a tracker that has failed."""
+        if self._reported or self._process.poll() in (None, 0, TRACKED):
             return None
-        self._told = True
+        self._reported = True
         return f"tracker {self.name} failed: {self._reason()}; the run is not affected; see {self.log}"
+
+    @property
+    def tracked_elsewhere(self) -> bool:
+        return self._process.poll() == TRACKED
 
     def _reason(self) -> str:
         code = self._process.returncode
@@ -72,7 +78,7 @@ class TrackerProcess:
         return f"exit code {code}"
 
     def end(self) -> None:
-        """Tell the process that the run is over."""
+        """Close its stdin: the run is over."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -101,10 +107,10 @@ class Trackers:
         self._processes = [TrackerProcess(folder, entry) for entry in entries]
 
     def failures(self) -> list[str]:
-        """Return what to tell about trackers that have failed since the last call."""
-        return [told for process in self._processes if (told := process.failure()) is not None]
+        """Return what to print about trackers that have failed since the last call."""
+        return [line for process in self._processes if (line := process.failure()) is not None]
 
-    def wait(self, tell: Callable[[str], None]) -> bool:
+    def wait(self, report: Callable[[str], None]) -> bool:
         """Wait until the run has ended and everything is sent. Return whether no tracker failed."""
         failed = False
         for process in self._processes:
@@ -116,12 +122,14 @@ class Trackers:
             for process in self._processes:
                 if not process.wait(0):
                     process.kill()
-                elif (told := process.failure()) is not None:
+                elif process.tracked_elsewhere:
+                    report(f"tracker {process.name}: another process follows this run already")
+                elif (line := process.failure()) is not None:
                     failed = True
-                    tell(told)
+                    report(line)
         return not failed
 
-    def end(self, tell: Callable[[str], None]) -> None:
+    def end(self, report: Callable[[str], None]) -> None:
         """Let the trackers send the last records, for at most TIMEOUT, and kill those that go on."""
         for process in self._processes:
             process.end()
@@ -129,34 +137,34 @@ class Trackers:
         try:
             if not self._all_end(time.monotonic() + min(PATIENCE, TIMEOUT)):
                 left = ", ".join(process.name for process in self._processes if not process.wait(0))
-                tell(f"waiting up to {TIMEOUT:.0f} s for trackers that send the last records: {left}")
+                report(f"waiting up to {TIMEOUT:.0f} s for trackers that send the last records: {left}")
                 self._all_end(deadline)
         except KeyboardInterrupt:
-            tell("not waiting for trackers any longer")
+            report("not waiting for trackers any longer")
         for process in self._processes:
             if not process.wait(0):
                 process.kill()
-                tell(
+                report(
                     f"tracker {process.name} did not end and was killed: its last records may be missing; "
                     f"see {process.log}"
                 )
-            elif (told := process.failure()) is not None:
-                tell(told)
+            elif (line := process.failure()) is not None:
+                report(line)
 
     def _all_end(self, deadline: float) -> bool:
         return all(process.wait(deadline - time.monotonic()) for process in self._processes)
 
 
 @contextmanager
-def tracking(folder: RunFolder, tell: Callable[[str], None]) -> Iterator[Trackers]:
-    """Track a run in this block as its run file asks. What goes wrong is told, and never raised."""
+def tracking(folder: RunFolder, report: Callable[[str], None]) -> Iterator[Trackers]:
+    """Track a run in this block as its run file asks. What goes wrong is reported, and never raised."""
     entries: list[dict[str, Any]] = settings(folder).get("track") or []
     try:
         trackers = Trackers(folder, entries)
     except (RunFolderError, OSError) as error:
-        tell(f"without trackers: {error}")
+        report(f"without trackers: {error}")
         trackers = Trackers(folder, [])
     try:
         yield trackers
     finally:
-        trackers.end(tell)
+        trackers.end(report)

@@ -1,6 +1,6 @@
 """``--metrics-port``: the state of the peers over HTTP in Prometheus' text format, for scrapers.
 
-It is computed from the status files when it is asked for, at most once a second, in a thread of the launcher.
+It is computed from the status files on request, at most once a second, in a thread of the launcher.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     drawing.py  lines of text: a row per peer, sparklines, the heat map
     app.py      the screens and keys (textual)
     __main__.py its process
-    progress.py in the launcher: starts that process, and passes on what it has to tell
+    progress.py in the launcher: starts that process, and passes on what it prints
 
 It is a process of its own with low priority that only reads files: it slows neither peers nor launcher, and its end,
 by a key or by an error, changes nothing for the run.

@@ -209,7 +209,7 @@ class LiveView(App[None]):
 
         Args:
             poll: asks the launcher that has started this view.
-            interrupt: tells it of a Ctrl-C. Without it, Ctrl-C closes the view.
+            interrupt: passes a Ctrl-C on to it. Without it, Ctrl-C closes the view.
         """
         super().__init__()
         self.state = state
@@ -241,7 +241,7 @@ class LiveView(App[None]):
         if lines is None:
             self.exit()
             return
-        self.state.tell(lines)
+        self.state.add(lines)
         self.state.read()
         self.show_state()
         used, self._used = time.process_time() - self._used, time.process_time()

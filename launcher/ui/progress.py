@@ -41,7 +41,7 @@ class UiProgress:
     def __init__(self, console: Console, folder: RunFolder) -> None:
         self._console, self._folder = console, folder
         self._lines: list[str] = []
-        """What was told to the view, which is gone when the view is."""
+        """Lines that only the view has shown."""
         self._after: Progress | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe = -1

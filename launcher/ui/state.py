@@ -130,7 +130,7 @@ class RunState:
             sign = "" if level == "WARNING" else f"{level.lower()}: "
             self.notices.append(f"{time[11:19]} peer {entry.peer}: {sign}{event.strip()}")
 
-    def tell(self, lines: Iterable[str]) -> None:
+    def add(self, lines: Iterable[str]) -> None:
         """Add lines of the launcher."""
         self.notices.extend(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -53,35 +54,47 @@ def test_a_tracker_that_hangs_is_killed_in_bounded_time(
     mark = tmp_path / "hangs"
     library(HANGS.format(mark=str(mark)))
     monkeypatch.setattr(processes, "TIMEOUT", 0.5)
-    told: list[str] = []
-    with tracking(folder, told.append) as trackers:
+    printed: list[str] = []
+    with tracking(folder, printed.append) as trackers:
         trackers._processes[0].end()  # or it looks for records after its interval only
         until(mark.exists)
         assert trackers.failures() == []
         began = time.monotonic()
     assert time.monotonic() - began < 20
-    assert told[0] == "waiting up to 0 s for trackers that send the last records: wandb"
-    assert told[1].startswith("tracker wandb did not end and was killed")
-    assert len(told) == 2
+    assert printed[0] == "waiting up to 0 s for trackers that send the last records: wandb"
+    assert printed[1].startswith("tracker wandb did not end and was killed")
+    assert len(printed) == 2
 
 
 def test_a_tracker_that_raises_is_reported_once(folder: RunFolder, library: Any, until: Any) -> None:
     library(RAISES)
-    told: list[str] = []
-    with tracking(folder, told.append) as trackers:
+    printed: list[str] = []
+    with tracking(folder, printed.append) as trackers:
         trackers._processes[0].end()
         [line] = until(trackers.failures)
     reason = "PermissionError: no key \\x1b[31mhere; the run is not affected"
     assert line.startswith(f"tracker wandb failed: {reason}")
-    assert told == []
+    assert printed == []
+
+
+def test_only_one_process_passes_a_run_on(folder: RunFolder, invoke: Invoke) -> None:
+    (folder.root / "tracking").mkdir()
+    with (folder.root / "tracking" / "wandb.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        printed: list[str] = []
+        with tracking(folder, printed.append):
+            pass
+        assert printed == []
+        outcome = invoke("track", folder.root)
+        assert (outcome.exit_code, outcome.stderr) == (0, "tracker wandb: another process follows this run already\n")
 
 
 def test_a_tracker_that_cannot_start_does_not_stop_the_run(folder: RunFolder) -> None:
     (folder.root / "tracking").write_text("not a folder")
-    told: list[str] = []
-    with tracking(folder, told.append) as trackers:
+    printed: list[str] = []
+    with tracking(folder, printed.append) as trackers:
         assert trackers.failures() == []
-    assert told[0].startswith("without trackers: ")
+    assert printed[0].startswith("without trackers: ")
 
 
 @pytest.mark.exhaustive

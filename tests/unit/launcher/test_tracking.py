@@ -130,6 +130,7 @@ Track = Callable[..., Log]
 def follow(make_folder: MakeFolder) -> Iterator[tuple[RunFolder, Track]]:
     """A run of two peers, and a function that tracks it to its end."""
     folder = make_folder()
+    (folder.root / "tracking").mkdir()
 
     def run(**entry: Any) -> Log:
         settings = {"name": "toy", "data": {"dataset": "digits"}, "rounds": 3}
@@ -183,6 +184,7 @@ def test_writes_event_files_that_tensorboard_reads(make_folder: MakeFolder) -> N
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = make_folder()
+    (folder.root / "tracking").mkdir()
     for peer in range(2):
         append(folder, peer, record(peer, 0, 0.25), record(peer, 1, 0.5))
     track(folder, {"name": "toy"}, {"name": "tensorboard"}, backends.TensorBoard, lambda: True)
