@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+from rich.segment import Segment
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -14,6 +15,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widget import Widget
 from textual.widgets import Footer, RichLog, Static
 
 from launcher.ui import drawing
@@ -27,7 +29,7 @@ from p2pfl.terminal import printable
 INTERVAL = 1.0
 """Seconds between two updates, unless they take more than MAX_LOAD."""
 SLOWEST = 10.0
-MAX_LOAD = 0.02
+MAX_LOAD = 0.01
 """Most of a core that the view takes on average."""
 WIDE = 118
 """Columns of a terminal that shows the weights beside the peers."""
@@ -83,17 +85,41 @@ class Peers(ScrollView, can_focus=True):
         width = self.size.width
         columns = drawing.columns_for(width)
         place = y - 1 + self.scroll_offset.y
+        segments: list[Segment] = []
         if y == 0:  # stays on top
-            text = drawing.header(columns, COLUMNS[self.sort].title, self.reverse)
+            segments = list(drawing.header(columns, COLUMNS[self.sort].title, self.reverse).render(self.app.console))
         elif place < len(self._order):
             peer = self._order[place]
-            text = drawing.row(peer, columns, self._state.rounds, self._scales)
-            if peer.peer == self.selected:
-                text.append(" " * (width - text.cell_len))
-                text.stylize(SELECTED)
-        else:
-            text = Text()
-        return Strip(text.render(self.app.console), text.cell_len).adjust_cell_length(width)
+            background = SELECTED if peer.peer == self.selected else ""
+            segments = drawing.row(peer, columns, self._state.rounds, self._scales, background)
+            if background:
+                segments.append(Segment(" " * width, drawing.style_of(background)))
+        return Strip(segments).adjust_cell_length(width)
+
+
+class Weights(Widget):
+    """The mixing weights as a heat map."""
+
+    def __init__(self, state: RunState) -> None:
+        super().__init__()
+        self._state = state
+        self._drawn: tuple[object, ...] = ()
+        self._lines: list[list[Segment]] = []
+        self._room = (0, 0)
+
+    def show_state(self, width: int, height: int) -> None:
+        """Draw the weights in at most so much room, if they or the room have changed."""
+        if (self._state.weights_read, width, height) != self._drawn:
+            self._drawn = self._state.weights_read, width, height
+            self._lines = drawing.heat_map(self._state, width, height)
+            wide = max(sum(segment.cell_length for segment in line) for line in self._lines)
+            if (wide, len(self._lines)) != self._room:
+                self._room = self.styles.width, self.styles.height = wide, len(self._lines)
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        line = self._lines[y] if y < len(self._lines) else []
+        return Strip(line).adjust_cell_length(self.size.width)
 
 
 class LogScreen(Screen[None]):
@@ -160,7 +186,7 @@ class WeightsScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static("[b]mixing weights[/b]")
-        yield Static(id="map")
+        yield Weights(self._state)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -168,8 +194,7 @@ class WeightsScreen(Screen[None]):
 
     def show_state(self) -> None:
         """Draw the weights again."""
-        lines = drawing.heat_map(self._state, self.app.size.width, self.app.size.height - 2)
-        self.query_one("#map", Static).update(Text("\n").join(lines))
+        self.query_one(Weights).show_state(self.app.size.width, self.app.size.height - 2)
 
     def action_back(self) -> None:
         self.dismiss()
@@ -185,7 +210,6 @@ class LiveView(App[None]):
     Peers { background: $background; width: 1fr; height: 1fr; scrollbar-size-vertical: 1; }
     #side { width: auto; max-width: 50%; padding: 0 0 0 2; display: none; }
     #side.wide { display: block; }
-    #weights { width: auto; height: auto; }
     #notices { height: auto; }
     #notices.wide { border-top: solid $panel; }
     RichLog { height: 1fr; }
@@ -217,8 +241,6 @@ class LiveView(App[None]):
         self._clock = Clock()
         self._used = time.process_time()
         """Seconds of CPU at the last update."""
-        self._drawn: tuple[object, ...] = ()
-        """What the weights were drawn for."""
 
     def compose(self) -> ComposeResult:
         yield Static(id="summary")
@@ -227,7 +249,7 @@ class LiveView(App[None]):
             yield Peers(self.state)
             with Vertical(id="side"):
                 yield Static("[b]mixing weights[/b]")
-                yield Static(id="weights")
+                yield Weights(self.state)
         yield Static(id="notices")
         yield Footer(show_command_palette=False)
 
@@ -264,10 +286,7 @@ class LiveView(App[None]):
         side.set_class(wide, "wide")
         notices.set_class(wide, "wide")
         if wide:
-            room = (self.size.width - 80, self.size.height - 12)
-            if (self.state.weights_read, room) != self._drawn:
-                self._drawn = self.state.weights_read, room
-                self.query_one("#weights", Static).update(Text("\n").join(drawing.heat_map(self.state, *room)))
+            self.query_one(Weights).show_state(self.size.width - 80, self.size.height - 12)
         most = max(2, min(12, self.size.height - len(self.state.peers) - 6))
         shown = list(self.state.notices)[-most:]
         lines = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in shown]

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("textual")
 
 from rich.console import Console
+from rich.segment import Segment
 from textual.widgets import RichLog, Static
 
 from launcher.ui import drawing
@@ -55,10 +56,14 @@ def state(make_folder: MakeFolder) -> RunState:
     return state
 
 
+def plain(segments: list[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
 def lines_of(state: RunState, width: int) -> list[str]:
     columns = columns_for(width)
     scales = Scales.of(state)
-    return [drawing.row(peer, columns, state.rounds, scales).plain for peer in state.peers]
+    return [plain(drawing.row(peer, columns, state.rounds, scales)) for peer in state.peers]
 
 
 # ---- state and drawing -------------------------------------------------------------------------------------
@@ -136,11 +141,11 @@ def test_sparklines_share_a_scale_and_keep_the_last_value() -> None:
 
 def test_the_heat_map_is_as_wide_as_there_is_room(state: RunState) -> None:
     wide, narrow = drawing.heat_map(state, 60, 40), drawing.heat_map(state, 30, 40)
-    assert len(wide[1].plain) == 3 + 2 * PEERS
-    assert len(narrow[1].plain) == 3 + PEERS
-    assert "do not fit" in drawing.heat_map(state, 20, 40)[0].plain
-    brightest = [span.style for span in wide[1].spans]
-    assert len({str(style) for style in brightest}) == 2  # no weight, and the largest
+    assert len(plain(wide[1])) == 3 + 2 * PEERS
+    assert len(plain(narrow[1])) == 3 + PEERS
+    assert "do not fit" in plain(drawing.heat_map(state, 20, 40)[0])
+    colors = [(segment.text, segment.style.bgcolor.name) for segment in wide[1][1:] if segment.style]  # type: ignore[union-attr]
+    assert colors == [(" " * 4, "#ffbe3c"), (" " * 36, "#1c2030")]  # to itself and to peer 1
 
 
 # ---- screens and keys --------------------------------------------------------------------------------------
