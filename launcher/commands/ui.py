@@ -12,7 +12,7 @@ from launcher.commands.group import RUN
 @click.command()
 @RUN
 def ui(run: Path) -> None:
-    """Show RUN in full screen: peers, curves, weights, warnings, logs.
+    """Show peers, curves, weights and logs of RUN in full screen.
 
     It only reads files; q closes it. The run may be running or finished, and may have been started in any way.
     """
