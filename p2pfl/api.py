@@ -39,10 +39,9 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.rng import Streams
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
-from p2pfl.session import checkpoint, metrics
+from p2pfl.session import checkpoint, metrics, tidy
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.new_run import create, create_unique, write_run
-from p2pfl.session.rows import row
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.simulate import simulate
 
@@ -228,7 +227,7 @@ class RecordedRun:
             import pandas as pd
         except ImportError:
             raise MissingExtra("pandas", "pandas", "a table of metrics") from None
-        return pd.DataFrame([row(record) for record in self.records()])
+        return pd.DataFrame([tidy.row(record) for record in self.records()])
 
     def graph(self, t: int | None = None) -> npt.NDArray[np.float64]:
         """Return the mixing weights after round ``t``, by default the last that all peers have completed.
