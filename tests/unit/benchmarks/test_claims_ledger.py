@@ -30,6 +30,7 @@ def test_every_table_and_figure_has_a_line(paper: Any) -> None:
     assert all(one.paper and one.scale for one in paper.claims)
 
 
+@pytest.mark.exhaustive
 def test_runs_of_all_claims_are_valid_and_named_once() -> None:
     names = [(one.where, one.name) for one in ALL]
     for paper in PAPERS:
@@ -43,6 +44,7 @@ def test_runs_of_all_claims_are_valid_and_named_once() -> None:
             assert run.probe in ("", *probes.PROBES)
 
 
+@pytest.mark.exhaustive
 def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path) -> None:
     told = set()
     for one in ALL:
@@ -51,6 +53,32 @@ def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path
         assert ("local epochs" in line) == (max(epochs) >= 1.1 * min(epochs)), one.name
         told |= {one.where} if "local epochs" in line and not one.dear else set()
     assert told == {"Table 3", "Table 4", "Table 6", "Table 8", "Table 12", "Fig. 19", "§ Evaluations"}
+
+
+DEAR = [pytest.param(one, id=f"{one.where}, {one.name}") for one in ALL if one.dear]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("one", DEAR)
+def test_runs_at_the_papers_size_have_that_size(one: Any) -> None:
+    peers, rounds, samples = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= [prs])", one.scale))
+    for run in one.runs.values():
+        tree = run.with_rate(None)
+        assert (tree["peers"], tree["rounds"]) == (peers, rounds)
+        assert prices.samples(tree) == pytest.approx(samples, rel=0.01)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("one", DEAR)
+def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
+    hypers = [run_of({**run.with_rate(None), "seed": 0}).hyper.to_dict() for run in one.runs.values()]
+
+    def agree(*names: str) -> bool:
+        return all([hyper[name] for name in names] == [hypers[0][name] for name in names] for hyper in hypers)
+
+    assert agree("batch", "local_epochs", "weight_decay")
+    # MAPL+ has Adam, DFedAvgM does not.
+    assert agree("lr", "momentum", "betas") or not agree("optimizer")
 
 
 def test_epochs_count_participation_and_steps() -> None:
