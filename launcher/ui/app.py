@@ -94,7 +94,7 @@ class Peers(ScrollView, can_focus=True):
             segments = drawing.row(peer, columns, self._state.rounds, self._scales, background)
             if background:
                 segments.append(Segment(" " * width, drawing.style_of(background)))
-        return Strip(segments).adjust_cell_length(width)
+        return Strip(segments).adjust_cell_length(width).apply_style(self.rich_style)
 
 
 class Weights(Widget):
@@ -119,7 +119,7 @@ class Weights(Widget):
 
     def render_line(self, y: int) -> Strip:
         line = self._lines[y] if y < len(self._lines) else []
-        return Strip(line).adjust_cell_length(self.size.width)
+        return Strip(line).adjust_cell_length(self.size.width).apply_style(self.rich_style)
 
 
 class LogScreen(Screen[None]):
@@ -286,7 +286,8 @@ class LiveView(App[None]):
         side.set_class(wide, "wide")
         notices.set_class(wide, "wide")
         if wide:
-            self.query_one(Weights).show_state(self.size.width - 80, self.size.height - 12)
+            height = self.query_one("#middle").size.height or self.size.height - 8
+            self.query_one(Weights).show_state(self.size.width - 80, height - 1)
         most = max(2, min(12, self.size.height - len(self.state.peers) - 6))
         shown = list(self.state.notices)[-most:]
         lines = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in shown]
