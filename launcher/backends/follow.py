@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Literal, Protocol
@@ -16,7 +16,8 @@ from rich.console import Console
 from launcher.backends.processes import find_process, outcome
 from launcher.backends.warm import Event, WarmProcess
 from launcher.errors import LaunchError
-from launcher.views.progress import Display, Progress, progress_on
+from launcher.views.progress import Display, Progress
+from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder
@@ -52,13 +53,28 @@ class RunSize(Protocol):
 
 
 def follow(
-    folder: RunFolder, peers: Sequence[PeerId], run: RunSize, warm: WarmProcess, console: Console, restart: Restart
+    folder: RunFolder,
+    peers: Sequence[PeerId],
+    run: RunSize,
+    warm: WarmProcess,
+    console: Console,
+    restart: Restart,
+    watching: Watching = Watching(),
+    notices: Callable[[], Iterable[str]] = tuple,
 ) -> PeerProcesses:
-    """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start."""
+    """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start.
+
+    Args:
+        notices: return lines of others to print, again and again.
+    """
     processes = PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
-    with _count_interrupts() as interrupts, progress_on(console) as progress, sigterm_notice(folder, progress):
+    with (
+        _count_interrupts() as interrupts,
+        watching.progress(console, folder) as progress,
+        sigterm_notice(folder, progress),
+    ):
         display = Display(progress, folder, shown, run.rounds)
         warm.fork(folder, peers)
         while processes.running:
@@ -86,6 +102,8 @@ def follow(
             for peer in exited:
                 if peer in policy.reports:
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
+            for line in notices():
+                progress.print(line)
             display.update(now=not processes.running)
     if warm.stderr:
         with suppress(OSError):

@@ -21,9 +21,11 @@ from launcher.backends.this_host import remote_peers
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
+from launcher.tracking.processes import check_trackers, tracking
 from launcher.views import formatting
 from launcher.views.progress import print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
+from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError
 from p2pfl.session.run_folder import RunFolder
@@ -48,7 +50,9 @@ class _Settings:
         return cls(run.peers, run.rounds, run.topology.neighbors, gpu.mps, gpu.peers_per_gpu)
 
 
-def launch(request: LaunchRequest, console: Console, restart: Restart = "on-failure") -> tuple[RunFolder, Summary]:
+def launch(
+    request: LaunchRequest, console: Console, restart: Restart = "on-failure", watching: Watching = Watching()
+) -> tuple[RunFolder, Summary]:
     """Create a run and run it, one process per peer."""
 
     def prepare() -> tuple[RunFolder, _Settings]:
@@ -56,15 +60,20 @@ def launch(request: LaunchRequest, console: Console, restart: Restart = "on-fail
         _check_addresses(run, range(run.peers))
         _check_keys(run, range(run.peers))
         check_limits(run, range(run.peers))
+        check_trackers(run)
         return request.prepare(run), _Settings.of(run)
 
     warm, (folder, settings) = WarmProcess.after(prepare)
     with warm:
-        return folder, _run(settings, folder, range(settings.peers), warm, console, restart)
+        return folder, _run(settings, folder, range(settings.peers), warm, console, restart, watching)
 
 
 def resume(
-    folder: RunFolder, peers: Sequence[PeerId], console: Console, restart: Restart = "on-failure"
+    folder: RunFolder,
+    peers: Sequence[PeerId],
+    console: Console,
+    restart: Restart = "on-failure",
+    watching: Watching = Watching(),
 ) -> tuple[RunFolder, Summary]:
     """Resume a run: start those of ``peers`` (by default all) that are not running.
 
@@ -76,7 +85,7 @@ def resume(
     if folder.info.get("simulated"):
         if peers or restart != "on-failure":
             raise LaunchError(f"{folder.root}: simulated peers resume together: p2pfl resume {folder.root}")
-        return resume_simulation(folder, console)
+        return resume_simulation(folder, console, watching)
 
     def select() -> tuple[_Settings, list[PeerId], list[PeerId]]:
         """Return what to run, and which of the selected peers are running and which are not."""
@@ -96,6 +105,7 @@ def resume(
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
         _check_keys(run, ended)
         check_limits(run, ended)
+        check_trackers(run)
         return _Settings.of(run), running, ended
 
     warm, (settings, running, ended) = WarmProcess.after(select)
@@ -105,7 +115,7 @@ def resume(
             with suppress(RunFolderError):
                 seconds_before = measured_seconds(folder) or 0.0
         # Start finished peers too: others may need their last messages.
-        return folder, _run(settings, folder, ended, warm, console, restart, seconds_before)
+        return folder, _run(settings, folder, ended, warm, console, restart, watching, seconds_before)
 
 
 def _peers(peers: Sequence[PeerId]) -> str:
@@ -148,17 +158,20 @@ def _run(
     warm: WarmProcess,
     console: Console,
     restart: Restart,
+    watching: Watching,
     seconds_before: float = 0.0,
 ) -> Summary:
     """Run ``peers`` to the end and summarize. ``seconds_before``: what earlier parts of the run took."""
     print_run_path(folder, console)
+    watching.serve(folder, console)
     with ExitStack() as services:
         if settings.mps:
             mps = multi_process_service(folder.root / "mps", settings.peers_per_gpu, console.print)
             environment = services.enter_context(mps)
             warm.kill()
             warm = services.enter_context(WarmProcess(environment))
-        processes = follow(folder, peers, settings, warm, console, restart)
+        trackers = services.enter_context(tracking(folder, console.print))
+        processes = follow(folder, peers, settings, warm, console, restart, watching, trackers.failures)
     from p2pfl.messaging.topology import Topology  # takes memory that the peers no longer need
 
     seconds = seconds_before + processes.seconds

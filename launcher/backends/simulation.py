@@ -14,8 +14,10 @@ from setproctitle import setproctitle
 from launcher.backends.processes import find_process, outcome, simulation_title
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
-from launcher.views.progress import Display, print_run_path, progress_on
+from launcher.tracking.processes import check_trackers, tracking
+from launcher.views.progress import Display, print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
+from launcher.watching import Watching
 from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.run_folder import RunFolder
@@ -24,17 +26,20 @@ if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
 
-def simulate(request: LaunchRequest, console: Console, jobs: int = 1) -> tuple[RunFolder, Summary]:
+def simulate(
+    request: LaunchRequest, console: Console, jobs: int = 1, watching: Watching = Watching()
+) -> tuple[RunFolder, Summary]:
     """Create a run and run all its peers in this process, or in ``jobs`` forks of it."""
     _prepare_forks(jobs)
     run = request.load()
     _check_device(run, jobs)
+    check_trackers(run)
     folder = request.prepare(run, simulated=True)
     folder.write_info({**folder.info, "jobs": jobs})
-    return folder, _run(run, folder, console, jobs)
+    return folder, _run(run, folder, console, jobs, watching)
 
 
-def resume(folder: RunFolder, console: Console) -> tuple[RunFolder, Summary]:
+def resume(folder: RunFolder, console: Console, watching: Watching = Watching()) -> tuple[RunFolder, Summary]:
     """Resume a simulated run, with as many processes as it was started with.
 
     Raises:
@@ -51,10 +56,11 @@ def resume(folder: RunFolder, console: Console) -> tuple[RunFolder, Summary]:
 
     run = run_files.load(folder.run_file)
     _check_device(run, jobs)
+    check_trackers(run)
     seconds_before = 0.0
     with suppress(RunFolderError):
         seconds_before = measured_seconds(folder) or 0.0
-    return folder, _run(run, folder, console, jobs, seconds_before)
+    return folder, _run(run, folder, console, jobs, watching, seconds_before)
 
 
 def _prepare_forks(jobs: int) -> None:
@@ -70,14 +76,17 @@ def _check_device(run: Run, jobs: int) -> None:
     simulation_device(run, jobs)
 
 
-def _run(run: Run, folder: RunFolder, console: Console, jobs: int, seconds_before: float = 0.0) -> Summary:
+def _run(
+    run: Run, folder: RunFolder, console: Console, jobs: int, watching: Watching, seconds_before: float = 0.0
+) -> Summary:
     from p2pfl.session.simulate import simulate as run_peers
 
     print_run_path(folder, console)
+    watching.serve(folder, console)
     setproctitle(simulation_title(folder))
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
     began = time.monotonic()
-    with progress_on(console) as progress:
+    with tracking(folder, console.print), watching.progress(console, folder) as progress:
         display = Display(progress, folder, range(run.peers), run.rounds)
         try:
             run_peers(run, folder, lambda peer, t: display.update(), jobs)

@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compare, compose, describe, export, inspect, keys, new, run, sweep
+from launcher.commands import collect, compare, compose, describe, export, inspect, keys, new, run, sweep, track, ui
 from launcher.commands.group import commands
 
 for command in (
@@ -33,6 +33,8 @@ for command in (
     keys.keys,
     compose.compose,
     new.new,
+    track.track,
+    ui.ui,
 ):
     commands.add_command(command)
 

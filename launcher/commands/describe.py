@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table
+
+if TYPE_CHECKING:
+    from p2pfl.run_file.run import Run
+    from p2pfl.run_file.schema import Data
+    from p2pfl.session.run_folder import RunFolder
 
 MOST_WINDOWS = 12
 """Rows of a table over time."""
@@ -108,7 +114,7 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 
 
 @click.command()
-@FILE
+@click.argument("file", metavar="FILE|RUN", type=click.Path(path_type=Path))
 @SETS
 @PNG
 @click.option(
@@ -118,14 +124,18 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 )
 @JSON
 def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | None, as_json: bool) -> None:
-    """Describe the graph of FILE: degrees, diameter, spectral gap.
+    """Describe the graph of a run: degrees, diameter, spectral gap.
 
-    Edges and degrees of a time-varying graph are those of its connections, the union over all rounds.
+    A picture shows the groups of the data partition in colors and, of the folder of a run whose method has mixing
+    weights, those after the last complete round as edges. Of a time-varying graph, edges and degrees are those of its
+    connections, the union over all rounds, and the picture shows the spectral gap over time.
     """
-    from launcher.views.describe import describe_graph, describe_over_time, draw_graph, draw_over_time
+    from launcher.views.describe import describe_graph, describe_over_time, draw_over_time
     from p2pfl.run_file.load import load
+    from p2pfl.session.run_folder import RunFolder
 
-    run = load(file, sets)
+    folder = RunFolder.open(file).require_local() if file.is_dir() else None
+    run = load(file if folder is None else folder.run_file, sets)
     if window is not None and run.schedule is None:
         raise click.BadParameter(f"the graph {run.file.graph.name!r} does not change", param_hint="--window")
     described = describe_graph(run.topology)
@@ -133,7 +143,7 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
         described["over_time"] = describe_over_time(run.schedule, run.rounds, window)
     if png is not None:
         if run.schedule is None:
-            draw_graph(run.topology, png)
+            _draw_graph(run, folder, png)
         else:
             draw_over_time(described["over_time"], png)
         echo(f"wrote {png}", err=True)
@@ -151,6 +161,35 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     echo(f"degree        {degree['min']} to {degree['max']}, mean {degree['mean']:.2f}")
     echo(f"diameter      {diameter}")
     echo(f"spectral gap  {described['spectral_gap']:.4f}")
+
+
+def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
+    """Draw the graph, with groups if the data is on this host, and the weights of a run if there are any."""
+    from launcher.views.graph_picture import draw_graph
+    from p2pfl.api import RecordedRun
+    from p2pfl.errors import MissingExtra, RunFileError, RunFolderError
+    from p2pfl.session.build import load_data
+
+    groups = weights = None
+    try:
+        if run.file.data.download:  # a picture is no reason to download a dataset
+            run = replace(run, file=run.file.model_copy(update={"data": _without_download(run.file.data)}))
+        groups = [subset.group for subset in load_data(run)[1]]
+    except (RunFileError, MissingExtra) as error:
+        echo(f"without colors of groups, because the data is not available: {error}", err=True)
+    if folder is not None:
+        try:
+            weights = RecordedRun(folder).graph()
+        except RunFolderError as error:
+            echo(f"without weights: {error}", err=True)
+        if weights is not None and weights.shape[0] != run.peers:  # a peer that was started on its own
+            echo(f"without weights: {folder.root} has the files of {len(weights)} of {run.peers} peers", err=True)
+            weights = None
+    draw_graph(run.topology, file, groups, weights)
+
+
+def _without_download(data: Data) -> Data:
+    return data.model_copy(update={"download": False})
 
 
 def _print_over_time(described: dict[str, Any]) -> None:

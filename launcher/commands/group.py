@@ -60,7 +60,31 @@ MASKED = click.option(
     default=None,
     help="Count only the scores of local classes, or those of all classes; default: masked_test of the run file.",
 )
-PNG = click.option("--png", type=click.Path(path_type=Path, dir_okay=False), help="Also draw it to this PNG file.")
+
+
+def _check_picture(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
+    """Reject a picture that cannot be written before anything is computed."""
+    if file is not None:
+        from launcher.views.pictures import format_of
+
+        try:
+            format_of(file)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise click.BadParameter(f"there is no folder {str(folder)!r}; create it first, or choose another one")
+        if not os.access(file if file.exists() else folder, os.W_OK):
+            raise click.BadParameter(f"{str(file)!r} is not writable; choose another file or folder")
+    return file
+
+
+PNG = click.option(
+    "--png",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_check_picture,
+    help="Also draw it to this file: .png, .svg or .pdf.",
+)
 
 
 def make_console(*, err: bool = False) -> Console:

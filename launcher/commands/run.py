@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from launcher.backends.follow import Restart
     from launcher.views.summary import Summary
+    from launcher.watching import Watching
     from p2pfl.session.run_folder import RunFolder
 
 Command = Callable[..., Any]
@@ -29,6 +30,32 @@ RESTART = click.option(
     default="on-failure",
     show_default=True,
     help="Which unfinished peers to restart from their checkpoints.",
+)
+
+
+UI = click.option(
+    "--ui", is_flag=True, help="Show peers, curves, weights and logs in full screen; needs the extra ui."
+)
+
+
+def _address(context: click.Context, option: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    """Parse ``[HOST:]PORT``."""
+    if text is None:
+        return None
+    from launcher.tracking.prometheus import parse_address
+
+    try:
+        return parse_address(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+METRICS_PORT = click.option(
+    "--metrics-port",
+    "metrics",
+    metavar="[HOST:]PORT",
+    callback=_address,
+    help="Answer scrapers of Prometheus on this port of 127.0.0.1, or of HOST; 0 for a free one, which is printed.",
 )
 
 
@@ -48,8 +75,10 @@ def run_options(command: Command) -> Command:
 
 @click.command()
 @RESTART
+@UI
+@METRICS_PORT
 @run_options
-def launch(as_json: bool, restart: Restart, **request: Any) -> None:
+def launch(as_json: bool, restart: Restart, ui: bool, metrics: tuple[str, int] | None, **request: Any) -> None:
     """Run FILE with one process per peer.
 
     Show progress until the last peer exits, then print a summary. Ctrl-C stops the peers, a second Ctrl-C kills them.
@@ -58,19 +87,22 @@ def launch(as_json: bool, restart: Restart, **request: Any) -> None:
     from launcher.backends.local import launch as launch_peers
     from launcher.prepare import LaunchRequest
 
-    _run(lambda console: launch_peers(LaunchRequest(**request), console, restart), as_json)
+    asked = LaunchRequest(**request)
+    _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
 
 
 @click.command()
 @RESTART
+@UI
+@METRICS_PORT
 @RUN
 @JSON
-def resume(run: Path, restart: Restart, as_json: bool) -> None:
+def resume(run: Path, restart: Restart, as_json: bool, ui: bool, metrics: tuple[str, int] | None) -> None:
     """Resume RUN after a stop, a crash or a reboot.
 
     Start the peers that are not running, each from its checkpoint.
     """
-    _resume(run, (), restart, as_json)
+    _resume(run, (), restart, as_json, ui, metrics)
 
 
 @click.command()
@@ -86,14 +118,23 @@ def join(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> 
     _resume(run, peers, restart, as_json)
 
 
-def _resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) -> None:
+def _resume(
+    run: Path,
+    peers: tuple[int, ...],
+    restart: Restart,
+    as_json: bool,
+    ui: bool = False,
+    metrics: tuple[str, int] | None = None,
+) -> None:
     from launcher.backends.local import resume as resume_peers
     from p2pfl.session.run_folder import RunFolder
 
-    _run(lambda console: resume_peers(RunFolder.open(run), peers, console, restart), as_json)
+    folder = RunFolder.open(run)
+    _run(lambda console, watching: resume_peers(folder, peers, console, restart, watching), as_json, ui, metrics)
 
 
 @click.command()
+@UI
 @run_options
 @click.option(
     "--jobs",
@@ -102,7 +143,7 @@ def _resume(run: Path, peers: tuple[int, ...], restart: Restart, as_json: bool) 
     show_default=True,
     help="Processes among which the peers are divided; as many rounds are computed at the same time.",
 )
-def simulate(as_json: bool, jobs: int, **request: Any) -> None:
+def simulate(as_json: bool, jobs: int, ui: bool, **request: Any) -> None:
     """Run FILE without sockets, in one process or a few.
 
     On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
@@ -112,17 +153,25 @@ def simulate(as_json: bool, jobs: int, **request: Any) -> None:
     from launcher.backends.simulation import simulate as simulate_peers
     from launcher.prepare import LaunchRequest
 
-    _run(lambda console: simulate_peers(LaunchRequest(**request), console, jobs), as_json)
+    asked = LaunchRequest(**request)
+    _run(lambda console, watching: simulate_peers(asked, console, jobs, watching), as_json, ui)
 
 
-def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool) -> None:
+def _run(
+    backend: Callable[[Console, Watching], tuple[RunFolder, Summary]],
+    as_json: bool,
+    ui: bool = False,
+    metrics: tuple[str, int] | None = None,
+) -> None:
     """Run a backend, print its summary and exit."""
     from launcher.views.print_summary import failure_lines, print_summary
+    from launcher.watching import watching
 
     console = make_console(err=as_json)
     if console.is_terminal:
         console.print("importing torch and checking the run file", style="dim")  # takes seconds
-    folder, summary = backend(console)
+    with watching(console, ui, metrics) as watched:
+        folder, summary = backend(console, watched)
     if as_json:
         echo(json.dumps(summary.to_dict()))
     else:

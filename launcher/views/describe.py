@@ -9,14 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
-
-from p2pfl.errors import MissingExtra, ModelError
+from launcher.views.pictures import new_figure, save
+from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from p2pfl.run_file.graphs import Schedule
 
 WINDOW = 10
@@ -104,8 +101,8 @@ def describe_over_time(schedule: Schedule, rounds: int, window: int | None = Non
 
 
 def draw_over_time(described: dict[str, Any], file: Path) -> None:
-    """Write a PNG of the spectral gap over time. Raises MissingExtra if matplotlib is not installed."""
-    figure = _figure((8, 4))
+    """Draw the spectral gap over time. Raises MissingExtra without matplotlib, WriteError."""
+    figure = new_figure((8, 4))
     axes = figure.add_subplot()
     axes.plot(described["gap"], color="0.6", linewidth=0.8, label="each round")
     window = described["window"]
@@ -114,35 +111,4 @@ def draw_over_time(described: dict[str, Any], file: Path) -> None:
     axes.plot(ends, described["window_gap"], color="black", marker=".", label=label)
     axes.set(xlabel="round", ylabel="spectral gap", ylim=(-0.02, 1.02))
     axes.legend(frameon=False)
-    figure.savefig(file, dpi=150, format="png")  # regardless of the extension
-
-
-def _figure(size: tuple[float, float]) -> Figure:
-    """Return an empty figure that can be saved. Raises MissingExtra if matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "report", "drawing a graph") from None
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def draw_graph(topology: Topology, file: Path) -> None:
-    """Write a PNG. Raises MissingExtra if matplotlib is not installed."""
-    figure = _figure((6, 6))
-    graph = nx.Graph(topology.edges)
-    graph.add_nodes_from(range(topology.peers))
-    # A spring layout untangles every graph but a complete one.
-    complete = topology.diameter is not None and topology.diameter <= 1
-    positions = nx.circular_layout(graph) if complete else nx.spring_layout(graph, seed=0)
-    axes = figure.add_subplot(aspect="equal")
-    axes.set_axis_off()
-    for i, j in topology.edges:
-        axes.plot(*zip(positions[i], positions[j], strict=True), color="0.7", linewidth=0.8, zorder=1)
-    for peer in range(topology.peers):
-        x, y = positions[peer]
-        axes.scatter(x, y, s=220, color="white", edgecolors="black", zorder=2)
-        axes.annotate(str(peer), (x, y), ha="center", va="center", fontsize=8, zorder=3)
-    figure.savefig(file, dpi=150, format="png")  # regardless of the extension
+    save(figure, file)

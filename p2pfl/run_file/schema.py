@@ -255,6 +255,34 @@ class Gpu(Section):
     """Run the peers under NVIDIA's Multi-Process Service, so that their kernels overlap."""
 
 
+class Tracker(Section):
+    """Where to pass the records of a run on while it runs; see docs/tracking.md."""
+
+    name: Literal["tensorboard", "wandb", "mlflow"]
+    """The tracker."""
+    pooled: bool = False
+    """One run of the tracker for all peers, in place of one for each peer and one for their mean."""
+    project: str | None = None
+    """W&B project or MLflow experiment; default: the name of the run file."""
+
+    @staticmethod
+    def from_value(value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.name == "tensorboard" and self.project is not None:
+            raise ValueError("tensorboard has no projects; remove project")
+        return self
+
+
+def _distinct(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+    names = [tracker.name for tracker in trackers]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"list each tracker once; repeated: {', '.join(repeated)}")
+    return trackers
+
+
 class RunFile(Section):
     """A run file as written, validated key by key. :class:`p2pfl.run_file.run.Run` adds what is derived from it."""
 
@@ -295,6 +323,10 @@ class RunFile(Section):
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
     least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""
+    track: Annotated[
+        tuple[Annotated[Tracker, BeforeValidator(Tracker.from_value)], ...], AfterValidator(_distinct)
+    ] = ()
+    """Trackers that `p2pfl launch`, `resume` and `simulate` pass the records on to: tensorboard, wandb, mlflow."""
     out: Path = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
 

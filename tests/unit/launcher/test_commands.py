@@ -358,9 +358,7 @@ def test_a_stopped_simulation_suggests_to_resume_it(
     make_folder: MakeFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={0: {"phase": "stopped"}, 1: {"phase": "stopped"}})
-    monkeypatch.setattr(
-        "launcher.backends.simulation.simulate", lambda request, console, jobs: (folder, summarize(folder))
-    )
+    monkeypatch.setattr("launcher.backends.simulation.simulate", lambda *arguments: (folder, summarize(folder)))
     outcome = invoke("simulate", "toy.yaml")
     assert outcome.exit_code == 1
     assert outcome.stderr == f"peers 0-1: stopped\nresume from the checkpoints with: p2pfl resume {folder.root}\n"

@@ -1,0 +1,133 @@
+"""The process of one tracker: `python -m launcher.tracking RUN ENTRY`, with an entry of ``track`` as JSON.
+
+End of file on its stdin says that the launcher has ended, and then it ends with the last peer. Its output is in
+RUN/tracking/NAME.log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from setproctitle import setproctitle
+
+from launcher.tracking.backends import BACKENDS, Backend, Tracked
+from launcher.tracking.follow import Means, RecordFile, scalars
+from launcher.tracking.processes import TRACKED
+from launcher.views.logs import has_ended
+from launcher.views.summary import settings
+from p2pfl.session.files import read_json, write_json
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import printable
+
+POLL_INTERVAL = 2.0
+"""Seconds between two looks at the records."""
+NICE = 10
+"""Peers come first."""
+
+
+def main(root: Path, entry: Mapping[str, Any]) -> None:
+    """Pass the records of a run on until it ends."""
+    folder = RunFolder.open(root)
+    run = settings(folder)
+    setproctitle(f"p2pfl tracker {entry['name']} {folder.root}")
+    os.nice(NICE)
+    peers = [files.peer for files in folder.peers()]
+
+    path = folder.root / "tracking" / f"{entry['name']}.lock"
+    path.parent.mkdir(exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # held until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(TRACKED)  # by the launcher that `p2pfl join` has not replaced, or by `p2pfl track`
+
+    def ended() -> bool:
+        """Wait for an interval or for the launcher's end; then return whether nothing else is to be expected."""
+        if select.select([0], [], [], POLL_INTERVAL)[0]:  # end of file: nothing is ever written to it
+            if all(has_ended(folder, folder.peer(peer)) for peer in peers):
+                return True
+            time.sleep(POLL_INTERVAL)  # the launcher has died, and peers run on
+        return False
+
+    track(folder, run, entry, BACKENDS[entry["name"]], ended)
+
+
+def track(
+    folder: RunFolder,
+    run: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    backend: type[Backend],
+    ended: Callable[[], bool],
+) -> None:
+    """Pass records on until ``ended``, which waits between two looks.
+
+    Args:
+        run: the settings of the run.
+        entry: of ``track``.
+    """
+    path = folder.root / "tracking" / f"{entry['name']}.json"
+    state = read_json(path) or {}
+    tracked = Tracked(folder.root, folder.info["id"], entry.get("project") or run["name"], dict(flat(run)), state)
+    logged: dict[str, int] = state.setdefault("last", {})
+    """The last round of each stream: a resumed peer records rounds again."""
+    files = {peers.peer: RecordFile(peers.metrics) for peers in folder.peers()}
+    means = Means(len(files))
+    to: Backend | None = None
+
+    def write(stream: str, t: int, values: Mapping[str, float]) -> None:
+        nonlocal to
+        if t <= logged.get(stream, -1):
+            return
+        to = to or backend(tracked)
+        if entry.get("pooled"):
+            to.write("all", t, {f"{name}/{stream}": value for name, value in values.items()})
+        else:
+            to.write(stream, t, values)
+        logged[stream] = t
+
+    last = False
+    while not last:
+        last = ended()  # and look once more
+        for peer, file in files.items():
+            for record in file.read():
+                values = scalars(record)
+                write(f"peer-{peer:02d}", record["t"], values)
+                means.add(peer, record["t"], values)
+        for t, values in means.complete(end=last):
+            write("mean", t, values)
+        if to is not None:
+            to.flush()
+            write_json(path, state)
+    if to is not None:
+        statuses = [files.status() for files in folder.peers()]
+        to.close(all(status is not None and status.phase == "finished" for status in statuses))
+        write_json(path, state)
+
+
+def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """Flatten nested settings: ``{"data": {"root": 1}}`` to ``data.root``."""
+    if isinstance(value, Mapping):
+        return [item for key, part in value.items() for item in flat(part, f"{name}.{key}" if name else str(key))]
+    return [(name, value)]
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        text = " ".join(str(error).split()) or "no reason given"
+        print(
+            printable(f"{type(error).__name__}: {text}"), file=sys.stderr
+        )  # the last line, which the launcher shows
+        sys.exit(1)

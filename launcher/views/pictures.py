@@ -1,0 +1,67 @@
+"""Pictures in files: PNG, SVG or PDF, as the name of the file says."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from p2pfl.errors import MissingExtra, WriteError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = ("png", "svg", "pdf")
+DOTS = 150
+"""Pixels per inch of a PNG."""
+COLORS = 10
+"""Groups with a color of their own; then the colors repeat."""
+
+
+def format_of(file: Path) -> str:
+    """Return the format that a file's name asks for; PNG without a suffix. Raises ValueError for another one."""
+    suffix = file.suffix.lower().removeprefix(".") or "png"
+    if suffix not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS[:-1])
+        raise ValueError(f"{file.name!r} ends in no known format of pictures; use {known} or .{FORMATS[-1]}")
+    return suffix
+
+
+def new_figure(size: tuple[float, float], purpose: str = "drawing a graph") -> Figure:
+    """Return an empty figure of ``size`` inches that can be saved. Raises MissingExtra without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "report", purpose) from None
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure in the format of the file's name. Raises WriteError; then there is no part of a picture."""
+    from matplotlib import rc_context
+
+    kind = format_of(file)
+    drawn = io.BytesIO()
+    # Text stays text, and equal figures give equal files.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "p2pfl", "pdf.fonttype": 42}):
+        metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+        figure.savefig(drawn, dpi=DOTS, format=kind, metadata=metadata)
+    try:
+        file.write_bytes(drawn.getvalue())
+    except OSError as error:
+        raise WriteError(file, error) from error
+
+
+def group_colors(groups: Sequence[int]) -> list[Any]:
+    """Return the color of each peer's group; white if there is only one group."""
+    from matplotlib import colormaps
+
+    known = sorted(set(groups))
+    if len(known) < 2:
+        return ["white"] * len(groups)
+    palette = colormaps["tab10"]
+    return [palette(known.index(group) % COLORS) for group in groups]

@@ -1,0 +1,103 @@
+"""The endpoint for scrapers of Prometheus."""
+
+from __future__ import annotations
+
+import math
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.errors import LaunchError
+from launcher.tracking import prometheus
+from launcher.tracking.prometheus import MetricsServer, exposition, parse_address
+from p2pfl.session.run_folder import RunFolder, Status
+from tests.launcher_fixtures import Invoke, MakeFolder
+
+RUN = {"rounds": 3, "seed": 0, "algorithm": {"name": 'my "method"\n'}}
+
+
+@pytest.fixture
+def folder(make_folder: MakeFolder) -> RunFolder:
+    folder = make_folder(peers=3, results={0: None, 1: {"accuracy": 0.5}, 2: {"accuracy": math.nan}})
+    folder.peer(1).write_status(Status(1, 1, "waiting", 2, 2, [0, 2], 0.5, 300, 200))
+    return folder
+
+
+def test_the_text_is_what_prometheus_parses(folder: RunFolder) -> None:
+    parser = pytest.importorskip("prometheus_client.parser")
+    samples = {
+        (sample.name, sample.labels.get("peer"), sample.labels.get("phase")): sample
+        for family in parser.text_string_to_metric_families(exposition(folder, RUN))
+        for sample in family.samples
+    }
+    assert samples["p2pfl_run_info", None, None].labels["algorithm"] == 'my "method"\n'
+    assert samples["p2pfl_run_rounds", None, None].value == 3
+    assert samples["p2pfl_peer_accuracy", "1", None].value == 0.5
+    assert ("p2pfl_peer_accuracy", "2", None) not in samples  # not a number
+    assert ("p2pfl_peer_round", "0", None) not in samples  # not started
+    assert samples["p2pfl_peer_sent_bytes_total", "1", None].value == 300
+    assert samples["p2pfl_peer_awaited", "1", None].value == 2
+    assert samples["p2pfl_peer_phase", "1", "waiting"].value == 1
+    assert samples["p2pfl_peer_phase", "1", "training"].value == 0
+
+
+@pytest.fixture
+def server(folder: RunFolder) -> Iterator[MetricsServer]:
+    with MetricsServer("127.0.0.1", 0) as server:
+        server.start(folder, RUN)
+        yield server
+
+
+def test_answers_over_http_on_a_free_port(server: MetricsServer) -> None:
+    with urllib.request.urlopen(server.url, timeout=60) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert b"p2pfl_run_rounds 3\n" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
+        urllib.request.urlopen(server.url.replace("/metrics", "/x"), timeout=60)
+    caught.value.close()
+
+
+def test_reads_the_files_at_most_once_a_second(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def answer(*arguments: object) -> str:
+        asked.append(1)
+        return "text"
+
+    monkeypatch.setattr(prometheus, "exposition", answer)
+    server._until = -math.inf
+    assert [server.text() for _ in range(5)] == ["text"] * 5
+    assert asked == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9100", ("127.0.0.1", 9100)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:80", ("::1", 80)),
+    ],
+)
+def test_the_default_host_is_this_one(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["x", "65536", "-1", "", "host:", "1:²"])
+def test_rejects_what_is_no_port(file: object, invoke: Invoke, text: str) -> None:
+    outcome = invoke("launch", file, "--metrics-port", text)
+    assert outcome.exit_code == 2
+    assert "no port from 0 to 65535" in outcome.stderr
+
+
+def test_a_port_in_use_is_an_error_before_there_is_a_run(tmp_path: object, file: object, invoke: Invoke) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError, match="in use"):
+            MetricsServer("127.0.0.1", port)
+        outcome = invoke("launch", file, "--metrics-port", port, "--run-dir", f"{tmp_path}/run")
+    assert outcome.exit_code == 1
+    assert "choose another one, or 0 for a free one" in outcome.stderr
