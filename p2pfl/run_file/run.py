@@ -139,6 +139,7 @@ class Run:
             "eval_every",
             "checkpoint_every",
             "metrics",
+            "report",
         )
         for key in local:
             plain.pop(key)

@@ -295,6 +295,8 @@ class RunFile(Section):
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
     least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""
+    report: bool = False
+    """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
     out: Path = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
 
