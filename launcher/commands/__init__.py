@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, new, run
+from launcher.commands import collect, compose, describe, inspect, keys, new, report, run
 from launcher.commands.group import commands
 
 for command in (
@@ -23,6 +23,7 @@ for command in (
     inspect.digest,
     inspect.compare,
     inspect.evaluate,
+    report.report,
     collect.collect,
     describe.algorithms,
     describe.models,

@@ -117,7 +117,9 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
     found = []
     if history.diverged:
         first = min(history.diverged.values())
-        found.append(Finding("bad", f"The loss of {_peers(history.diverged, inner=True)} diverged, from round {first}."))
+        found.append(
+            Finding("bad", f"The loss of {_peers(history.diverged, inner=True)} diverged, from round {first}.")
+        )
     dropped: dict[int, int] = {}
     for peer in summary.peers:
         for sender, count in peer.dropped.items():
@@ -127,7 +129,9 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
     missing = {peer: count for peer, count in history.missing.items() if count}
     if missing:
         most = max(missing, key=missing.__getitem__)
-        text = f"{sum(missing.values())} messages missed their deadline, most of them at peer {most} ({missing[most]})."
+        text = (
+            f"{sum(missing.values())} messages missed their deadline, most of them at peer {most} ({missing[most]})."
+        )
         found.append(Finding("look", text))
     return found
 
@@ -158,7 +162,9 @@ def _progress(history: History) -> list[Finding]:
         return [Finding("look", f"The mean accuracy fell by {fell:.1f} points since its best round, {t}.")]
     if values[-1] - since > 0.01:
         rose = 100 * (values[-1] - since)
-        return [Finding("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")]
+        return [
+            Finding("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")
+        ]
     return [Finding("good", f"The mean accuracy has settled at {percent(values[-1])} % {when}.")]
 
 

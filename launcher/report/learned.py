@@ -131,11 +131,13 @@ def _at_most(usable: npt.NDArray[np.int64], kinds: Sequence[str]) -> npt.NDArray
 
 def _tsne(table: Table) -> npt.NDArray[np.float64]:
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     directions = table / np.linalg.norm(table, axis=1, keepdims=True)
     if np.allclose(directions, directions[0]):
         raise RunFolderError("all embeddings are equal: the models have learned nothing, or have collapsed")
     perplexity = min(30.0, (len(directions) - 1) / 3)
     # Between unit vectors, Euclidean distances order pairs as cosines do, and sklearn finds neighbors faster.
-    found = TSNE(perplexity=perplexity, init="pca", random_state=0, n_jobs=1, max_iter=500).fit_transform(directions)
-    return np.asarray(found, dtype=np.float64)
+    with threadpool_limits(1):  # OpenMP's threads spin, which is very slow on a host that is busy
+        tsne = TSNE(perplexity=perplexity, init="pca", random_state=0, n_jobs=1, max_iter=500)
+        return np.asarray(tsne.fit_transform(directions), dtype=np.float64)

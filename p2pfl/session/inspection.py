@@ -58,6 +58,7 @@ def inspect_models(
         CheckpointError: a checkpoint is damaged, or of another run.
     """
     run_id = folder.info["id"]
+    torch.set_num_threads(run.file.threads)
     for files in folder.peers():
         saved = checkpoint.load(files.checkpoint, run_id, files.peer, repair=False)
         if saved is None:
