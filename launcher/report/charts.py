@@ -1,11 +1,12 @@
 """Vega-Lite specifications. Colors come from the page's script, which knows whether the page is light or dark.
 
-A chart names the tables that it draws; the script turns their columns into rows. ``picked`` is the highlighted peer.
+``@text``, ``@accent`` and the like stand for colors. A chart names the tables that it draws; the script turns their
+columns into rows. ``picked`` is the highlighted peer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,26 +93,26 @@ def palette(values: Sequence[Any]) -> Spec:
     return {"scale": {"domain": list(values), **({"scheme": "tableau20"} if len(values) > MANY else {})}}
 
 
-def curves(peers: int, groups: Sequence[int | None]) -> Chart:
-    """Accuracy: a thin line per peer, and the mean of all."""
+def curves(peers: int, groups: Sequence[int | None], *, points: bool) -> Chart:
+    """Accuracy: a thin line per peer, and the mean of all; with a point per round if these are few."""
     return Chart(
         "accuracy",
-        f"Accuracy on each peer's local test split, {peers} peers: a thin line per peer, the mean as a thick line, and "
-        "its standard deviation over peers as a band",
+        f"Accuracy on each peer's local test split, {peers} peers: a thin line per peer, the mean as a thick line, "
+        "and its standard deviation over peers as a band",
         "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers.",
-        {name: _curves(x, groups) for name, x in X_AXES.items()},
+        {name: _curves(x, groups, points) for name, x in X_AXES.items()},
         ("rounds", "means"),
         choice="Accuracy against",
         height=360,
     )
 
 
-def _curves(x: Spec, groups: Sequence[int | None]) -> Spec:
+def _curves(x: Spec, groups: Sequence[int | None], points: bool) -> Spec:
     shown = {"data": {"name": "rounds"}, "transform": [{"filter": "isValid(datum.accuracy)"}]}
     picked = [{"filter": "datum.peer === picked && isValid(datum.accuracy)"}]
     y, peer = {"field": "accuracy", **ACCURACY}, {"field": "peer", "type": "nominal"}
     mean = {**ACCURACY, "field": "mean"}
-    line = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "aria": False}
+    line = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "aria": False, "point": points}
     tooltip = [peer, {"field": "group", "type": "nominal"}]
     spread = [
         {"field": "t", "title": "round"},
@@ -124,16 +125,16 @@ def _curves(x: Spec, groups: Sequence[int | None]) -> Spec:
             {
                 **shown,
                 "mark": line,
-                "encoding": {"x": x, "y": y, "detail": peer, "color": _by_group(groups), "tooltip": tooltip},
+                "encoding": {"x": x, "y": y, "detail": peer, "color": by_group(groups), "tooltip": tooltip},
             },
             {
                 "data": {"name": "means"},
-                "mark": {"type": "area", "opacity": 0.2, "style": "accent", "aria": False},
+                "mark": {"type": "area", "opacity": 0.2, "color": "@text", "aria": False},
                 "encoding": {"x": x, "y": {**mean, "field": "low"}, "y2": {"field": "high"}},
             },
             {
                 "data": {"name": "means"},
-                "mark": {"type": "line", "strokeWidth": 3, "style": "accentline"},
+                "mark": {"type": "line", "strokeWidth": 3, "color": "@text", "point": _point(points, "@text")},
                 "encoding": {"x": x, "y": mean},
             },
             {
@@ -144,28 +145,32 @@ def _curves(x: Spec, groups: Sequence[int | None]) -> Spec:
             {
                 **shown,
                 "transform": picked,
-                "mark": {"type": "line", "strokeWidth": 3, "style": "pickedline", "aria": False},
+                "mark": {"type": "line", "strokeWidth": 3, "color": "@strong", "aria": False},
                 "encoding": {"x": x, "y": y},
             },
         ],
     }
 
 
-def _by_group(groups: Sequence[int | None]) -> Spec:
+def _point(shown: bool, color: str) -> Spec | bool:
+    return {"color": color, "size": 60} if shown else False
+
+
+def by_group(groups: Sequence[int | None]) -> Spec:
     known = [group for group in groups if group is not None]
     if len(known) < 2:
-        return {"value": "#8a8f98"}
+        return {"value": "@quiet"}
     return {"field": "group", "type": "nominal", "title": "group", **palette(known)}
 
 
-def loss(k: int, term: str) -> Chart:
+def loss(k: int, term: str, *, points: bool) -> Chart:
     """One term of the training loss."""
     x, y = X_AXES["rounds"], {"field": f"loss{k}", "type": "quantitative", "title": None, "scale": {"zero": False}}
     shown = {"filter": f"isValid(datum.loss{k})"}
-    thin = {"type": "line", "strokeWidth": 1, "opacity": 0.3, "aria": False, "color": "#8a8f98"}
+    thin = {"type": "line", "strokeWidth": 1, "opacity": 0.3, "aria": False, "color": "@quiet"}
     detail = {"field": "peer", "type": "nominal"}
     picked = {"filter": f"datum.peer === picked && isValid(datum.loss{k})"}
-    thick = {"type": "line", "strokeWidth": 2.5}
+    thick = {"type": "line", "strokeWidth": 2.5, "point": _point(points, "@text")}
     return Chart(
         f"loss{k}",
         f"Training loss, term {term}: a thin line per peer and the mean",
@@ -178,12 +183,12 @@ def loss(k: int, term: str) -> Chart:
                     {"transform": [shown], "mark": thin, "encoding": {"x": x, "y": y, "detail": detail}},
                     {
                         "transform": [shown],
-                        "mark": {**thick, "style": "accentline"},
+                        "mark": {**thick, "color": "@text"},
                         "encoding": {"x": x, "y": {**y, "aggregate": "mean"}},
                     },
                     {
                         "transform": [picked],
-                        "mark": {**thick, "style": "pickedline", "aria": False},
+                        "mark": {**thick, "color": "@strong", "aria": False},
                         "encoding": {"x": x, "y": y},
                     },
                 ],
@@ -192,262 +197,6 @@ def loss(k: int, term: str) -> Chart:
         ("rounds",),
         height=200,
     )
-
-
-def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart:
-    """Heat map of mixing weights; the script fills its cells with those of the round that the slider selects."""
-    cell = {
-        "x": {
-            "field": "column",
-            "type": "ordinal",
-            "sort": None,
-            "scale": {"domain": list(order)},
-            "title": "averages the model of peer",
-        },
-        "y": {"field": "row", "type": "ordinal", "sort": None, "scale": {"domain": list(order)}, "title": "peer"},
-    }
-    color = {
-        "field": "w",
-        "type": "quantitative",
-        "title": "weight",
-        "scale": {"domain": [0, highest], "clamp": True},
-    }
-    tooltip = [
-        {"field": "row", "title": "peer"},
-        {"field": "column", "title": "gives peer"},
-        {"field": "w", "title": "weight", "format": ".3f"},
-    ]
-    block = {
-        "data": {"name": "blocks"},
-        "mark": {"type": "rect", "fill": None, "strokeWidth": 2, "style": "outline", "aria": False},
-        "encoding": {
-            "x": {"field": "first", "type": "ordinal", "bandPosition": 0},
-            "x2": {"field": "last", "bandPosition": 1},
-            "y": {"field": "first", "type": "ordinal", "bandPosition": 0},
-            "y2": {"field": "last", "bandPosition": 1},
-        },
-    }
-    rects = {
-        "data": {"name": "cells"},
-        "mark": {"type": "rect", "tooltip": True, "aria": len(order) <= MANY},
-        "encoding": {**cell, "color": color, "tooltip": tooltip},
-    }
-    return Chart(
-        "weights",
-        "Heat map of mixing weights: how much each peer, by row, averages of each other peer, by column",
-        "A row is how a peer mixes; darker is more. Peers are ordered by group"
-        + (", outlined." if several_groups else "."),
-        {"": {"layer": [rects, *([block] if several_groups else [])]}},
-        ("cells", "blocks") if several_groups else ("cells",),
-        height=0,
-        canvas=len(order) > 30,
-    )
-
-
-def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
-    """The graph: peers, and edges as strong as their weights or traffic."""
-    axis = {"type": "quantitative", "axis": None, "scale": {"domain": [-1.12, 1.12]}}
-    place = {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}}
-    ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
-    strength = {"field": "strength", "type": "quantitative", "legend": None}
-    what = "mixing weight" if learned else "bytes sent"
-    edges = {
-        "data": {"name": "edges"},
-        "mark": {"type": "rule", "style": "edge", "aria": False},
-        "encoding": {
-            **ends,
-            "opacity": {**strength, "scale": {"domain": [0, 1], "range": [0.04, 0.9]}},
-            "size": {**strength, "scale": {"domain": [0, 1], "range": [0.4, 3.5]}},
-            "tooltip": [{"field": "pair", "title": "peers"}, {"field": "value", "title": what}],
-        },
-    }
-    chosen = {"condition": {"test": "datum.peer === picked", "value": 4}, "value": 1.5}
-    nodes = {
-        "data": {"name": "nodes"},
-        "mark": {"type": "circle", "size": 420, "opacity": 1, "style": "node"},
-        "encoding": {
-            **place,
-            "color": _by_group(groups),
-            "strokeWidth": chosen,
-            "tooltip": [{"field": "peer"}, {"field": "group"}, {"field": "model"}, {"field": "accuracy"}],
-        },
-    }
-    texts = {
-        "data": {"name": "nodes"},
-        "mark": {"type": "text", "fontSize": 11, "fontWeight": "bold", "style": "nodetext", "aria": False},
-        "encoding": {**place, "text": {"field": "peer"}},
-    }
-    return Chart(
-        "drawing",
-        f"Drawing of the graph: peers as circles, colored by group, edges as strong as the {what}",
-        f"Peers that exchange much are close. Stronger lines: larger {what}"
-        + (", the larger of both directions." if learned else ", both directions together."),
-        {"": {"params": [PICKED], "layer": [edges, nodes, texts]}},
-        ("edges", "nodes"),
-        height=0,
-        canvas=True,
-    )
-
-
-def matrix(key: str, label: str, caption: str, order: Sequence[int], value: str) -> Chart:
-    """Heat map of a table with columns ``row``, ``column`` and ``value``; one cell per sender and receiver."""
-    axis = {"type": "ordinal", "scale": {"domain": list(order)}, "sort": None}
-    return Chart(
-        key,
-        label,
-        caption,
-        {
-            "": {
-                "data": {"name": key},
-                "mark": {"type": "rect", "aria": len(order) <= MANY},
-                "encoding": {
-                    "x": {"field": "column", "title": "to peer", **axis},
-                    "y": {"field": "row", "title": "from peer", **axis},
-                    "color": {
-                        "field": "value",
-                        "type": "quantitative",
-                        "title": value,
-                        "scale": {"zero": True},
-                        "legend": {"format": "~s"},
-                    },
-                    "tooltip": [
-                        {"field": "row", "title": "from"},
-                        {"field": "column", "title": "to"},
-                        {"field": "value", "title": value, "format": ".4~s"},
-                    ],
-                },
-            }
-        },
-        (key,),
-        height=0,
-        canvas=len(order) > 30,
-    )
-
-
-def partition(order: Sequence[int], labels: int, groups: Sequence[int | None]) -> Chart:
-    """Samples of each peer by label, as circles."""
-    return Chart(
-        "partition",
-        "Training samples of each peer by label: a circle's area is the number of samples",
-        "Training samples per peer and label; the area of a circle is their number.",
-        {
-            "": {
-                "data": {"name": "partition"},
-                "mark": {"type": "circle", "opacity": 0.85, "aria": False},
-                "encoding": {
-                    "x": {
-                        "field": "label",
-                        "type": "ordinal",
-                        "title": "label",
-                        "scale": {"domain": list(range(labels))},
-                        "axis": {"labelAngle": 0, "labelOverlap": True},
-                    },
-                    "y": {
-                        "field": "peer",
-                        "type": "ordinal",
-                        "sort": None,
-                        "scale": {"domain": list(order)},
-                        "axis": {"labelOverlap": True},
-                    },
-                    "size": {
-                        "field": "count",
-                        "type": "quantitative",
-                        "title": "samples",
-                        "scale": {"range": [8, 220]},
-                    },
-                    "color": _by_group(groups),
-                    "tooltip": [{"field": "peer"}, {"field": "label"}, {"field": "count", "title": "samples"}],
-                },
-            }
-        },
-        ("partition",),
-        height=max(160, min(900, 60 + 17 * len(order))),
-        canvas=True,
-    )
-
-
-def confusion(labels: Sequence[int], whose: Mapping[str, int]) -> Chart:
-    """Predictions by true class, of all peers together or of one."""
-    axis = {"type": "ordinal", "scale": {"domain": list(labels)}, "axis": {"labelAngle": 0, "labelOverlap": True}}
-    cell = {
-        "x": {"field": "said", "title": "predicted class", **axis},
-        "y": {"field": "true", "title": "true class", **axis},
-    }
-    color = {
-        "field": "fraction",
-        "type": "quantitative",
-        "title": "of the class",
-        "scale": {"domain": [0, 1]},
-        "legend": {"format": ".0%"},
-    }
-    tooltip = [
-        {"field": "true"},
-        {"field": "said", "title": "predicted"},
-        {"field": "count"},
-        {"field": "fraction", "format": ".1%"},
-    ]
-    layers: list[Spec] = [
-        {"mark": {"type": "rect", "aria": False}, "encoding": {**cell, "color": color, "tooltip": tooltip}}
-    ]
-    if len(labels) <= 12:
-        contrast = {"condition": {"test": "datum.fraction > 0.55", "value": "on"}, "value": "off"}
-        layers.append(
-            {
-                "mark": {"type": "text", "fontSize": 11},
-                "encoding": {**cell, "text": {"field": "fraction", "format": ".0%"}, "color": contrast},
-            }
-        )
-    return Chart(
-        "confusion",
-        "Confusion matrix on the local test splits: fraction of each true class that is predicted as each class",
-        "Local test splits, last checkpoints; each row sums to 100 %.",
-        {
-            "": {
-                "params": [{"name": "whose", "value": -1}],
-                "data": {"name": "confusion"},
-                "transform": [{"filter": "datum.peer === whose"}],
-                "layer": layers,
-            }
-        },
-        ("confusion",),
-        height=0,
-        param=("whose", "Confusion of", dict(whose)),
-        canvas=len(labels) > 20,
-    )
-
-
-def points(by: Mapping[str, tuple[str, Sequence[Any]]]) -> Chart:
-    """Projected embeddings and prototypes. ``by``: the field that colors them and its values, by text."""
-    return Chart(
-        "points",
-        "t-SNE projection of test samples' embeddings, and of prototypes as diamonds, onto a plane",
-        "t-SNE by cosine distance: circles are embeddings of local test samples, diamonds prototypes. Only who is "
-        "near whom has a meaning.",
-        {text: _points(name, values) for text, (name, values) in by.items()},
-        ("points",),
-        choice="Color by",
-        height=420,
-        canvas=True,
-    )
-
-
-def _points(name: str, values: Sequence[Any]) -> Spec:
-    axis = {"type": "quantitative", "axis": None, "scale": {"zero": False, "nice": False, "padding": 12}}
-    color = {"field": name, "type": "nominal", "title": "class" if name == "label" else name, **palette(values)}
-    tooltip = [{"field": "kind"}, {"field": "label", "title": "class"}, {"field": "peer"}]
-    place = {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}}
-    legend = {"legend": {"columns": 2 if len(values) > MANY else 1, "symbolLimit": 40}}
-    circles = {
-        "transform": [{"filter": "datum.kind === 'embedding'"}],
-        "mark": {"type": "circle", "size": 22, "opacity": 0.55},
-        "encoding": {**place, "color": {**color, **legend}, "tooltip": tooltip},
-    }
-    diamonds = {
-        "transform": [{"filter": "datum.kind === 'prototype'"}],
-        "mark": {"type": "point", "shape": "diamond", "size": 90, "filled": True, "opacity": 1, "style": "prototype"},
-        "encoding": {**place, "color": color, "tooltip": tooltip},
-    }
-    return {"data": {"name": "points"}, "layer": [circles, diamonds]}
 
 
 def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
@@ -493,7 +242,7 @@ def compared(names: Sequence[str]) -> Chart:
         "field": "name",
         "type": "nominal",
         "title": None,
-        "legend": {"orient": "top", "columns": 1, "labelLimit": 320},
+        "legend": {"orient": "top", "columns": 1, "labelLimit": 320, "symbolType": "stroke", "symbolOpacity": 1},
         **palette(names),
     }
     y = {"field": "mean", **ACCURACY}

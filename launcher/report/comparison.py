@@ -10,7 +10,7 @@ import yaml
 
 from launcher.report import several
 from launcher.report.charts import Figures
-from launcher.report.page import escape, figure, table
+from launcher.report.page import document, escape, figure, findings, table, tiles
 from launcher.views import formatting
 from launcher.views.summary import Summary
 
@@ -31,18 +31,8 @@ def body(groups: Sequence[several.Group], found: Sequence[several.Test], figures
         "differences": ("What differs between the run files", _differences(members)),
         "runs": ("Runs", _runs(groups)),
     }
-    links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, (title, _) in sections.items())
-    main = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{escape(title)}</h2>{content}</section>'
-        for key, (title, content) in sections.items()
-    )
-    return (
-        '<a class="skip" href="#main">Skip to the report</a>'
-        f"<header><h1>{len(members)} runs compared</h1>"
-        f'<p class="quiet">{len(groups)} settings; runs that differ only in the seed are one.</p>'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main id="main">{main}</main>'
-        "<footer><p>Made by <code>p2pfl report</code></p></footer>"
-    )
+    intro = f"{len(groups)} settings; runs that differ only in the seed are one."
+    return document(f"{len(members)} runs compared", intro, sections, "Made by <code>p2pfl report</code>")
 
 
 def _nothing(why: str) -> str:
@@ -50,29 +40,22 @@ def _nothing(why: str) -> str:
 
 
 def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) -> str:
-    """Say which settings are the most accurate, the cheapest and the fastest, and whether the difference is certain."""
+    """Say which settings are the most accurate, the cheapest and the fastest, and whether that may be chance."""
     accuracy = {group.name: fmean(values.values()) for group in groups if (values := group.by_seed())}
-    tiles = []
+    boxes = []
     if accuracy:
         best = max(accuracy, key=accuracy.__getitem__)
-        tiles.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average"))
+        boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average"))
     for question, unit, of in (
         ("Least traffic", formatting.size, _bytes),
         ("Shortest", formatting.duration, _seconds),
     ):
         costs = {group.name: fmean(of(member.summary) for member in group.members) for group in groups}
         least = min(costs, key=costs.__getitem__)
-        tiles.append((question, least, unit(costs[least])))
-    shown = "".join(
-        f'<div><dt>{escape(question)}</dt><dd><span class="value">{escape(value)}</span><br>'
-        f'<span class="quiet">{escape(more)}</span></dd></div>'
-        for question, value, more in tiles
-    )
-    items = "".join(f'<li class="{level}">{escape(text)}</li>' for level, text in map(_verdict, found[:6]))
+        boxes.append((question, least, unit(costs[least])))
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
-    if unfinished:
-        items = f'<li class="bad">{unfinished} of the runs did not finish.</li>{items}'
-    return f'<dl class="tiles">{shown}</dl><ul class="findings">{items}</ul>'
+    remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
+    return tiles(boxes) + findings([*remarks, *map(_verdict, found[:6])])
 
 
 def _verdict(test: several.Test) -> tuple[str, str]:

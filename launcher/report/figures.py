@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.report import charts, history, several
+from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
 from launcher.report.history import PHASES
@@ -13,6 +13,8 @@ from launcher.report.numbers import rounded
 
 MAX_EDGES = 1500
 """Edges that the drawing shows: the strongest."""
+FEW = 3
+"""Rounds up to which curves show their points: a line through one would not be seen."""
 
 
 def of_run(run: Collected) -> Figures:
@@ -34,9 +36,10 @@ def _curves(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
     if mean:
         keys = ("t", "bytes", "seconds", "mean", "low", "high", "std")
         columns: dict[str, list[Any]] = {key: [rounded(row[key]) for row in mean] for key in keys}
-        figures.add(charts.curves(len(run.history.peers), groups), means=columns)
+        figures.add(charts.curves(len(run.history.peers), groups, points=len(mean) <= FEW), means=columns)
     for k, term in enumerate(run.history.terms):
-        figures.add(charts.loss(k, term))
+        rounds = {row["t"] for row in run.history.rows if row["loss"].get(term) is not None}
+        figures.add(charts.loss(k, term, points=len(rounds) <= FEW))
 
 
 def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
@@ -50,7 +53,7 @@ def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         others = [f["cells"][k] for f in frames for k in range(size * size) if k // size != k % size]
         highest = max(others, default=0) / 1000 or 1.0
         strength = {(a, b): max(0, cells[i * size + j]) for i, a in enumerate(order) for j, b in enumerate(order)}
-        figures.add(charts.weights(order, highest, len(groups) > 1), blocks=_blocks(run))
+        figures.add(plots.weights(order, highest, len(groups) > 1), blocks=_blocks(run))
         figures.frames = {"order": order, "list": frames, "highest": highest}
     else:
         strength = {pair: int(count) for pair, count in run.history.edges.items()}
@@ -65,7 +68,7 @@ def _graph(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
         "x": [rounded(places[peer][0], 4) for peer in order],
         "y": [rounded(places[peer][1], 4) for peer in order],
     }
-    figures.add(charts.drawing(groups, learned=learned), nodes=nodes)
+    figures.add(plots.drawing(groups, learned=learned), nodes=nodes)
     if not learned:
         figures.tables["edges"] = _edges(strength, places)
 
@@ -123,26 +126,26 @@ def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
             for label, count in peer["classes"].items()
         ]
         table = {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
-        figures.add(charts.partition(run.order, learned.partition["dataset"]["classes"], groups), partition=table)
+        figures.add(plots.partition(run.order, learned.partition["dataset"]["classes"], groups), partition=table)
     if learned.confusion:
         figures.add(*_confusion(run))
         figures.tables["confusion"] = confusion_table(run)
     if learned.points:
         groups_of = [run.groups.get(peer) for peer in learned.points["peer"]]
-        by = {
+        by: dict[str, tuple[str, Sequence[Any]]] = {
             "class": ("label", sorted(set(learned.points["label"]))),
             "peer": ("peer", sorted(set(learned.points["peer"]))),
         }
         if len(groups) > 1:
             by["group"] = ("group", groups)
-        figures.add(charts.points(by), points={**learned.points, "group": groups_of})
+        figures.add(plots.points(by), points={**learned.points, "group": groups_of})
 
 
 def _confusion(run: Collected) -> tuple[charts.Chart]:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
     single = shown_confusions(run)
-    return (charts.confusion(labels, {"all peers": -1, **{f"peer {peer}": peer for peer in single}}),)
+    return (plots.confusion(labels, {"all peers": -1, **{f"peer {peer}": peer for peer in single}}),)
 
 
 def shown_confusions(run: Collected) -> list[int]:
@@ -186,7 +189,7 @@ def _costs(figures: Figures, run: Collected) -> None:
             "value": list(recorded.edges.values()),
         }
         label = "Bytes sent over each edge, from the peer of the row to that of the column"
-        chart = charts.matrix("traffic", label, "Bytes by sender and receiver, with headers.", order, "bytes")
+        chart = plots.matrix("traffic", label, "Bytes by sender and receiver, with headers.", order, "bytes")
         figures.add(chart, traffic=edges)
     if recorded.seconds:
         phases = (*PHASES, "other")

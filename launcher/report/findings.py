@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -58,19 +59,21 @@ def _inaccurate(summary: Summary) -> list[Finding]:
     ]
 
 
-def per_round(history: History, phase: str) -> dict[int, float]:
-    """Return the mean seconds of a phase per round, by peer."""
-    rounds: dict[int, int] = {}
+def training_times(history: History) -> dict[int, float]:
+    """Return the median seconds of training of each peer, over the rounds in which it trained."""
+    spent: dict[int, list[float]] = {}
     for row in history.rows:
-        rounds[row["peer"]] = rounds.get(row["peer"], 0) + 1
-    return {peer: spent[phase] / rounds[peer] for peer, spent in history.seconds.items() if rounds.get(peer)}
+        if row["training"] > 0:
+            spent.setdefault(row["peer"], []).append(row["training"])
+    return {peer: median(values) for peer, values in spent.items()}
 
 
 def _slow(history: History) -> list[Finding]:
-    training = per_round(history, "training")
+    training = training_times(history)
     if len(training) < 4 or (middle := median(training.values())) <= 0:
         return []
-    waiting = per_round(history, "waiting")
+    rounds = Counter(row["peer"] for row in history.rows)
+    waiting = {peer: history.seconds[peer]["waiting"] / rounds[peer] for peer in rounds}
     slow = sorted((peer for peer in training if training[peer] > SLOW * middle), key=lambda peer: -training[peer])
     return [
         Finding(
@@ -140,7 +143,8 @@ def _restarted(events: Events) -> list[Finding]:
     restarts: Mapping[int, int] = events.restarts
     if not restarts:
         return []
-    text = f"{_peers(restarts)} {'was' if len(restarts) == 1 else 'were'} restarted, {sum(restarts.values())} times in all."
+    were = "was" if len(restarts) == 1 else "were"
+    text = f"{_peers(restarts)} {were} restarted, {sum(restarts.values())} times in all."
     return [Finding("look", text)]
 
 
@@ -151,13 +155,13 @@ def _progress(history: History) -> list[Finding]:
     curve = means(history)
     if len(curve) < 4:
         return []
-    values = [row["mean"] or 0.0 for row in curve]
+    values = [row["mean"] for row in curve]
     best = max(range(len(values)), key=values.__getitem__)
     since = values[-1 - max(1, len(values) // 5)]
-    seconds = curve[-1]["seconds"] or 0.0
+    seconds = curve[-1]["seconds"]
     when = f"after {duration(seconds)}"
     if values[best] - values[-1] > 0.02:
-        t = int(curve[best]["t"] or 0)
+        t = int(curve[best]["t"])
         fell = 100 * (values[best] - values[-1])
         return [Finding("look", f"The mean accuracy fell by {fell:.1f} points since its best round, {t}.")]
     if values[-1] - since > 0.01:

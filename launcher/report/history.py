@@ -25,7 +25,8 @@ class History:
     Attributes:
         peers: ascending ids of those with records.
         rows: a row for each peer and round, by peer: ``peer``, ``t``, ``accuracy`` (None if not evaluated), ``bytes``
-            (sent so far, with headers), ``seconds`` (since the start), and ``loss`` by term.
+            (sent so far, with headers), ``seconds`` (since the start), ``training`` (seconds in this round) and
+            ``loss`` by term.
         weights: mixing weights by round and peer: ``weights[t][peer][source]``.
         kinds: by kind of message: messages, payload bytes and header bytes that all peers sent.
         edges: bytes sent, by sender and receiver.
@@ -71,6 +72,7 @@ def read(records: Iterable[Mapping[str, Any]]) -> History:
         if None in losses.values():
             history.diverged.setdefault(peer, t)
         row = {"peer": peer, "t": t, "accuracy": number(mapping(record.get("personal")).get("accuracy"))}
+        row["training"] = number(mapping(record.get("seconds")).get("training")) or 0.0
         history.rows.append(
             row | {"bytes": sent[peer], "seconds": elapsed[peer] if passed is None else passed, "loss": losses}
         )
@@ -137,7 +139,7 @@ def columns(history: History, groups: Mapping[int, int | None]) -> dict[str, lis
     return table
 
 
-def means(history: History) -> list[dict[str, float | None]]:
+def means(history: History) -> list[dict[str, float]]:
     """Return, for each round with an evaluation, mean and standard deviation over peers, and mean bytes and seconds.
 
     Only rounds count that at least half of the peers have evaluated: the mean over a few would jump.
@@ -154,7 +156,7 @@ def means(history: History) -> list[dict[str, float | None]]:
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return sum(row[key] for row in rows) / len(rows)
+    return float(sum(row[key] for row in rows)) / len(rows)
 
 
 def _spread(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:

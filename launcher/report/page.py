@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from string import Template
@@ -35,7 +36,7 @@ def library() -> str:
         import vl_convert
     except ImportError:
         raise MissingExtra("vl-convert-python", "report", "p2pfl report") from None
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed; window.vega = vega;", VEGA_LITE)
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE)
     return bundle.replace("</script", "<\\/script")
 
 
@@ -76,6 +77,42 @@ def as_json(data: Any) -> str:
 
 def _sha256(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def document(heading: str, intro: str, sections: Mapping[str, tuple[str, str]], footer: str) -> str:
+    """Return the body of a page.
+
+    Args:
+        heading, intro, footer: HTML.
+        sections: title, as plain text, and HTML by key.
+    """
+    links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, (title, _) in sections.items())
+    main = "".join(
+        f'<section id="{key}" aria-labelledby="{key}-title">'
+        f'<h2 id="{key}-title">{escape(title)}</h2>{content}</section>'
+        for key, (title, content) in sections.items()
+    )
+    return (
+        f'<a class="skip" href="#main">Skip to the report</a><header><h1>{heading}</h1><p class="quiet">{intro}</p>'
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
+        f'<main id="main">{main}</main><footer><p>{footer}</p></footer>'
+    )
+
+
+def tiles(of: Iterable[tuple[str, str, str]]) -> str:
+    """Return a row of boxes, each with a question, its answer, and more about it, as plain text."""
+    boxes = "".join(
+        f'<div><dt>{escape(question)}</dt><dd><span class="value">{escape(answer)}</span><br>'
+        f'<span class="quiet">{escape(more)}</span></dd></div>'
+        for question, answer, more in of
+    )
+    return f'<dl class="tiles">{boxes}</dl>'
+
+
+def findings(of: Iterable[tuple[str, str]]) -> str:
+    """Return a list of remarks, each with its level (good, look or bad), as plain text."""
+    items = "".join(f'<li class="{escape(level)}">{escape(text)}</li>' for level, text in of)
+    return f'<ul class="findings" aria-label="What stands out">{items}</ul>'
 
 
 def figure(chart: Chart, extra: str = "") -> str:

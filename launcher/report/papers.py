@@ -116,9 +116,9 @@ def _accuracy(run: Collected, against: str, figure: Figure) -> None:
         group = run.groups.get(peer) or 0
         axes.plot(_x(rows, key), [100 * row["accuracy"] for row in rows], color=f"C{group % 10}", lw=0.6, alpha=0.5)
     mean = history.means(run.history)
-    low, high = ([100 * (row[bound] or 0.0) for row in mean] for bound in ("low", "high"))
+    low, high = ([100 * row[bound] for row in mean] for bound in ("low", "high"))
     axes.fill_between(_x(mean, key), low, high, color="black", alpha=0.15, lw=0)
-    axes.plot(_x(mean, key), [100 * (row["mean"] or 0.0) for row in mean], color="black", lw=1.8, label="mean ± std")
+    axes.plot(_x(mean, key), [100 * (row["mean"]) for row in mean], color="black", lw=1.8, label="mean ± std")
     axes.legend(frameon=False, loc="lower right")
     axes.grid(alpha=0.25)
 

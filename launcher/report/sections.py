@@ -9,9 +9,9 @@ from typing import Any
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
 from launcher.report.events import MAX_EVENTS
-from launcher.report.findings import per_round
+from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
-from launcher.report.page import escape, figure, select, table
+from launcher.report.page import document, escape, figure, findings, select, table, tiles
 from launcher.views import formatting
 from p2pfl.session.run_folder import RunFolder
 
@@ -24,22 +24,15 @@ ABSENT = {
 """Why a figure is missing, if nothing else is known."""
 
 
+ALIKE = (0.8, 1.25)
+"""Ratios of the weights within groups to those across between which the groups make no difference."""
+
+
 def body(run: Collected, figures: Figures) -> str:
     """Return the header, the sections and the footer."""
-    sections = dict(_sections(run, figures))
-    links = "".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, (title, _) in sections.items())
-    main = "".join(
-        f'<section id="{key}" aria-labelledby="{key}-title"><h2 id="{key}-title">{escape(title)}</h2>{content}</section>'
-        for key, (title, content) in sections.items()
-    )
-    return (
-        '<a class="skip" href="#main">Skip to the report</a>'
-        f'<header><h1>{escape(run.summary.name)} <span class="quiet">{escape(_kind(run))}</span></h1>'
-        f'<p class="quiet">{escape(_origin(run))}</p>'
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
-        f'<main id="main">{main}</main>'
-        f"<footer><p>Made by <code>p2pfl report</code> from {escape(run.folder.root)}</p></footer>"
-    )
+    heading = f'{escape(run.summary.name)} <span class="quiet">{escape(_kind(run))}</span>'
+    footer = f"Made by <code>p2pfl report</code> from {escape(run.folder.root)}"
+    return document(heading, escape(_origin(run)), dict(_sections(run, figures)), footer)
 
 
 def _kind(run: Collected) -> str:
@@ -74,16 +67,7 @@ def _sections(run: Collected, figures: Figures) -> Iterator[tuple[str, tuple[str
 
 
 def _tiles(run: Collected) -> str:
-    tiles = [_accuracy_tile(run), _slowest_tile(run), _collaboration_tile(run), _cost_tile(run)]
-    return (
-        '<dl class="tiles">'
-        + "".join(
-            f'<div><dt>{escape(question)}</dt><dd><span class="value">{escape(value)}</span><br>'
-            f'<span class="quiet">{escape(more)}</span></dd></div>'
-            for question, value, more in tiles
-        )
-        + "</dl>"
-    )
+    return tiles([_accuracy_tile(run), _slowest_tile(run), _collaboration_tile(run), _cost_tile(run)])
 
 
 def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
@@ -107,12 +91,15 @@ def _last_rows(run: Collected) -> list[dict[str, Any]]:
 
 
 def _slowest_tile(run: Collected) -> tuple[str, str, str]:
-    training = per_round(run.history, "training")
+    training = training_times(run.history)
     middle = median(training.values()) if training else 0.0
     if middle <= 0:
         return "Who is slow?", "–", ABSENT["time"]
     peer = max(training, key=training.__getitem__)
-    return "Who is slow?", f"peer {peer}", f"trains {training[peer] / middle:.1f} × as long as the median peer"
+    times = training[peer] / middle
+    if times < SLOW:
+        return "Who is slow?", "nobody", f"peer {peer} trains longest: {times:.1f} × the median peer"
+    return "Who is slow?", f"peer {peer}", f"trains {times:.1f} × as long as the median peer"
 
 
 def _collaboration_tile(run: Collected) -> tuple[str, str, str]:
@@ -121,7 +108,12 @@ def _collaboration_tile(run: Collected) -> tuple[str, str, str]:
         return question, "–", "no mixing weights are recorded"
     groups = len(set(found.groups))
     if groups > 1 and found.inside is not None and found.across is not None:
-        value = "own group only" if not found.across else f"own group {found.ratio:.1f} ×"
+        ratio = found.ratio if found.ratio is not None else ALIKE[1]
+        value = f"own group, {ratio:.1f} ×" if ratio > ALIKE[1] else f"other groups, {1 / ratio:.1f} ×"
+        if not found.across:
+            value = "own group only"
+        elif ALIKE[0] <= ratio <= ALIKE[1]:
+            value = "all alike"
         return question, value, f"mean weight {found.inside:.3f} within {groups} groups, {found.across:.3f} across"
     alone = fmean(row[k] for k, row in enumerate(found.weights))
     return (
@@ -137,14 +129,13 @@ def _cost_tile(run: Collected) -> tuple[str, str, str]:
     took = run.summary.seconds or max((row["seconds"] for row in run.history.rows), default=0.0)
     return (
         "What did it cost?",
-        formatting.size(sent),
-        f"sent; {formatting.duration(took)} long, {formatting.duration(trained)} of training",
+        f"{formatting.size(sent)}, {formatting.duration(took)}",
+        f"sent, and passed; all peers trained {formatting.duration(trained)}",
     )
 
 
 def _findings(run: Collected) -> str:
-    items = "".join(f'<li class="{found.level}">{escape(found.text)}</li>' for found in run.findings)
-    return f'<ul class="findings" aria-label="What stands out">{items}</ul>'
+    return findings((found.level, found.text) for found in run.findings)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------
@@ -178,7 +169,8 @@ def _collaboration(run: Collected, figures: Figures) -> str:
         t = figures.frames["list"][-1]["t"]
         bar = (
             '<div class="bar"><label for="round">Round</label>'
-            f'<input type="range" id="round" min="0" max="{last}" value="{last}" step="1" aria-valuetext="after round {t}">'
+            f'<input type="range" id="round" min="0" max="{last}" value="{last}" step="1" '
+            f'aria-valuetext="after round {t}">'
             f'<output id="round-shown" for="round">after round {t}</output>'
             '<button type="button" id="play">Play</button></div>'
         )
@@ -208,8 +200,8 @@ def _peers(run: Collected) -> str:
     for peer in run.summary.peers:
         spent = recorded.seconds.get(peer.peer, {})
         accuracy = peer.accuracy if peer.accuracy is not None else last.get(peer.peer)
-        sent = peer.bytes_out or sum(count for (a, _), count in recorded.edges.items() if a == peer.peer)
-        received = peer.bytes_in or sum(count for (_, b), count in recorded.edges.items() if b == peer.peer)
+        sent = sum(count for (a, _), count in recorded.edges.items() if a == peer.peer)
+        received = sum(count for (_, b), count in recorded.edges.items() if b == peer.peer)
         rows.append(
             [
                 str(peer.peer),
@@ -218,8 +210,8 @@ def _peers(run: Collected) -> str:
                 str(peer.rounds_done),
                 formatting.percent(accuracy),
                 formatting.percent(peer.best),
-                formatting.size(sent),
-                formatting.size(received),
+                formatting.size(peer.bytes_out or sent),
+                formatting.size(peer.bytes_in or received),
                 str(peer.missing or recorded.missing.get(peer.peer, 0)),
                 f"{spent.get('training', 0.0):.1f}",
                 f"{spent.get('waiting', 0.0):.1f}",
@@ -239,6 +231,8 @@ def _cost(run: Collected, figures: Figures) -> str:
     total = {phase: sum(spent[phase] for spent in run.history.seconds.values()) for phase in (*PHASES, "other")}
     spent = ", ".join(f"{phase} {formatting.duration(value)}" for phase, value in total.items() if value)
     summed = f'<p class="quiet">All peers together: {escape(spent)}.</p>' if spent else ""
+    if run.info.get("simulated"):
+        summed += '<p class="quiet">Simulated peers take turns, so waiting includes the work of the others.</p>'
     left = traffic + _figure(figures, "traffic", "Traffic by edge")
     return f'<div class="pair"><div>{left}</div><div>{_figure(figures, "time", "Time by phase")}{summed}</div></div>'
 

@@ -100,7 +100,7 @@ def read(folders: Sequence[RunFolder]) -> list[Member]:
     if len({member.summary.masked_test for member in members}) > 1:
         values = "; ".join(f"{m.summary.run}: {json.dumps(m.summary.masked_test)}" for m in members)
         raise CompareError(
-            f"runs differ in masked_test ({values}), so their accuracies mean different things; report them separately"
+            f"runs differ in masked_test ({values}), so their accuracies differ in meaning; report them separately"
         )
     return members
 

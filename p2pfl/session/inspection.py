@@ -1,7 +1,7 @@
 """What a peer's last checkpoint predicts, and where its model maps samples and prototypes, for reports.
 
-An algorithm that learns prototypes keeps them as ``prototypes``, float [K, d], with ``known``, bool [K], if some may be
-unset; where they are in another space than the backbone's features, its ``projector`` maps those into it.
+An algorithm that learns prototypes keeps them as ``prototypes``, float [K, d], with ``known``, bool [K], if some may
+be unset; where they are in another space than the backbone's features, its ``projector`` maps those into it.
 """
 
 from __future__ import annotations
@@ -72,12 +72,13 @@ def inspect_models(
 def _inspect(algorithm: Algorithm[Any], rounds_done: int, samples: int, *, masked: bool) -> Inspection:
     data, test = algorithm.data, algorithm.data.test
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *test.labels]) if masked else np.array([])
-    predicted, features = [np.empty(0, np.int64)], []
+    predicted = [np.empty(0, np.int64)]
+    features: list[npt.NDArray[np.float32]] = []
     for batch, _ in data.sweep(test):
         for x in torch.split(batch, PREDICTION_BATCH):
             scores = algorithm.predict(x).index_fill(1, torch.from_numpy(excluded.astype(np.int64)), -torch.inf)
             predicted.append(scores.argmax(1).numpy())
-            if sum(map(len, features)) < samples:
+            if sum(len(part) for part in features) < samples:
                 features.append(_embed(algorithm, x))
     table, classes = _prototypes(algorithm)
     return Inspection(

@@ -69,7 +69,8 @@
       font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif",
       axis: { labelColor: quiet, titleColor: quiet, gridColor: line, domainColor: line, tickColor: line,
         labelFontSize: 11, titleFontSize: 12, titleFontWeight: "normal", gridOpacity: 0.6 },
-      legend: { labelColor: text, titleColor: quiet, titleFontWeight: "normal", labelFontSize: 11 },
+      legend: { labelColor: text, titleColor: quiet, titleFontWeight: "normal", labelFontSize: 11,
+        symbolBaseFillColor: quiet },
       view: { stroke: null },
       range: {
         category: isDark
@@ -77,22 +78,16 @@
           : ["#1f6fbf", "#d9740b", "#26855a", "#b83280", "#7048b8", "#8a7500", "#0d8a8f", "#c23b2e", "#5f6b76", "#8a5a2b"],
         heatmap: ramp, ramp,
       },
-      style: {
-        accent: { fill: text }, accentline: { stroke: text }, pickedline: { stroke: strong },
-        outline: { stroke: strong }, edge: { stroke: accent }, node: { stroke: card }, nodetext: { fill: isDark ? "#0b0e12" : "#ffffff" },
-        prototype: { stroke: text, strokeWidth: 1 },
-      },
-      on: isDark ? "#0b0e12" : "#ffffff", off: text,
+      colors: { text, quiet, card, accent, strong, on: isDark ? "#0b0e12" : "#ffffff", off: text },
     };
   }
 
-  // "on" and "off" in a specification are colors of text on strong and on weak cells.
+  // "@text" and the like in a specification stand for colors.
   const themed = (value, colors) => {
+    if (typeof value === "string") return value[0] === "@" ? colors[value.slice(1)] ?? value : value;
     if (Array.isArray(value)) return value.map((item) => themed(item, colors));
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, item]) => [
-        key, key === "value" && (item === "on" || item === "off") ? colors[item] : themed(item, colors),
-      ]));
+      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, themed(item, colors)]));
     }
     return value;
   };
@@ -103,19 +98,19 @@
     const place = state.figure.querySelector(".chart");
     const width = place.clientWidth;
     if (!width) return;
-    const { on, off, ...config } = theme();
-    const spec = themed(chart.variants[state.variant].spec, { on, off });
+    const { colors, ...config } = theme();
+    const spec = themed(chart.variants[state.variant].spec, colors);
     const view = await window.vegaEmbed(place, {
       $schema: "https://vega.github.io/schema/vega-lite/v6.json",
       ...spec,
       width,
-      height: chart.height || Math.min(width, 560),
+      height: chart.height || Math.min(width, 480),
       autosize: { type: "fit", contains: "padding" },
       padding: { left: 2, top: 6, right: 8, bottom: 4 },
       datasets: Object.fromEntries(chart.tables.map((name) => [name, rows(name)])),
       config,
     }, {
-      actions: false, ast: true, renderer: chart.canvas ? "canvas" : "svg",
+      actions: false, ast: true, logLevel: 1, renderer: chart.canvas ? "canvas" : "svg",
       tooltip: { theme: "custom" }, loader: { load: () => Promise.reject(new Error("no network")) },
     });
     views.get(key)?.finalize();
@@ -152,7 +147,7 @@
       const key = entry.target.dataset.chart;
       if (entry.isIntersecting && !states.get(key).rendered) draw(key);
     }
-  }, { rootMargin: "300px" });
+  }, { rootMargin: "100px" });
 
   for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const key = figure.dataset.chart;
@@ -192,7 +187,7 @@
       slider.setAttribute("aria-valuetext", text);
       for (const [key, table] of [["weights", "cells"], ["drawing", "edges"]]) {
         const view = views.get(key)?.view;
-        view?.change(table, window.vega.changeset().remove(() => true).insert(rows(table))).runAsync();
+        view?.data(table, rows(table)).runAsync();
       }
     };
     slider.addEventListener("input", show);
