@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.report import events as event_log
@@ -11,8 +11,10 @@ from launcher.report.events import Events
 from launcher.report.findings import Finding
 from launcher.report.history import History
 from launcher.report.learned import Learned
+from launcher.report.numbers import mapping
 from launcher.views.summary import Summary, measured_seconds, settings, summarize
 from p2pfl.errors import RunFolderError
+from p2pfl.session.files import read_json
 from p2pfl.session.run_folder import RunFolder
 
 SKIPPED = "left out by --without-models"
@@ -62,7 +64,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
         RunFolderError: the run file, run.json or a result cannot be read.
     """
     try:
-        summary = summarize(folder, seconds=measured_seconds(folder))
+        summary = read_summary(folder)
         plain = settings(folder)
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
@@ -80,6 +82,24 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
         learned=learned.read(folder) if models else skipped,
         findings=findings.find(summary, recorded, logged),
     )
+
+
+def read_summary(folder: RunFolder) -> Summary:
+    """Summarize a run and leave summary.json as it is: its launcher knew by which signal a peer died."""
+    summary = summarize(folder, seconds=measured_seconds(folder), save=False)
+    known = {mapping(peer).get("peer"): mapping(peer).get("ended") for peer in _recorded(folder).get("peers", [])}
+    peers = [
+        replace(peer, ended=str(known[peer.peer])) if peer.ended == "died" and known.get(peer.peer) else peer
+        for peer in summary.peers
+    ]
+    return replace(summary, peers=peers)
+
+
+def _recorded(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return read_json(folder.summary) or {}
+    except RunFolderError:
+        return {}
 
 
 def _records(folder: RunFolder) -> Any:

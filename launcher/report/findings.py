@@ -42,7 +42,7 @@ def _ended(summary: Summary) -> list[Finding]:
     ways: dict[str, list[int]] = {}
     for peer in summary.peers:
         if peer.ended != "finished":
-            ways.setdefault(peer.ended, []).append(peer.peer)
+            ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds", []).append(peer.peer)
     return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()]
 
 
@@ -129,13 +129,13 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
             dropped[int(sender)] = dropped.get(int(sender), 0) + count
     if dropped:
         found.append(Finding("look", f"Invalid messages of {_peers(dropped, inner=True)}: {sum(dropped.values())}."))
-    missing = {peer: count for peer, count in history.missing.items() if count}
+    missing = Counter[int]()
+    for (_, sender), count in history.missing.items():
+        missing[sender] += count
     if missing:
-        most = max(missing, key=missing.__getitem__)
-        text = (
-            f"{sum(missing.values())} messages missed their deadline, most of them at peer {most} ({missing[most]})."
-        )
-        found.append(Finding("look", text))
+        (sender, most), total = missing.most_common(1)[0], missing.total()
+        which = "all" if most == total else f"{most} of them"
+        found.append(Finding("look", f"{total} messages did not arrive in time, {which} from peer {sender}."))
     return found
 
 

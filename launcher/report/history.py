@@ -31,7 +31,7 @@ class History:
         kinds: by kind of message: messages, payload bytes and header bytes that all peers sent.
         edges: bytes sent, by sender and receiver.
         seconds: by peer and phase; ``other`` is averaging and what else is in no phase.
-        missing: messages that did not arrive in time, by peer.
+        missing: messages that did not arrive in time, by receiver and sender.
         diverged: peers with a loss that was no finite number, and the first round of it.
     """
 
@@ -41,7 +41,7 @@ class History:
     kinds: dict[str, list[float]] = field(default_factory=dict)
     edges: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     seconds: dict[int, dict[str, float]] = field(default_factory=dict)
-    missing: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    missing: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     diverged: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -67,7 +67,10 @@ def read(records: Iterable[Mapping[str, Any]]) -> History:
         passed = number(record.get("elapsed"))  # earlier versions did not record it
         elapsed[peer] += number(mapping(record.get("seconds")).get("total")) or 0.0
         sent[peer] += _add_traffic(history, peer, mapping(record.get("sent")))
-        history.missing[peer] += sum(len(late) for late in mapping(record.get("missing")).values() if _is_list(late))
+        for late in mapping(record.get("missing")).values():
+            for sender in map(peer_id, late if _is_list(late) else ()):
+                if sender is not None:
+                    history.missing[peer, sender] += 1
         losses = {name(term): number(value) for term, value in mapping(record.get("loss")).items()}
         if None in losses.values():
             history.diverged.setdefault(peer, t)
@@ -162,7 +165,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 def _spread(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
     mean = _mean(rows, key)
     std = (sum((row[key] - mean) ** 2 for row in rows) / len(rows)) ** 0.5
-    return {"mean": mean, "low": mean - std, "high": mean + std, "std": std}
+    return {"mean": mean, "low": max(0.0, mean - std), "high": min(1.0, mean + std), "std": std}
 
 
 def frames(history: History, order: Sequence[int]) -> list[dict[str, Any]]:

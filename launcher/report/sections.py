@@ -74,7 +74,7 @@ def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
     found = run.summary.accuracy
     if found is not None:
         kind = "masked accuracy" if run.summary.masked_test else "accuracy"
-        worst = f"mean {kind}; worst tenth {formatting.percent(found.worst_tenth)} %"
+        worst = f"mean {kind}; worst tenth {formatting.percent(found.worst_tenth)}\u00a0%"
         return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
     last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
     if last:
@@ -201,6 +201,7 @@ def _peers(run: Collected) -> str:
         spent = recorded.seconds.get(peer.peer, {})
         accuracy = peer.accuracy if peer.accuracy is not None else last.get(peer.peer)
         sent = sum(count for (a, _), count in recorded.edges.items() if a == peer.peer)
+        missed = sum(count for (receiver, _), count in recorded.missing.items() if receiver == peer.peer)
         received = sum(count for (_, b), count in recorded.edges.items() if b == peer.peer)
         rows.append(
             [
@@ -212,7 +213,7 @@ def _peers(run: Collected) -> str:
                 formatting.percent(peer.best),
                 formatting.size(peer.bytes_out or sent),
                 formatting.size(peer.bytes_in or received),
-                str(peer.missing or recorded.missing.get(peer.peer, 0)),
+                str(peer.missing or missed),
                 f"{spent.get('training', 0.0):.1f}",
                 f"{spent.get('waiting', 0.0):.1f}",
                 str(run.events.restarts.get(peer.peer, 0)),

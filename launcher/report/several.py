@@ -14,7 +14,8 @@ import yaml
 
 from launcher.errors import CompareError
 from launcher.report import history
-from launcher.views.summary import Summary, measured_seconds, settings, summarize
+from launcher.report.collect import read_summary
+from launcher.views.summary import Summary, settings
 from p2pfl.errors import RunFolderError
 from p2pfl.session.run_folder import RunFolder
 
@@ -91,7 +92,7 @@ def read(folders: Sequence[RunFolder]) -> list[Member]:
     members = []
     for folder in folders:
         try:
-            summary = summarize(folder, seconds=measured_seconds(folder))
+            summary = read_summary(folder)
             plain = settings(folder)
         except (KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
