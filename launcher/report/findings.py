@@ -130,12 +130,12 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
     if dropped:
         found.append(Finding("look", f"Invalid messages of {_peers(dropped, inner=True)}: {sum(dropped.values())}."))
     missing = Counter[int]()
-    for (_, sender), count in history.missing.items():
-        missing[sender] += count
+    for (_, late), lost in history.missing.items():
+        missing[late] += lost
     if missing:
-        (sender, most), total = missing.most_common(1)[0], missing.total()
+        (late, most), total = missing.most_common(1)[0], missing.total()
         which = "all" if most == total else f"{most} of them"
-        found.append(Finding("look", f"{total} messages did not arrive in time, {which} from peer {sender}."))
+        found.append(Finding("look", f"{total} messages did not arrive in time, {which} from peer {late}."))
     return found
 
 

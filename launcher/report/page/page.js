@@ -243,7 +243,7 @@
       return Math.abs(state.figure.querySelector(".chart").clientWidth - state.width) > 4;
     }).forEach(draw), 150);
   });
-  // For printing, and for whoever wants the whole page at once.
+  // Figures in view come first. The others follow, so that printing and searching find them.
   window.drawAll = () => Promise.all([...states].filter(([, state]) => !state.rendered).map(([key]) => draw(key)));
-  window.addEventListener("beforeprint", window.drawAll);
+  window.addEventListener("load", () => setTimeout(window.drawAll, 1000));
 })();
