@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -75,8 +76,7 @@ class Connection:
             self._drop_old()
         if self.reader.finished:
             self._drop(FOREVER)
-        if entry.optional:
-            self._optional_until = io.now() + OPTIONAL_DELAY
+        self._optional_until = io.now() + OPTIONAL_DELAY if entry.optional else 0.0
         if faults.delay or faults.jitter or faults.bandwidth is not None:
             due = io.now()
             if faults.bandwidth is not None:
@@ -88,7 +88,7 @@ class Connection:
 
     def pump(self) -> None:
         """Pass what is due to libzmq while its queue has room."""
-        io = self._io
+        io, due_at = self._io, math.inf
         while self.address:
             waiting = self.peer in io.endpoint.mailbox.awaited
             pending = io.pending(self.peer)
@@ -99,8 +99,13 @@ class Connection:
                 self.reader.stated(want, io.now())
                 io.told[self.peer] = io.delivered[self.peer] - pending
                 continue
-            message = self.writer.next(hold_optional=io.now() < self._optional_until)
-            if message is None or (message.entry is not None and self._delay(message.entry.id) > 0.0):
+            held = io.now() < self._optional_until
+            message = self.writer.next(hold_optional=held)
+            if message is None:
+                due_at = self._optional_until if held else math.inf
+                break
+            if message.entry is not None and (delay := self._delay(message.entry.id)) > 0.0:
+                due_at = io.now() + delay
                 break
             first = isinstance(message.control, Entry) and message.control.offset == 0
             if message.entry is not None and first and io.faults.loss and io.random.random() < io.faults.loss:
@@ -112,6 +117,7 @@ class Connection:
             self.writer.sent(message)
         self._watch(False)
         self._note_progress()
+        io.pump_at(self.peer, due_at)
 
     @property
     def _reachable(self) -> bool:
@@ -129,16 +135,6 @@ class Connection:
         while self._due and self._due[0][0] < id:
             self._due.popleft()
         return self._due[0][1] - self._io.now() if self._due and self._due[0][0] == id else 0.0
-
-    def due_in(self) -> float:
-        """Return the seconds until something that waits for time only is due."""
-        if not self.up or self._watched:
-            return float("inf")
-        message = self.writer.next()
-        if message is None or message.entry is None:
-            return float("inf")
-        held = self._optional_until - self._io.now() if message.entry.optional else 0.0
-        return max(0.0, held, self._delay(message.entry.id))
 
     def _note_progress(self) -> None:
         """Tell the event loop when the neighbor catches up, if it waits for that."""

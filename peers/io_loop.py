@@ -106,8 +106,9 @@ class IoLoop:
         self._notifications: list[Callable[[], None]] = []
         self._commands: deque[Callable[[], None]] = deque()
         """Submitted by the event loop; appending and popping are atomic."""
-        self._active: set[PeerId] = set()
-        """Neighbors for which something waits for time only."""
+        self._pump_at: dict[PeerId, float] = {}
+        """When something is due for these neighbors that waits for time only. One look at it a turn: a turn must not
+        cost more the more neighbors there are, since each of them brings turns."""
         self.started_at = 0.0
         self._check_all_at = 0.0
         """When to check the connected neighbors next."""
@@ -191,15 +192,22 @@ class IoLoop:
             if connection.dealer in dealers:
                 connection.handle_events()
                 connection.pump()
-        self.pump(sorted(self._active))
+        if self._pump_at and min(self._pump_at.values()) <= (now := self.now()):
+            due = sorted(peer for peer, at in self._pump_at.items() if at <= now)
+            for peer in due:
+                del self._pump_at[peer]
+            self.pump(due)
+
+    def pump_at(self, peer: PeerId, at: float) -> None:
+        """Serve a neighbor's connection at this time, also without an event; at infinity: not without one."""
+        if at < math.inf:
+            self._pump_at[peer] = at
+        else:
+            self._pump_at.pop(peer, None)
 
     def _timeout(self) -> float:
         """Return the seconds until something is due even without a socket event."""
-        left = self.next_check - self.now()
-        for peer in list(self._active):
-            if (due_in := self.connections[peer].due_in()) == math.inf:
-                self._active.discard(peer)
-            left = min(left, due_in)
+        left = min(self.next_check, min(self._pump_at.values(), default=math.inf)) - self.now()
         if self.receiver.paused:
             left = min(left, self.receiver.pause_left())
         return max(0.001, left)
@@ -213,7 +221,6 @@ class IoLoop:
     def announce(self, entry: JournalEntry) -> None:
         for peer in entry.to:
             self.connections[peer].announce(entry)
-            self._active.add(peer)
         self.pump(entry.to)
 
     def set_durable(self, durable: int) -> None:

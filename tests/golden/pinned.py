@@ -85,10 +85,10 @@ def _write(file: Path, content: Pinned) -> None:
 
 
 def _unchanged(other: Any, before: Any, after: Any) -> Any:
-    """Return the outcomes of another platform with null wherever ``before`` and ``after`` differ."""
+    """Return the outcomes of another platform with null wherever ``before``, if it is known, and ``after`` differ."""
     if all(isinstance(value, dict) for value in (other, before, after)):
         return {key: _unchanged(other.get(key), before.get(key), after[key]) for key in after}
-    return other if before == after else None
+    return other if before in (None, after) else None
 
 
 def outcome(name: str) -> Pinned:

@@ -38,6 +38,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "models": "tiny-cnn",
     },
+    # Another graph in every round; connected over the union of all.
+    "dpsgd, el-local": {
+        "algorithm": {"name": "dpsgd", "batch": 16, "local_steps": 1, "lr": 0.05},
+        "graph": {"name": "el-local", "receivers": 1},
+        "models": "tiny-cnn",
+        "peers": 5,
+        "rounds": 5,
+    },
     "fedavg, some take part": {
         "algorithm": {"name": "fedavg", "batch": 16, "momentum": 0.9, "participation": 0.5},
         "graph": {"name": "regular", "degree": 3},

@@ -56,3 +56,10 @@ def test_renewing_voids_only_what_has_changed_on_other_platforms(
     assert pinned.differences(runs["other"], {"local": {"0": {"state": "x"}}}) == [
         "/local/0/state: pinned c, found x"
     ]
+
+
+def test_renewing_what_was_not_known_here_voids_nothing_elsewhere() -> None:
+    known = {"local": {"0": {"state": "c", "records": "d"}}}
+    before = {"local": {"0": {"state": "a", "records": None}}}
+    after = {"local": {"0": {"state": "a", "records": "b"}}}
+    assert pinned._unchanged(known, before, after) == known

@@ -339,6 +339,7 @@ def agree(peers: Sequence[DFML], expected: Sequence[Reference], alive: Sequence[
         assert peers[me].peak_alpha == pytest.approx(expected[me].peak_alpha, abs=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [complete(4), Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])])
 def test_rounds_follow_algorithm_1(topology: Topology) -> None:
     h = hyper(local_epochs=2)
@@ -351,6 +352,7 @@ def test_rounds_follow_algorithm_1(topology: Topology) -> None:
     assert h.alpha_max in {peer.peak_alpha for peer in peers}
 
 
+@pytest.mark.exhaustive
 def test_peak_model_is_from_round_with_highest_alpha() -> None:
     h = hyper(participation=1.0, period=4, period_increment=0)
     peers = make(h)
@@ -369,6 +371,7 @@ def test_peak_model_is_from_round_with_highest_alpha() -> None:
         assert not torch.equal(seen[me][10], seen[me][7])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("given", "source"),
     [
@@ -415,6 +418,7 @@ def test_idle_peers_neither_change_nor_send() -> None:
         assert (traffic[me][0].sent == {} and traffic[me][0].received == {}) == idle
 
 
+@pytest.mark.exhaustive
 def test_models_agree_more_after_mutual_learning() -> None:
     @torch.no_grad()
     def disagreement(peers: list[DFML]) -> float:
@@ -440,6 +444,7 @@ def sent(traffic: list[list[Traffic]], t: int) -> int:
     return sum(payload(one[t].sent) for one in traffic)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("participation", [0.25, 0.5, 1.0])
 def test_two_models_travel_per_sender_and_round(participation: float) -> None:
     peers = make(hyper(participation=participation), names=("flat", "linear", "normalized", "linear", "flat"))
@@ -487,6 +492,7 @@ def test_model_with_wrong_name_or_shape_is_rejected_on_arrival() -> None:
 # ---- missing peers and divergence ----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_dead_sender_is_skipped() -> None:
     h = hyper(participation=1.0)
     peers = make(h)
@@ -604,6 +610,7 @@ def test_diverged_model_stops_teaching() -> None:
             torch.testing.assert_close(x, y)
 
 
+@pytest.mark.exhaustive
 def test_peers_many_rounds_apart_get_the_same_result() -> None:
     """Peer 0 starts only when all others wait for it; peers without a role in a round do not wait."""
     h = hyper(participation=0.25)
@@ -650,12 +657,14 @@ def outcome(h: Hyper, rounds: int = 2) -> list[str]:
     return [digest(peer.state_dict()) for peer in peers]
 
 
+@pytest.mark.exhaustive
 def test_mutual_batch_models_is_bit_identical() -> None:
     unbounded = outcome(hyper(batch=4, participation=1.0))
     for bound in (1, 3, 99):
         assert outcome(hyper(batch=4, participation=1.0, mutual_batch_models=bound)) == unbounded
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bound", [1, 3, None])
 def test_mutual_batch_models_bounds_held_activations(bound: int | None, monkeypatch: Any) -> None:
     held, most, learned = 0, 0, 0
@@ -683,6 +692,7 @@ def test_mutual_batch_models_bounds_held_activations(bound: int | None, monkeypa
 ARCHITECTURES = (*GROUPS["tiny4"].members, "dfml-resnet-4", "dfml-vit-32", "shufflenet")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_detached_logits_equal_logits(name: str) -> None:
     """Bit-identical with batch normalization and dropout, and without side effects."""
@@ -726,6 +736,7 @@ def option_outcome(**given: Any) -> list[str]:
     return [digest(peer.state_dict()) for peer in peers]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given",
     [
@@ -769,6 +780,7 @@ def test_without_mutual_only_the_aggregators_model_learns() -> None:
         assert digest(peers[me].model.state_dict()) == digest(trained[me].model.state_dict())
 
 
+@pytest.mark.exhaustive
 def test_fixed_alpha_makes_peak_and_regular_model_equal() -> None:
     peers = make(hyper(shape="fixed", participation=1.0))
     play(peers, complete(4), 3)

@@ -129,6 +129,7 @@ def test_mean_model_follows_the_mean_gradient() -> None:
         np.testing.assert_allclose(found, np.mean(x, axis=0) - 0.5 * mean_gradient, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_models_converge_to_their_mean_without_gradients() -> None:
     peers = make(Hyper(lr=1e-12))
     mean = np.mean([parameters(peer.model) for peer in peers], axis=0)
@@ -146,6 +147,7 @@ def test_weight_of_a_missing_neighbor_goes_to_the_local_model() -> None:
     np.testing.assert_allclose(parameters(peers[1].model), expected, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("value", [math.nan, 1e30, -1e9])
 @pytest.mark.parametrize("amount", ["local_steps", "local_epochs"])
 def test_diverged_peer_does_not_affect_its_neighbors(amount: str, value: float) -> None:

@@ -96,6 +96,7 @@ def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
         np.testing.assert_allclose(parameters(peer), x[me], atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: float) -> None:
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": participation}), peers=6)

@@ -119,6 +119,7 @@ def expected_rounds(
 # ---- rounds against a reference in numpy ---------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [COMPLETE, LINE], ids=["complete", "line"])
 @pytest.mark.parametrize("mu", [None, 0.5, 2.0])
 def test_rounds_follow_algorithm_2(topology: Topology, mu: float | None) -> None:
@@ -175,6 +176,7 @@ def test_batch_norm_statistics_stay_local() -> None:
 # ---- what travels --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("participation", [0.25, 0.5, 1.0])
 def test_two_models_travel_per_sender_and_round(participation: float) -> None:
     peers = make(Hyper(participation=participation))
@@ -207,6 +209,7 @@ def test_invalid_model_is_rejected_on_arrival() -> None:
 # ---- missing peers and divergence ----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dead", [0, 3])
 def test_dead_peer_is_skipped(dead: int) -> None:
     peers = make(Hyper(participation=1.0, lr=0.3))
@@ -257,6 +260,7 @@ def option_outcome(**given: Any) -> list[str]:
     return [digest(peer.state_dict()) for peer in peers]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given",
     [

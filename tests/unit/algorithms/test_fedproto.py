@@ -286,6 +286,7 @@ def mean_by_hand(sent: Sequence[dict[int, tuple[Array, int]]], label: int, weigh
     return np.asarray(sum(w * row for w, (row, _) in zip(weights, rows, strict=True)) / sum(weights))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("given", "edges"),
     [
@@ -382,6 +383,7 @@ def test_absent_class_keeps_its_prototype() -> None:
     assert peers[0].known.tolist() == [True, True, True, False]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fraction", [1 / 3, 2 / 3, 1.0])
 def test_only_participants_train_and_send_and_all_peers_receive(fraction: float) -> None:
     peers = make(hyper(participation=fraction))
@@ -480,6 +482,7 @@ def test_heads_may_differ_between_peers() -> None:
 # ---- options ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change",
     [

@@ -331,6 +331,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SWITCHES)
 def test_rounds_follow_the_papers_algorithms(name: str) -> None:
     h = hyper(**SWITCHES[name])
@@ -351,6 +352,7 @@ def test_rounds_follow_the_papers_algorithms(name: str) -> None:
         assert (peer.infusion is None) == (name == "no style")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_complete_graph_yields_the_papers_global_model(fraction: float) -> None:
     h = hyper(participation=fraction)
@@ -369,6 +371,7 @@ def test_complete_graph_yields_the_papers_global_model(fraction: float) -> None:
         agree(peer.content, reference.local)
 
 
+@pytest.mark.exhaustive
 def test_style_leaves_sample_order_views_and_initial_values_unchanged() -> None:
     """So that the baseline differs in style infusion only."""
     infused, plain = (make(hyper(style=style, batch=3, style_weight=0.0)) for style in (True, False))
@@ -385,6 +388,7 @@ CONTENT = BACKBONE + (FEATURES * 3 + 3) + (3 * 3 + 3)
 """Numbers in f_c, and in f_c and g_c, of these tests."""
 
 
+@pytest.mark.exhaustive
 def test_idle_peers_only_receive() -> None:
     peers = make(hyper(participation=0.5), 6)
     contents: dict[int, list[str]] = {me: [] for me in range(6)}
@@ -404,6 +408,7 @@ def test_idle_peers_only_receive() -> None:
                 assert (contents[me][t] != contents[me][t - 1]) == takes_part
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("given", "kind", "numbers"),
     [
@@ -520,6 +525,7 @@ def test_infusion_pairs_content_and_style_features() -> None:
     torch.testing.assert_close(infused[3], peer.infusion.generator(torch.cat([content[3], style[3]])))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shared", [True, False])
 def test_statistics_are_averaged_or_stay_local(shared: bool) -> None:
     peers = make(hyper(share_statistics=shared), kind="normalised")
@@ -563,6 +569,7 @@ def states(peers: Sequence[FedStyle]) -> list[str]:
     return [digest([peer.state_dict(), peer.streams.state_dict()]) for peer in peers]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("given", [{}, {"style": False}, {"loss": "simsiam", "train_generator": True}])
 def test_training_ignores_labels(given: dict[str, Any]) -> None:
     truth = make(hyper(batch=3, **given))
@@ -581,6 +588,7 @@ def evaluations(peer: FedStyle) -> list[Any]:
     ]
 
 
+@pytest.mark.exhaustive
 def test_evaluation_has_no_side_effects() -> None:
     often, once = make(hyper(batch=3), kind="normalised"), make(hyper(batch=3), kind="normalised")
     torch.manual_seed(1)
@@ -593,6 +601,7 @@ def test_evaluation_has_no_side_effects() -> None:
         assert evaluations(one) == evaluations(other) == evaluations(one)
 
 
+@pytest.mark.exhaustive
 def test_evaluation_depends_on_the_state_only() -> None:
     peers, again = make(hyper()), make(hyper())
     play(peers, LINE, 2)
@@ -602,6 +611,7 @@ def test_evaluation_depends_on_the_state_only() -> None:
         assert evaluations(other) == evaluations(peer)
 
 
+@pytest.mark.exhaustive
 def test_peers_on_a_complete_graph_agree_on_generalization() -> None:
     peers = make(hyper(participation=0.5), 6, kind="normalised")
     play(peers, complete(6), 2)
@@ -652,6 +662,7 @@ def test_personal_scores_match_equation_4() -> None:
     torch.testing.assert_close(found, expected.detach(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stylized", [True, False])
 def test_probe_and_generator_are_trained_by_adam_on_local_samples(stylized: bool) -> None:
     (peer,) = make(hyper(stylized=stylized, probe_epochs=40, probe_lr=0.02), 1)
@@ -697,6 +708,7 @@ def test_baseline_probe_uses_content_features() -> None:
     torch.testing.assert_close(scores, peer.content.backbone(x) @ probe.weight.T + probe.bias)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
     peers = make(hyper(lr=1e-9))
@@ -712,6 +724,7 @@ def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
         assert not any(map(has_diverged, peer.infusion.generator.state_dict().values()))
 
 
+@pytest.mark.exhaustive
 def test_personalization_uses_local_net_and_generalization_the_average() -> None:
     peers = make(hyper())
     play(peers, LINE, 2)
@@ -775,11 +788,13 @@ def content_nets(**given: Any) -> str:
     return digest([peer.content.backbone.state_dict(), peer.averaged.backbone.state_dict()])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("given", TRAINING, ids=lambda given: next(iter(given)))
 def test_every_training_option_changes_the_content_net(given: dict[str, Any]) -> None:
     assert content_nets(**given) != content_nets()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("given", EVALUATION, ids=lambda given: next(iter(given)))
 def test_every_evaluation_option_changes_evaluation_only(given: dict[str, Any]) -> None:
     changed, plain = played(**given), played()

@@ -142,6 +142,7 @@ def test_reference_loss_matches_eq_10(drawn: tuple[int, int, int, int, float]) -
     assert found.item() == pytest.approx(acl_by_hand(values, labels.tolist(), prototypes, margin), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(problems)
 @example((3, 4, 2, 0, 100.0))
@@ -255,6 +256,7 @@ def server(h: Hyper, rounds: Sequence[PrototypeTable]) -> list[Tensor]:
     return trained
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [COMPLETE, LINE], ids=["complete", "line"])
 @pytest.mark.parametrize(
     "given", [{}, {"margin": "none", "transform": False}, {"margin": "fixed", "threshold": 2.0}], ids=str
@@ -283,6 +285,7 @@ def copies(peers: Sequence[Any]) -> set[str]:
     return {digest([peer.prototypes, peer.known, peer.trainable.state_dict()]) for peer in peers}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given",
     [{}, {"margin": "pairwise-max"}, {"transform": False}, {"participation": 0.67}, {"participation": 0.34}],
@@ -375,6 +378,7 @@ def test_round_without_received_prototypes_changes_nothing() -> None:
 # ---- options ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change",
     [

@@ -319,6 +319,7 @@ def reference_run(
     return expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
 @pytest.mark.parametrize("topology", [LINE, complete(4)], ids=["line", "complete"])
 def test_rounds_follow_algorithm_1(topology: Topology, optimizer: str) -> None:
@@ -512,6 +513,7 @@ def test_pruning_to_zero_leaves_local_training() -> None:
     assert sum(payload(one.sent) for rounds in traffic for one in rounds[1:]) == 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("given", [{"prune_round": None}, {"prune_round": 0, "prune_to": 4}, {"prune_round": 99}])
 def test_unpruned_sources_are_kept_to_the_end(given: Mapping[str, Any]) -> None:
     peers = make(hyper(prune_to=0, **given) if "prune_to" not in given else hyper(**given), 4)
@@ -534,6 +536,7 @@ def test_round_costs_one_model_per_directed_edge() -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_bfloat16_halves_bytes_and_changes_little() -> None:
     full, half = make(hyper(), 4), make(hyper(precision="bfloat16"), 4)
     start = theta(full[0].model)
@@ -558,6 +561,7 @@ def spools(monkeypatch: pytest.MonkeyPatch) -> list[Spool]:
     return made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_spooled_updates_are_bit_identical(precision: str, spools: list[Spool]) -> None:
     digests = []
@@ -606,6 +610,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_option_changes_the_outcome(key: str) -> None:
     outcomes = []

@@ -24,6 +24,7 @@ def built(name: str) -> tuple[Algorithm[Any], int]:
     return algorithm, max(len(subset.train) for subset in data[1])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RUNS)
 def test_sample_counts_and_sizes_are_bounded(name: str) -> None:
     algorithm, most = built(name)

@@ -44,6 +44,7 @@ def test_neighbors_have_no_effect() -> None:
     assert digest(among[0].state_dict()) == digest(alone[0].state_dict())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_loss_decreases(optimizer: str) -> None:
     peers = make(Hyper.parse({"optimizer": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})))

@@ -76,6 +76,7 @@ def project_by_bisection(v: Vector, mass: float) -> Vector:
 vectors = st.lists(st.floats(-3, 3).map(lambda x: round(x, 6)), min_size=1, max_size=12)
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(vectors, st.sampled_from([1.0, 0.5, 1e-3, 7.0]))
 @example([0.5, 0.5], 1.0)
@@ -86,6 +87,7 @@ def test_projection_matches_bisection(entries: list[float], mass: float) -> None
     np.testing.assert_allclose(found, project_by_bisection(np.array(entries), mass), atol=1e-12)
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(vectors)
 def test_projection_is_the_nearest_point_of_the_simplex(entries: list[float]) -> None:
@@ -144,6 +146,7 @@ def gradient_by_hand(w: Vector, s: Vector, gamma: Vector, me: int, h: Hyper) -> 
 FORMS = [hyper(norm=norm, degree_term=term) for norm, term in product(["l1", "l2"], ["constant", "exact"])]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("h", FORMS, ids=lambda h: f"{h.norm}-{h.degree_term}")
 @property_of
 @given(graphs)
@@ -183,6 +186,7 @@ LEARNING = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("h", LEARNING, ids=lambda h: f"{h.preset}-{h.graph_steps}-{h.norm}-{h.degree_term}")
 @settings(deadline=None, max_examples=25)
 @given(graphs, st.sampled_from([1.0, 0.6]))
@@ -203,6 +207,7 @@ def test_graph_learning_does_not_modify_its_arguments() -> None:
     assert found is not w
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("preset", ["default", "official"])
 @pytest.mark.parametrize(("inside", "across"), [(0.5, -0.05), (0.3, 0.0), (0.9, 0.1)])
 def test_two_clusters_give_a_block_diagonal_graph(preset: str, inside: float, across: float) -> None:
@@ -362,6 +367,7 @@ def graph_step_by_hand(
     return new
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given", [{}, {"preset": "official", "prune": True}, {"graph_steps": 5, "graph_lr": 3.0}], ids=str
 )
@@ -442,6 +448,7 @@ class Diverging(MAPL):
                 self.model.linear_head.weight[0, 0] = self.prototypes[0, 0] = self.value
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
 def test_diverged_peer_does_not_affect_the_others(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Diverging, "value", value)
@@ -680,6 +687,7 @@ class Clustered(MAPL):
             self.model.linear_head.weight.fill_(1.0 if self.me < 2 else -1.0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("prune", [True, False])
 def test_pruning_ends_messages_between_peers_with_weight_0(prune: bool) -> None:
     peers = make(hyper(warmup=1, graph_lr=4.0, prune=prune), peers=4, of=Clustered)
@@ -693,6 +701,7 @@ def test_pruning_ends_messages_between_peers_with_weight_0(prune: bool) -> None:
     assert [record.receivers for record in traffic[2]] == [(0, 1, 3)] * 2 + ([(3,)] * 2 if prune else [(0, 1, 3)] * 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change",
     [
@@ -724,6 +733,7 @@ def test_every_graph_option_changes_the_graph(change: dict[str, Any]) -> None:
     assert not torch.allclose(weights[0], weights[1], atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_pruned_graph_converges_to_the_unpruned_one() -> None:
     """Because pruned peers' samples still count in γ; otherwise each peer would end alone."""
     rows = []
@@ -746,6 +756,7 @@ def test_without_confidence_sample_counts_do_not_matter() -> None:
 # ---- message budget --------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("budget", "rounds"), [(1, 1), (8, 1), (9, 2), (24, 3), (25, 4)])
 def test_all_peers_end_in_the_round_that_reaches_the_budget(budget: int, rounds: int) -> None:
     peers = make(hyper(cgl=False, message_budget=budget), peers=4)
@@ -755,6 +766,7 @@ def test_all_peers_end_in_the_round_that_reaches_the_budget(budget: int, rounds:
     assert [peer.spent for peer in peers] == [2 * rounds] * 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("wrong", [-1, -(2**63), 12 * 3, 2**63 - 100])
 def test_an_impossible_count_of_a_neighbor_does_not_end_the_run(wrong: int) -> None:
     peers = make(hyper(cgl=False, message_budget=24), peers=4)

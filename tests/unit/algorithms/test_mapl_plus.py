@@ -69,6 +69,7 @@ class RecordingMAPLPlus(MAPLPlus):
 # ---- rounds by hand ----------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [LINE, COMPLETE], ids=["line", "complete"])
 def test_backbones_and_projectors_are_averaged_with_the_rounds_weights(topology: Topology) -> None:
     rounds = 4
@@ -166,6 +167,7 @@ def test_average_skips_an_infinite_backbone_but_not_its_prototypes() -> None:
 # ---- messages and hyper-parameters ----------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [LINE, COMPLETE], ids=["line", "complete"])
 def test_payload_is_mapls_plus_the_backbones(topology: Topology) -> None:
     traffic = play(make(hyper(warmup=1, prune=False)), topology, 3)

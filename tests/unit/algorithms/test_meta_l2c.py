@@ -181,6 +181,7 @@ def test_attention_is_softmax_of_inner_products(peers: int, seed: int) -> None:
 # ---- line 18: the gradient of the encoder --------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @settings(deadline=None, max_examples=15)
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_encoder_gradient_equals_autograd_through_the_round(peers: int, seed: int) -> None:
@@ -292,6 +293,7 @@ def reference_run(
     return expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", ["adamw", "adam"])
 @pytest.mark.parametrize("topology", [LINE, complete(4)], ids=["line", "complete"])
 def test_rounds_follow_algorithm_1(topology: Topology, optimizer: str) -> None:
@@ -314,6 +316,7 @@ def test_first_weights_come_from_initial_encoder() -> None:
         assert any(not torch.equal(tensor, start[name]) for name, tensor in peer.encoder.state_dict().items())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [LINE, complete(4)], ids=["line", "complete"])
 def test_encoder_is_bit_identical_on_all_peers_after_every_round(topology: Topology) -> None:
     peers = make(hyper(), topology.peers)
@@ -334,6 +337,7 @@ def test_encoder_moments_stay_local() -> None:
     assert len({digest(peer.encoder_optimizer.state_dict()) for peer in peers}) == 3
 
 
+@pytest.mark.exhaustive
 def test_missing_neighbor_has_no_weight() -> None:
     peers = make(hyper(), 4)
     expected = reference_run(peers, complete(4), 2, silent=[3])
@@ -345,6 +349,7 @@ def test_missing_neighbor_has_no_weight() -> None:
             torch.testing.assert_close(tensor, reference.x[name], atol=2e-4, rtol=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("field", ["update", "change"])
 def test_nonfinite_message_counts_as_missing(field: str) -> None:
     class Diverged(MetaL2C):
@@ -396,6 +401,7 @@ def total(traffic: Sequence[Sequence[Traffic]], t: int, kind: str) -> int:
     return sum(messages(rounds[t].sent, kind) for rounds in traffic)
 
 
+@pytest.mark.exhaustive
 def test_round_costs_two_models_per_directed_edge_and_two_encoders_per_tree_edge() -> None:
     peers = make(hyper(), 4)
     traffic = play(peers, complete(4), 2)
@@ -406,6 +412,7 @@ def test_round_costs_two_models_per_directed_edge_and_two_encoders_per_tree_edge
         assert paid == 4 * (12 * 2 * NUMBERS + 2 * 3 * ENCODER)
 
 
+@pytest.mark.exhaustive
 def test_encoder_still_travels_after_pruning() -> None:
     """On a complete graph the allreduce tree has all edges of peer 0, most of which are pruned here."""
     peers = make(hyper(prune_round=1, prune_to=1), 5)
@@ -442,6 +449,7 @@ def test_bfloat16_halves_model_bytes() -> None:
     assert sum(payload(rounds[0].sent) for rounds in traffic) == 6 * 2 * 2 * NUMBERS + 4 * 2 * 2 * ENCODER
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "given", [{}, {"precision": "bfloat16"}, {"frozen": True}, {"frozen": True, "send_codes": True}]
 )
@@ -467,6 +475,7 @@ def trained(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.exhaustive
 def test_frozen_encoder_is_neither_changed_nor_sent(tmp_path: Path) -> None:
     path = trained(tmp_path)
     peers = make(hyper(encoder=path, train_encoder=False), 4)
@@ -481,6 +490,7 @@ def test_frozen_encoder_is_neither_changed_nor_sent(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_codes_replace_changes_bit_identically_for_half_the_bytes(tmp_path: Path) -> None:
     path, outcomes, sent = trained(tmp_path), [], []
     for codes in (False, True):
@@ -531,6 +541,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_option_changes_the_outcome(key: str) -> None:
     outcomes = []

@@ -137,6 +137,7 @@ def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
     assert tuned.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1}
 
 
+@pytest.mark.exhaustive
 def test_summary_has_both_accuracies_and_the_epochs_of_a_run() -> None:
     found = simulated({**TREE, "seed": 0, "algorithm": {"name": "local", "lr": 0.01, "local_epochs": 3}})
     assert found.epochs == 6.0
@@ -184,6 +185,7 @@ def test_held_out_images_are_training_images_only() -> None:
     assert all(image.tobytes() in images for image in held_out.test.images)
 
 
+@pytest.mark.exhaustive
 def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
     folder = tmp_path / "cifar10-part"
@@ -253,6 +255,7 @@ def test_papers_own_size_is_played_on_a_gpu_only(tmp_path: Path) -> None:
     assert {task.tree["device"] for task in tasks} == {"cuda"}
 
 
+@pytest.mark.exhaustive
 def test_scheduler_plays_each_run_once_and_resumes(tmp_path: Path) -> None:
     lines: list[str] = []
     store = Store(tmp_path)
@@ -274,6 +277,7 @@ def test_runs_that_do_not_fit_the_budget_are_not_started(tmp_path: Path) -> None
     assert scheduler.failed == {}
 
 
+@pytest.mark.exhaustive
 def test_runs_that_are_late_are_ended_and_leave_nothing(tmp_path: Path) -> None:
     quick = replace(ONE, seconds=0.001)
     began = time.monotonic()

@@ -30,6 +30,7 @@ def test_every_table_and_figure_has_a_line(paper: Any) -> None:
     assert all(one.paper and one.scale for one in paper.claims)
 
 
+@pytest.mark.exhaustive
 def test_runs_of_all_claims_are_valid_and_named_once() -> None:
     names = [(one.where, one.name) for one in ALL]
     for paper in PAPERS:
@@ -43,6 +44,7 @@ def test_runs_of_all_claims_are_valid_and_named_once() -> None:
             assert run.probe in ("", *probes.PROBES)
 
 
+@pytest.mark.exhaustive
 def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path) -> None:
     told = set()
     for one in ALL:

@@ -88,6 +88,7 @@ def play_code(code: str, folder: Path, timeout: float = 60.0) -> Played:
     return play.play([sys.executable, "-c", code], folder, "*.log", "done", timeout=timeout)
 
 
+@pytest.mark.exhaustive
 def test_plays_a_command_and_measures_it(folder: Path) -> None:
     code = f"""
 import time

@@ -70,6 +70,7 @@ def test_memory_adds_up_and_divides() -> None:
     assert (Memory(1, 2, 3, 4) + Memory(1, 0, 1, 0)) / 2 == Memory(1, 1, 2, 2)
 
 
+@pytest.mark.exhaustive
 def test_memory_of_this_process_agrees_with_the_kernels_sum() -> None:
     with mmap.mmap(-1, 1 << 24) as private:
         private.write(b"x" * (1 << 24))

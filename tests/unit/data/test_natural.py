@@ -136,6 +136,7 @@ def test_missing_file_of_indices_is_an_error_with_the_line(run_file: Path) -> No
     assert str(caught.value) == f"{run_file}:6: data.partition.file: no file '{run_file.parent / 'split.json'}'"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -291,6 +291,7 @@ def run_file(make: Make, models: str, algorithm: str = "fedproto", *, more: str 
     return Path("run.yaml")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("make", "models", "algorithm"),
     [

@@ -31,6 +31,7 @@ def test_returns_what_the_function_returns_in_another_process() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_raises_the_error_that_the_function_raises(error: P2pflError) -> None:
     def fail() -> None:

@@ -154,6 +154,7 @@ def test_parses_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 # ---- updates
 
 
+@pytest.mark.exhaustive
 def test_updates_a_collection(host: Host, into: Path, invoke: Invoke) -> None:
     locations = [host("one", 0, 1, phase="training", rounds=1).root, host("other", 2, phase="waiting", rounds=2).root]
     outcome = invoke("collect", into, *locations)
@@ -186,6 +187,7 @@ def test_removes_a_result_that_a_restarted_peer_has_removed(host: Host, into: Pa
     assert lines == [f"{one.root}: peer 0"]
 
 
+@pytest.mark.exhaustive
 def test_prefers_the_folder_with_more_rounds(host: Host, into: Path) -> None:
     slow, fast = host("slow", 0, 1, rounds=1), host("fast", 1, 2)
     line = f"peer 1: from {fast.root} (rounds done: 3), not from {slow.root} (rounds done: 1)"
@@ -237,6 +239,7 @@ def test_reports_unreadable_locations_and_collects_the_others(
     assert hosts_by_peer(RunFolder.open(into)) == dict.fromkeys(range(4), "one")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "settings",
     [
@@ -260,6 +263,7 @@ def test_rejects_a_run_file_without_what_a_collection_needs(
     assert not into.exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "values", "wrong"),
     [
@@ -376,6 +380,7 @@ def collection(host: Host, into: Path) -> RunFolder:
     return gather(into, host("one", 0, phase="training", rounds=1).root, host("other", 1, 2).root)[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "arguments", [["stop", "RUN"], ["stop", "RUN", "--kill"], ["resume", "RUN"], ["join", "RUN", "--peer", 0]]
 )
@@ -396,6 +401,7 @@ def test_logs_does_not_follow_a_collection(collection: RunFolder, invoke: Invoke
     assert all(has_ended(collection, files) for files in collection.peers())
 
 
+@pytest.mark.exhaustive
 def test_list_shows_the_worst_state_of_collected_peers(host: Host, into: Path) -> None:
     gather(into, host("one", 0, 1).root)
     assert [line.state for line in find_runs(into.parent)] == ["incomplete"]

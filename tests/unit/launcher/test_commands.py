@@ -70,6 +70,7 @@ def test_invalid_usage_exits_with_2(make_folder: MakeFolder, invoke: Invoke) -> 
     assert "did you mean 'mapl'?" in outcome.stderr
 
 
+@pytest.mark.exhaustive
 def test_describes_algorithms(invoke: Invoke) -> None:
     assert {algorithm["name"] for algorithm in json.loads(invoke("algorithms", "--json").stdout)} >= {
         "local",
@@ -86,6 +87,7 @@ def test_describes_algorithms(invoke: Invoke) -> None:
     assert "warmup" in invoke("algorithms", "mapl").stdout
 
 
+@pytest.mark.exhaustive
 def test_algorithms_have_distinct_summaries(invoke: Invoke) -> None:
     found = json.loads(invoke("algorithms", "--json").stdout)
     summaries = [algorithm["summary"] for algorithm in found]
@@ -96,6 +98,7 @@ def test_algorithms_have_distinct_summaries(invoke: Invoke) -> None:
     assert not any("—" in line for line in lines)
 
 
+@pytest.mark.exhaustive
 def test_describes_a_group_and_a_model(invoke: Invoke) -> None:
     found = json.loads(invoke("models", "tiny4", "--channels", "1", "--size", "8", "--json").stdout)
     assert found["name"] == "tiny4"
@@ -126,6 +129,7 @@ def test_lists_all_groups_and_ungrouped_models(monkeypatch: pytest.MonkeyPatch, 
     assert len(asked) == len(set(asked)) == len(GROUPS) + 2
 
 
+@pytest.mark.exhaustive
 def test_reports_models_that_do_not_support_the_images(invoke: Invoke) -> None:
     outcome = invoke("models", "htfe2", "--size", "8")
     assert outcome.exit_code == 0
@@ -154,6 +158,7 @@ def test_describes_a_graph(ring: Path, invoke: Invoke) -> None:
     assert "diameter      infinite (5 components)\n" in outcome.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("graph", ["ring", "complete"])
 def test_draws_a_graph(tmp_path: Path, ring: Path, invoke: Invoke, graph: str) -> None:
     pytest.importorskip("matplotlib")
@@ -197,6 +202,7 @@ def test_window_of_a_graph_that_changes(ring: Path, invoke: Invoke) -> None:
     assert "the graph 'ring' does not change" in outcome.stderr
 
 
+@pytest.mark.exhaustive
 def test_draws_the_spectral_gap_of_a_graph_that_changes(tmp_path: Path, ring: Path, invoke: Invoke) -> None:
     pytest.importorskip("matplotlib")
     assert invoke("graph", ring, *TIME_VARYING, "--png", tmp_path / "gap").exit_code == 0
@@ -257,6 +263,7 @@ def test_folds_classes_with_equal_counts(counts: dict[str, int], text: str) -> N
     assert classes(counts) == text
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("peers", [1, 100])
 def test_draws_data(tmp_path: Path, ring: Path, invoke: Invoke, peers: int) -> None:
     pytest.importorskip("matplotlib")

@@ -137,6 +137,7 @@ def test_escapes_dollar_signs(file: Path) -> None:
 # ---- data
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("sets", "source", "network"),
     [

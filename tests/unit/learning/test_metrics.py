@@ -162,6 +162,7 @@ def test_every_method_either_uses_the_named_loss_or_refuses_it() -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_run_records_and_shows_its_metrics(tmp_path: Path) -> None:
     @plugins.metric("largest")
     def largest(scores: Tensor, labels: Tensor) -> Tensor:
@@ -189,6 +190,7 @@ def test_a_run_records_and_shows_its_metrics(tmp_path: Path) -> None:
     assert run.config_hash() == from_dict(tree(**changes)).config_hash()
 
 
+@pytest.mark.exhaustive
 def test_metrics_do_not_change_the_bits_and_records_without_them_are_as_before(make_run: Any, tmp_path: Path) -> None:
     plain, measured = make_run(rounds=1), make_run(rounds=1, metrics=["ece"])
     folder = create(plain, tmp_path / "run", simulated=True)
@@ -196,6 +198,7 @@ def test_metrics_do_not_change_the_bits_and_records_without_them_are_as_before(m
     assert "metrics" not in metrics.read(folder.peer(0).metrics)[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("algorithm", ["local", "dpsgd", "l2c", "mapl", "fedproto"])
 def test_a_named_loss_replaces_the_cross_entropy(make_run: Any, tmp_path: Path, algorithm: str) -> None:
     @plugins.loss("mine")

@@ -156,6 +156,7 @@ async def test_shared_draws_the_same_on_every_peer_and_anew_each_round(local: An
     assert len(set(drawn[0])) == 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("last", ["silent", "not finite"])
 async def test_allreduce_omits_a_peer_without_a_usable_body(local: Any, last: str) -> None:
     endpoints = await local.open(line(4), LAYOUTS, deadline=1.0)

@@ -29,6 +29,7 @@ def equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
     return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.exhaustive
 def test_spooled_models_are_read_back_unchanged_and_outlive_their_spool() -> None:
     spool = Spool()
     spooled = [spool.put(model(number)) for number in range(5)]
@@ -58,6 +59,7 @@ def test_scalars_and_strided_tensors_can_be_spooled() -> None:
     assert equal(Spool().put(tensors), tensors)
 
 
+@pytest.mark.exhaustive
 def test_the_space_of_released_models_is_reused() -> None:
     spool = Spool()
     size = 4 * (15 + 3)
@@ -89,6 +91,7 @@ def test_one_thread_can_put_while_another_reads_and_releases() -> None:
     thread.join()
 
 
+@pytest.mark.exhaustive
 def test_the_file_has_no_name_and_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 

@@ -165,6 +165,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", RANDOM)
 @property_of
 @given(seed=st.integers(0, 2**32))

@@ -95,6 +95,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return tensor
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(tensors())
 @example(torch.frombuffer(bytearray(struct.pack("<II", 0x7FC12345, 0xFF800001)), dtype=torch.float32))
@@ -102,6 +103,7 @@ def test_a_decoded_tensor_is_bit_identical(tensor: Tensor) -> None:
     assert_same_bits(round_trip(Sample(tensor)).x, tensor)
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(
     number=st.integers(-(2**63), 2**64 - 1),
@@ -184,6 +186,7 @@ def test_a_field_that_cannot_be_sent_raises_type_error_with_its_name(value: Any)
         encode(Anything(value))
 
 
+@pytest.mark.exhaustive
 @property_of
 @given(tensors())
 def test_a_body_is_usable_unless_a_number_is_not_finite_or_a_parameter_too_large(tensor: Tensor) -> None:

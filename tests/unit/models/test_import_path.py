@@ -158,6 +158,7 @@ def test_weights_depend_on_the_seed_alone_and_checks_draw_nothing() -> None:
     assert not torch.equal(first["head.weight"], other["head.weight"])
 
 
+@pytest.mark.exhaustive
 def test_networks_of_torchvision_get_the_number_of_classes() -> None:
     found = cost("torchvision.models.resnet18", 3, (32, 32), 10)
     assert (found.features, found.parameters) == (512, 11_181_642)
@@ -167,6 +168,7 @@ def test_networks_of_torchvision_get_the_number_of_classes() -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("models", "names"),
     [

@@ -6,6 +6,8 @@ import mmap
 import os
 from pathlib import Path
 
+import pytest
+
 from p2pfl.session.body_files import map_body
 from peers.free_memory import _unmodified, forget, forget_files, free_heap
 
@@ -25,6 +27,7 @@ def resident(address: int) -> int:
     raise AssertionError("not mapped")
 
 
+@pytest.mark.exhaustive
 def test_a_forgotten_body_is_read_again(tmp_path: Path) -> None:
     content = os.urandom(40 * PAGE)
     (tmp_path / "body").write_bytes(content)
@@ -37,6 +40,7 @@ def test_a_forgotten_body_is_read_again(tmp_path: Path) -> None:
     assert (tmp_path / "body").read_bytes() == content
 
 
+@pytest.mark.exhaustive
 def test_modified_pages_of_files_are_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(8 * PAGE))
     mapped = map_body(str(tmp_path / "file"), 0, 8 * PAGE, populate=True)

@@ -140,6 +140,7 @@ def test_only_a_token_in_the_neighbors_folder_of_this_host_opens_it(folder: Path
         assert not readers.can_open(1, claimed, name), name
 
 
+@pytest.mark.exhaustive
 def test_a_mapping_is_private_to_its_reader_and_lives_as_long_as_its_last_tensor(
     folder: Path, readers: NeighborJournals
 ) -> None:

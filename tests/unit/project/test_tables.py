@@ -81,6 +81,7 @@ TABLES: dict[str, Mapping[str, type[Options]]] = {
 OPTIONS = [(f"{table}.{name}", options) for table, entries in TABLES.items() for name, options in entries.items()]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in OPTIONS])
 def test_every_parameter_has_a_note_and_a_type(options: type[Options]) -> None:
     parameters = notes(options)

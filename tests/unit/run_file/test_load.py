@@ -87,6 +87,7 @@ def test_loads_a_valid_file() -> None:
 # ---- errors ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("old", "new", "seen"),
     [
@@ -682,6 +683,7 @@ def test_explicit_keys_override_a_preset() -> None:
 # ---- resolved files and config hashes ----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @pytest.mark.parametrize("graph", ["torus", "{name: regular, degree: 3}", "{name: file, path: e.txt}", "bridge"])
 def test_resolved_file_gives_an_equal_run(algorithm: str, graph: str, tmp_path: Path) -> None:
@@ -770,6 +772,7 @@ CHANGES: Sequence[str] = (
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("assignment", CHANGES)
 def test_config_hash_changes_with_every_input_of_the_computation(assignment: str) -> None:
     assert read(GOOD, assignment).config_hash() != read(GOOD).config_hash()

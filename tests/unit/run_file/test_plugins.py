@@ -198,6 +198,7 @@ def _nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
             del sys.modules[name]
 
 
+@pytest.mark.exhaustive
 def test_packages_announce_themselves_and_are_recorded_if_used(
     project: Project, installed: Path, tmp_path: Path
 ) -> None:
@@ -216,6 +217,7 @@ def test_packages_announce_themselves_and_are_recorded_if_used(
         load(tmp_path / "run" / "run.yaml")
 
 
+@pytest.mark.exhaustive
 def test_listed_module_of_an_installed_package_is_removed_with_its_run(
     project: Project, installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +315,7 @@ MISTAKES = [
 """File, replaced text and replacement, text in the line to blame, message."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("file", "old", "new", "blamed", "message"), MISTAKES)
 def test_mistake_is_answered_in_one_line_with_file_and_line(
     file: str, old: str, new: str, blamed: str, message: str, project: Project
@@ -351,6 +354,7 @@ RUNNING = [
 ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("file", "old", "new", "message"), RUNNING)
 def test_error_during_a_run_names_file_and_line(
     file: str, old: str, new: str, message: str, project: Project
@@ -446,6 +450,7 @@ def test_mistake_in_a_graph_that_changes_names_its_line(
         load(tmp_path / "run.yaml")
 
 
+@pytest.mark.exhaustive
 def test_graphs_in_a_list_record_the_package_that_they_come_from(installed: Path, tmp_path: Path) -> None:
     (installed / "lab_methods" / "heads.py").write_text(TURNS)
     (tmp_path / "run.yaml").write_text(

@@ -141,6 +141,7 @@ def test_one_peer_exponential_of_six_peers_does_not_average_exactly() -> None:
     assert averaging_gap(map(schedule, range(3))) < 0.99
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])
 def test_base_k_averages_exactly_for_every_number_of_peers(degree: int) -> None:
     for peers in range(2, 40):

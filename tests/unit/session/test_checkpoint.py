@@ -328,6 +328,7 @@ def test_random_bytes_are_damaged(path: Path) -> None:
             checkpoint.read(path)
 
 
+@pytest.mark.exhaustive
 def test_changed_byte_is_damage(path: Path) -> None:
     whole = saved(path)
     stream = np.random.default_rng(0)

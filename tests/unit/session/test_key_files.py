@@ -185,6 +185,7 @@ def test_second_call_creates_only_missing_pairs(tmp_path: Path) -> None:
     assert [keys.private[0] for keys in found] == [101, 104, 103]
 
 
+@pytest.mark.exhaustive
 def test_next_call_completes_after_a_crash_at_any_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a crash anywhere, an existing private key still has its public key."""
 

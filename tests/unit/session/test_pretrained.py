@@ -35,6 +35,7 @@ def earlier(tmp_path_factory: Any, make_run: Any, prepare: Any) -> Any:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("which", ["folder", "a peer's checkpoint"])
 def test_loads_encoder_from_run_folder_or_checkpoint(
     which: str, earlier: Any, tmp_path: Path, make_run: Any, prepare: Any
@@ -58,6 +59,7 @@ def error_of(make_run: Any, path: Path, **changes: Any) -> str:
     return problem.message
 
 
+@pytest.mark.exhaustive
 def test_names_the_path_that_holds_no_encoder(make_run: Any, prepare: Any, tmp_path: Path) -> None:
     assert "cannot be read: No such file" in error_of(make_run, tmp_path / "missing.pt")
     assert "not a run folder" in error_of(make_run, tmp_path)

@@ -63,6 +63,7 @@ def finished(tmp_path: Path, make_run: Any, prepare: Any) -> tuple[Any, RunFolde
     return run, folder
 
 
+@pytest.mark.exhaustive
 def test_masked_decides_which_of_both_is_the_accuracy(finished: Any) -> None:
     run, folder = finished
     plain_ones, masked = (list(evaluate_run(run, folder, masked=which)) for which in (None, True))
@@ -83,6 +84,7 @@ def test_changes_nothing_in_the_folder(finished: Any) -> None:
     assert {path: path.read_bytes() for path in folder.root.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.exhaustive
 def test_peer_that_has_not_finished_is_an_error(finished: Any) -> None:
     run, folder = finished
     result = folder.peer(1).result()
@@ -91,6 +93,7 @@ def test_peer_that_has_not_finished_is_an_error(finished: Any) -> None:
         next(evaluate_run(run, folder))
 
 
+@pytest.mark.exhaustive
 def test_missing_checkpoint_is_an_error(finished: Any) -> None:
     run, folder = finished
     for path in (folder.peer(0).checkpoint, checkpoint.previous(folder.peer(0).checkpoint)):
@@ -99,6 +102,7 @@ def test_missing_checkpoint_is_an_error(finished: Any) -> None:
         next(evaluate_run(run, folder))
 
 
+@pytest.mark.exhaustive
 def test_checkpoint_of_an_earlier_round_is_an_error(finished: Any, make_run: Any) -> None:
     _, folder = finished
     with pytest.raises(CheckpointError, match="newest usable checkpoint is that of 2 of 7 rounds"):
@@ -112,6 +116,7 @@ def test_cuda_without_gpu_is_an_error() -> None:
         device_named("cuda")
 
 
+@pytest.mark.exhaustive
 def test_command_prints_both_accuracies(finished: Any, invoke: Invoke) -> None:
     run, folder = finished
     folder.run_file.write_text(run.to_yaml())

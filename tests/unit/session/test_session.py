@@ -56,6 +56,7 @@ def finished(tmp_path_factory: Any, make_run: Any, prepare: Any) -> tuple[RunFol
 # ---- records
 
 
+@pytest.mark.exhaustive
 def test_metrics_have_one_documented_record_per_round(finished: Any) -> None:
     folder, _ = finished
     for peer_folder in folder.peers():
@@ -121,6 +122,7 @@ class WithExtraMetrics(Local):
         return sign * self.predict(x)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("whole", [False, True])
 def test_records_extra_metrics_and_diagnostics(
     whole: bool, tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
@@ -276,6 +278,7 @@ class CountingSlot:
         self.held = False
 
 
+@pytest.mark.exhaustive
 def test_releases_the_slot_while_waiting(make_run: Any) -> None:
     async def life(sessions: list[Session]) -> None:
         slots: list[CountingSlot] = []

@@ -26,6 +26,7 @@ def unchanged(make_run: Any) -> list[str]:
     return digests(make_run())
 
 
+@pytest.mark.exhaustive
 def test_equal_runs_are_bit_identical(make_run: Any, unchanged: list[str]) -> None:
     assert digests(make_run()) == unchanged
 
@@ -34,6 +35,7 @@ def test_peers_end_with_different_models(unchanged: list[str]) -> None:
     assert len(set(unchanged)) == 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change",
     [
@@ -51,6 +53,7 @@ def test_result_does_not_depend_on_local_settings(make_run: Any, change: Any, un
     assert digests(make_run(**change)) == unchanged
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change", [{"seed": 4}, {"rounds": 4}, {"graph": "ring"}, {"algorithm": {"name": "dpsgd", "lr": 0.01}}], ids=str
 )
@@ -58,12 +61,14 @@ def test_result_depends_on_the_inputs(make_run: Any, change: Any, unchanged: lis
     assert digests(make_run(**change)) != unchanged
 
 
+@pytest.mark.exhaustive
 def test_run_folder_does_not_change_the_result(make_run: Any, prepare: Any, tmp_path: Path) -> None:
     run = make_run()
     folder = prepare(tmp_path / "run", run)
     assert [result.digest for result in simulate(run, folder)] == digests(run)
 
 
+@pytest.mark.exhaustive
 def test_leaves_the_global_state_of_torch_alone(make_run: Any) -> None:
     torch.manual_seed(1)
     expected = digests(make_run(data={"augment": "mapl"}))
@@ -75,12 +80,14 @@ def test_leaves_the_global_state_of_torch_alone(make_run: Any) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.exhaustive
 def test_calls_on_round_for_each_peer_and_round(make_run: Any) -> None:
     seen: list[tuple[int, int]] = []
     simulate(make_run(rounds=2), on_round=lambda peer, t: seen.append((peer, t)))
     assert sorted(seen) == [(peer, t) for peer in range(4) for t in range(2)]
 
 
+@pytest.mark.exhaustive
 def test_raises_the_error_of_the_failing_peer(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     original = DPSGD.round
 
@@ -115,6 +122,7 @@ def test_masked_test_has_one_default_and_run_yaml_tells_it(
     assert from_dict(run.resolved()).file.masked_test is resolved
 
 
+@pytest.mark.exhaustive
 def test_masked_test_changes_only_the_evaluation(make_run: Any) -> None:
     partition = {"name": "clusters", "clusters": 2, "per_class": 20, "test_per_class": 10}
     data = {"partition": partition}
