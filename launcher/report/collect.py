@@ -66,7 +66,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
     try:
         summary = read_summary(folder)
         plain = settings(folder)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
     recorded = history.read(_records(folder))
     logged = event_log.read(folder)

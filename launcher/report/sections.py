@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import fmean, median
 from typing import Any
@@ -73,8 +74,8 @@ def _tiles(run: Collected) -> str:
 def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
     found = run.summary.accuracy
     if found is not None:
-        kind = "masked accuracy" if run.summary.masked_test else "accuracy"
-        worst = f"mean {kind}; worst tenth {formatting.percent(found.worst_tenth)}\u00a0%"
+        kind = "masked; " if run.summary.masked_test else ""
+        worst = f"{kind}worst tenth {formatting.percent(found.worst_tenth)} %"
         return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
     last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
     if last:
@@ -105,16 +106,13 @@ def _slowest_tile(run: Collected) -> tuple[str, str, str]:
 def _collaboration_tile(run: Collected) -> tuple[str, str, str]:
     found, question = run.summary.collaboration, "Who works with whom?"
     if found is None:
-        return question, "–", "no mixing weights are recorded"
+        return question, "–", "see Collaboration" if run.history.weights else "no mixing weights are recorded"
     groups = len(set(found.groups))
     if groups > 1 and found.inside is not None and found.across is not None:
-        ratio = found.ratio if found.ratio is not None else ALIKE[1]
-        value = f"own group, {ratio:.1f} ×" if ratio > ALIKE[1] else f"other groups, {1 / ratio:.1f} ×"
-        if not found.across:
-            value = "own group only"
-        elif ALIKE[0] <= ratio <= ALIKE[1]:
-            value = "all alike"
-        return question, value, f"mean weight {found.inside:.3f} within {groups} groups, {found.across:.3f} across"
+        ratio = found.inside / found.across if found.across else math.inf
+        value = "own group" if ratio > ALIKE[1] else "other groups" if ratio < ALIKE[0] else "all alike"
+        weights = f"{found.inside:.3f} within {groups} groups, {found.across:.3f} across"
+        return question, value, f"mean weight {weights}" + (f": {ratio:.1f} times" if 0 < ratio < math.inf else "")
     alone = fmean(row[k] for k, row in enumerate(found.weights))
     return (
         question,
@@ -130,7 +128,7 @@ def _cost_tile(run: Collected) -> tuple[str, str, str]:
     return (
         "What did it cost?",
         f"{formatting.size(sent)}, {formatting.duration(took)}",
-        f"sent, and passed; all peers trained {formatting.duration(trained)}",
+        f"traffic and time; training {formatting.duration(trained)} in all",
     )
 
 

@@ -94,7 +94,7 @@ def read(folders: Sequence[RunFolder]) -> list[Member]:
         try:
             summary = read_summary(folder)
             plain = settings(folder)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
         curve = history.means(history.read(open_run(folder.root).records()))
         members.append(Member(folder, summary, plain, curve))
