@@ -127,7 +127,7 @@ def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool)
         print_summary(summary, console)
     for line in failure_lines(summary):
         echo(line, err=True)
-    console.print(_report_line(folder))
+    console.print(_report_line(folder), soft_wrap=True)
     if any(peer.ended == "stopped" for peer in summary.peers):
         echo(f"resume from the checkpoints with: p2pfl resume {_shell_path(folder.root)}", err=True)
     sys.exit(0 if summary.finished else 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.report import comparison, figures, page, sections, several
+from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.collect import Collected, collect
 from launcher.report.several import Member
 from p2pfl.errors import RunFolderError, WriteError
@@ -52,8 +52,8 @@ def write(
     if repeated := sorted({root for root in roots if roots.count(root) > 1}):
         raise RunFolderError(f"{repeated[0]}: given more than once; name each run once")
     page.library()  # before minutes of work, if it is missing
-    from launcher.report import papers
-
+    if png is not None or pdf is not None:
+        papers.require()
     if len(folders) == 1:
         run = collect(folders[0], models=models)
         write_run(run, file)

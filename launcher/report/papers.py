@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,12 @@ MAX_LABELS = 12
 """Classes up to which a confusion matrix shows numbers."""
 
 
+def require() -> None:
+    """Raise MissingExtra if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "report", "drawing figures")
+
+
 def write(drawn: Mapping[str, Draw], png: Path | None, pdf: Path | None) -> list[Path]:
     """Write the figures.
 
@@ -43,12 +50,11 @@ def write(drawn: Mapping[str, Draw], png: Path | None, pdf: Path | None) -> list
     """
     if png is None and pdf is None:
         return []
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.backends.backend_pdf import PdfPages
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "report", "drawing figures") from None
+    require()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_pdf import PdfPages
+    from matplotlib.figure import Figure
+
     made = []
     for name, draw in drawn.items():
         figure = Figure(figsize=SIZE, layout="constrained")

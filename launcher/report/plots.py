@@ -49,7 +49,7 @@ def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart
     return Chart(
         "weights",
         "Heat map of mixing weights: how much each peer, by row, averages of each other peer, by column",
-        "A row is how a peer mixes; darker is more. Peers are ordered by group"
+        "A row holds the weights of one peer. Peers are ordered by group"
         + (", outlined." if several_groups else "."),
         {"": {"layer": [rects, *([block] if several_groups else [])]}},
         ("cells", "blocks") if several_groups else ("cells",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import json
 import re
 import sys
@@ -17,10 +18,11 @@ import yaml
 from scipy import stats
 
 from launcher.commands import run as run_commands
+from launcher.prepare import LaunchRequest
 from launcher.report import command, figures, history, page, papers, several
 from launcher.report.collect import Collected, collect
 from launcher.report.several import Group
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import RunFileError, RunFolderError
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -461,6 +463,27 @@ def test_a_report_that_cannot_be_written_is_no_failure_of_the_run(folder: RunFol
     change(folder, report=True)
     (folder.root / "report.html").mkdir()
     assert run_commands._report_line(folder).startswith("no report: ")
+
+
+@pytest.mark.usefixtures("short_library")
+def test_missing_matplotlib_is_named_before_any_work(
+    folder: RunFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    outcome = invoke("report", folder.root, "--png", folder.root / "png")
+    assert outcome.exit_code == 1
+    assert "drawing figures needs matplotlib" in outcome.stderr
+    assert not (folder.root / "report.html").exists()
+
+
+def test_a_run_file_that_asks_for_a_report_needs_the_extra_before_peers_start(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(f"{file.read_text()}report: true\n")
+    LaunchRequest(file).load()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RunFileError, match=r"toy.yaml:\d+: report: writing a report needs vl-convert-python"):
+        LaunchRequest(file).load()
 
 
 def test_opener_quotes_paths() -> None:
