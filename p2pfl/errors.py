@@ -87,6 +87,12 @@ class PluginError(RunFileError):
     def __init__(self, file: str, line: int, message: str) -> None:
         super().__init__([Problem(f"{file}:{line}", "", message)])
 
+    def during(self, activity: str) -> PluginError:
+        """Return the error with what was going on before the message: ``my_method.py:12: round 3: KeyError: 7``."""
+        (problem,) = self.problems
+        file, _, line = problem.where.rpartition(":")
+        return PluginError(file, int(line), f"{activity}: {problem.message}")
+
 
 class DataError(P2pflError):
     """A dataset is missing, damaged, or too small for its partition."""

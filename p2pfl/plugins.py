@@ -20,9 +20,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import torch
+from pydantic import TypeAdapter
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
@@ -85,7 +86,7 @@ PAPER = ("authors", "venue", "url")
 
 
 def algorithm(name: str) -> Callable[[C], C]:
-    """Register a subclass of ``Algorithm``; see docs/extending.md.
+    """Register a subclass of ``Algorithm``; see docs/guide/own-method.md.
 
     Its ``title``, ``authors``, ``venue`` and ``url`` are optional; ``summary`` is by default the first line of its
     docstring.
@@ -279,8 +280,33 @@ def _check_options(cls: type[Options]) -> None:
     try:
         notes(cls)  # also builds the schema, while the names in its annotations are those of this module
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise _mistake(f"{cls.__name__}: its fields are not understood: {text[:200]}") from error
+        raise _mistake(_wrong_type(cls, own, error)) from error
+    defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name in own}
+    given = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
+    try:
+        cls.parse({name.removesuffix("_"): value for name, value in given.items()})
+    except OptionErrors as errors:
+        if wrong := [problem for problem in errors.problems if not problem.missing]:
+            key = ".".join(map(str, wrong[0].path))
+            raise _mistake(f"{cls.__name__}.{key}: the default {wrong[0].message}") from None
+
+
+def _wrong_type(cls: type[Options], own: Sequence[str], error: Exception) -> str:
+    """Return which field has a type that is unknown, or none of a value in a run file."""
+    try:
+        types = get_type_hints(cls, include_extras=True)
+    except NameError as unknown:
+        return f"{cls.__name__}: the type of a field is unknown: {unknown}"
+    for name in own:
+        try:
+            TypeAdapter(types[name])
+        except Exception:
+            found = getattr(types[name], "__name__", types[name])
+            return (
+                f"{cls.__name__}.{name}: {found} is no type for a run file; use bool, int, float, str, Literal, "
+                "tuple, dict or combinations of them"
+            )
+    return f"{cls.__name__}: its fields are not understood: {' '.join(str(error).split())[:200]}"
 
 
 def _check_call(function: Any, parameters: str, otherwise: str = "") -> None:

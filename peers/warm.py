@@ -9,6 +9,8 @@ are lines of JSON:
     → {"event": "exited", "peer": 0, "code": 0, "error": ""}    negative code: killed by that signal;
                                                     error: the peer's error message
 
+Events go to what was stdout at the start; what plug-ins print goes to stderr, and that of a peer to its output file.
+
 The process takes no part in training. When its stdin closes, it waits for its children and exits; if it is killed,
 they continue.
 
@@ -53,8 +55,10 @@ def serve() -> int:
     """Serve requests on stdin until it closes and all children have ended."""
     setproctitle("p2pfl warm")
     torch.set_num_threads(1)
-    _send_event({"event": "ready"})
-    forks = Forks()
+    events = os.dup(1)
+    os.dup2(2, 1)
+    _send_event(events, {"event": "ready"})
+    forks = Forks(events)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -70,7 +74,7 @@ def serve() -> int:
             listening = bool(chunk)
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                forks.fork(json.loads(line), close=(woken, wake))
+                forks.fork(json.loads(line), close=(woken, wake, events))
     return 0
 
 
@@ -81,7 +85,8 @@ class Forks:
     file, because limits on open files and on their size apply to those.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, events: int) -> None:
+        self._events = events
         self.children: dict[int, tuple[PeerId, mmap.mmap]] = {}
         """{process id: (peer, its error message)}"""
         self._known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
@@ -94,10 +99,11 @@ class Forks:
         except P2pflError as error:
             print(error, file=sys.stderr, flush=True)
             for peer in request["peers"]:
-                _send_event({"event": "exited", "peer": peer, "code": 1, "error": str(error)})
+                _send_event(self._events, {"event": "exited", "peer": peer, "code": 1, "error": str(error)})
             return
         setproctitle(f"p2pfl warm {folder.root}")
         run, data = self._load(folder)
+        sys.stdout.flush()  # what a plug-in has printed, which each fork would print again
         gc.collect()
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children
         free_heap()
@@ -108,7 +114,8 @@ class Forks:
                 pid = os.fork()
             except OSError as error:
                 message.close()
-                _send_event({"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)})
+                event = {"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)}
+                _send_event(self._events, event)
                 continue
             if pid == 0:
                 for descriptor in close:
@@ -117,7 +124,7 @@ class Forks:
                     other.close()
                 _become(folder, peer, run, data, message)
             self.children[pid] = peer, message
-            _send_event({"event": "started", "peer": peer, "pid": pid})
+            _send_event(self._events, {"event": "started", "peer": peer, "pid": pid})
 
     def _load(self, folder: RunFolder) -> tuple[Run, Data] | tuple[None, None]:
         """Load the run and its data; None if that fails: each peer will raise the same error and log it."""
@@ -144,7 +151,7 @@ class Forks:
                 with message:
                     error = message[:].rstrip(b"\0").decode(errors="replace")
                 code = os.waitstatus_to_exitcode(status)
-                _send_event({"event": "exited", "peer": peer, "code": code, "error": error})
+                _send_event(self._events, {"event": "exited", "peer": peer, "code": code, "error": error})
 
 
 def _why_not_forked(error: OSError) -> str:
@@ -195,8 +202,8 @@ def detach(folder: RunFolder, peer: PeerId) -> None:
     os.close(output)
 
 
-def _send_event(event: dict[str, Any]) -> None:
+def _send_event(descriptor: int, event: dict[str, Any]) -> None:
     try:
-        os.write(1, (json.dumps(event) + "\n").encode())
+        os.write(descriptor, (json.dumps(event) + "\n").encode())
     except OSError:
         pass  # the launcher has exited; the children continue

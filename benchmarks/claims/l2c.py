@@ -51,6 +51,12 @@ TABLE_2 = {
     "l2c": shards("l2c", 170, **PRUNED),
     "meta-l2c": shards("meta-l2c", 220, **PRUNED),
 }
+CLIPPED = {
+    label: Settings({**found.tree, "models": f"{MODEL}+relu"}, found.seconds, RATES, series="masked")
+    for label, found in TABLE_2.items()
+    if label in ("local", "dpsgd")
+}
+"""As later code of the authors trains and tests: a ReLU on the scores, of which the peer's classes count."""
 
 
 def groups(name: str, seconds: float, rounds: int = 10, **algorithm: Any) -> Settings:
@@ -246,6 +252,15 @@ CLAIMS = (
         PAPER,
         threshold=-0.5,
         whose="ours",
+    ),
+    Claim(
+        "local above dpsgd, clipped scores of local classes",
+        "Table 2",
+        CLIPPED,
+        difference("local", "dpsgd", lambda run: run.settled("masked")),
+        "+11.61 (87.50 against 75.89)",
+        PAPER,
+        curves="masked",
     ),
     Claim(
         "one step per round is better than five epochs for DPSGD",

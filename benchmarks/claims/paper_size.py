@@ -31,8 +31,9 @@ def at_paper_size(
     label: str,
     relation: Relation = ">",
     series: str = "accuracy",
+    changes: Mapping[str, Any] | None = None,
 ) -> list[Claim]:
-    """Return a claim for each pair of compared methods.
+    """Return a claim for each pair of compared methods. Accuracies are those of peak models, where a method has them.
 
     Args:
         file: run file of the paper's own method.
@@ -40,8 +41,9 @@ def at_paper_size(
         data: replaces keys of the file's section ``data``.
         compared: {(method, other method): the paper's difference}.
         label: names dataset and setting.
+        changes: replaces other sections of the file.
     """
-    tree = tree_of(TOPOLOGIES / "paper" / f"{file}.yaml")
+    tree = {**tree_of(TOPOLOGIES / "paper" / f"{file}.yaml"), **(changes or {})}
     tree["data"] = {**tree["data"], **data}
     own = tree["algorithm"]
 
@@ -55,7 +57,7 @@ def at_paper_size(
             f"{one} against {other}, {label}, the paper's size",
             where,
             {m: settings(m) for m in (one, other)},
-            difference(one, other, lambda run: run.settled(series)),
+            difference(one, other, lambda run: run.settled("peak" if "peak" in run.curves else series)),
             paper,
             scale,
             relation=relation,

@@ -27,6 +27,9 @@ from p2pfl.models.cost import cost
 
 SPEED_FILE = "speed.json"
 
+HOLD_OUT = ("shards", "groups", "dirichlet-train", "iid-train")
+"""Partitions that hold out a fifth for validation by default."""
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -64,6 +67,17 @@ SHAPES: Mapping[str, tuple[int, int, int, int]] = {
 }
 """Channels, side length, training images and classes of a dataset, or of the folder that it is in."""
 
+MERGED: Mapping[str, int] = {
+    "mnist": 70_000,
+    "fashion-mnist": 70_000,
+    "cifar10": 60_000,
+    "cifar10-part": 35_000,
+    "cifar100": 60_000,
+    "flowers102": 8_189,
+    "tiny-imagenet-200": 100_000,
+}
+"""Training and test images together, as FedTGP's partitions distribute them; of Tiny-ImageNet the training images."""
+
 
 def _shape(dataset: Any) -> tuple[int, int, int, int]:
     named: Mapping[str, Any] = {"name": dataset} if isinstance(dataset, str) else dataset
@@ -73,8 +87,17 @@ def _shape(dataset: Any) -> tuple[int, int, int, int]:
         return 3, named.get("size", 32), max(part[2] for part in parts) * len(parts), parts[0][3]
     if inner is not None:
         return _shape(inner)
-    channels, side, images, classes = SHAPES[Path(named.get("path", named["name"])).parts[0]]
+    channels, side, images, classes = SHAPES[_folder(named)]
     return channels, named.get("size", side), images, classes
+
+
+def _folder(named: Mapping[str, Any]) -> str:
+    return Path(named.get("path", named["name"])).parts[0]
+
+
+def _merged(dataset: Any) -> int:
+    named: Mapping[str, Any] = {"name": dataset} if isinstance(dataset, str) else dataset
+    return _merged(named["of"]) if "of" in named else MERGED[_folder(named)]
 
 
 def samples(tree: Mapping[str, Any]) -> float:
@@ -82,13 +105,13 @@ def samples(tree: Mapping[str, Any]) -> float:
     _, _, images, classes = _shape(tree["data"]["dataset"])
     partition, peers = tree["data"]["partition"], tree["peers"]
     partition = {"name": partition} if isinstance(partition, str) else partition
-    left: float = 1.0 - partition.get("validation", 0.2 if partition["name"] in ("shards", "groups") else 0.0)
+    left: float = 1.0 - partition.get("validation", 0.2 if partition["name"] in HOLD_OUT else 0.0)
     if partition["name"] == "clusters":
         per_class = partition.get("per_class", 300)
         per_class = fmean(per_class) if isinstance(per_class, list | tuple) else per_class
         return float(per_class * (classes + partition.get("overlap", 0)) / partition.get("clusters", 2) * left)
     if partition["name"] in ("pathological", "dirichlet"):
-        return float(images * 7 / 6 * (1.0 - partition.get("test", 0.25)) * left / peers)
+        return float(_merged(tree["data"]["dataset"]) * (1.0 - partition.get("test", 0.25)) * left / peers)
     if "shards" in partition:
         return float(images / classes / partition["shards"] * partition.get("classes_per_peer", 2) * left)
     if "per_class" in partition:

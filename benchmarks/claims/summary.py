@@ -35,7 +35,7 @@ from p2pfl.session.run_folder import Result, RunFolder
 from p2pfl.session.simulate import simulate
 
 RUN_ID = "0" * 16
-PLUGIN = Path(__file__).with_name("datasets.py")
+PLUGIN = Path(__file__).with_name("claim_data.py")
 TRAINING_QUARTER = 0.75
 
 Curve = list[tuple[int, float]]

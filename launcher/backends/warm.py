@@ -115,6 +115,7 @@ class WarmProcess:
             return function()
 
         def serve() -> None:
+            sys.stdout.flush()  # what a plug-in has printed, before stdout becomes the pipe of events
             for descriptor, target in ((requests[0], 0), (events[1], 1), (warm._errors.fileno(), 2)):
                 os.dup2(descriptor, target)
             # Peers outlive the launcher, and must not hold open what it has inherited or opened.

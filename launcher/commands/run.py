@@ -120,6 +120,8 @@ def _run(backend: Callable[[Console], tuple[RunFolder, Summary]], as_json: bool)
     from launcher.views.print_summary import failure_lines, print_summary
 
     console = make_console(err=as_json)
+    if console.is_terminal:
+        console.print("importing torch and checking the run file", style="dim")  # takes seconds
     folder, summary = backend(console)
     if as_json:
         echo(json.dumps(summary.to_dict()))

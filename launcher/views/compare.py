@@ -135,7 +135,7 @@ def table(compared: Sequence[Line]) -> Table:
     """Return a table with one run per row. ``acc %`` and the columns after it are masked or not as the lines are."""
     has_global = any(line.global_accuracy for line in compared)
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    result.add_column("run", no_wrap=True)
+    result.add_column("run", overflow="fold")  # the only column that a narrow terminal breaks into lines
     result.add_column("algorithm", no_wrap=True)
     chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
     columns = ("peers", chosen, "worst 10 %", "best %", other, *["global %"] * has_global, "messages", "sent", "time")

@@ -29,7 +29,7 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print()
         _print_collaboration(summary.collaboration, console)
     if summary.seconds is not None:
-        console.print(f"\ntotal time: {formatting.duration(summary.seconds)}, including startup")
+        console.print(f"\ntotal time: {formatting.duration(summary.seconds)}, from the start of the peers")
 
 
 def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:

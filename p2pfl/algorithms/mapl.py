@@ -229,7 +229,7 @@ class MAPL(Algorithm[Hyper]):
         others = {j: body.weight.to(self.device) - start for j, body in heads.items()}
         s = similarities(head - start, others, self.me, h)
         self.samples = {**self.samples, **{j: body.samples for j, body in heads.items()}}
-        gamma = confidence(self.samples if h.confidence else dict.fromkeys(self.samples, 1), ids)
+        gamma = confidence(self.samples, ids) if h.confidence else torch.ones_like(s)
         self.w[ids] = collaborative_graph_learning(self.w[ids], s, gamma, ids.index(self.me), h)
 
     async def check_message_budget(self, t: int, net: Net, budget: int) -> None:

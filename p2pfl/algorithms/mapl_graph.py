@@ -49,7 +49,7 @@ class GraphLearning(LocalTraining):
     scale_similarity: bool = False
     """Divide the neighbors' s_ij by the largest of them, if it is positive."""
     confidence: bool = True
-    """γ from sample counts; otherwise equal (Table 3)."""
+    """γ from sample counts; otherwise γ is not there, that is 1 for all (Table 3)."""
     norm: Literal["l1", "l2"] = "l2"
     """Norm in the regularizer (Table 3)."""
     degree_term: Literal["constant", "exact"] = "constant"

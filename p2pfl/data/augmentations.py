@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+import torch
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from p2pfl.data.colors import ColorJitter
 from p2pfl.inputs import Kind, Size
@@ -57,8 +59,11 @@ class Mapl(Augmentation):
     Brightness and contrast of grayscale images change too. All samples of a batch have the same order of changes.
     """
 
+    no_blur: bool = False
+    """Leave out the blur, as the released code does."""
+
     def build(self, channels: int, size: Size, mirror: bool) -> Augment:
-        return _views(channels, size, mirror, smallest=0.2, strength=0.5, blur=True)
+        return _views(channels, size, mirror, smallest=0.2, strength=0.5, blur=not self.no_blur)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,29 @@ class Simclr(Augmentation):
 
     def build(self, channels: int, size: Size, mirror: bool) -> Augment:
         return _views(channels, size, mirror, smallest=0.08, strength=self.strength, blur=self.blur)
+
+
+@dataclass(frozen=True)
+class CropFlip(Augmentation):
+    """Shifts by up to 4 pixels, black where there was no image, and flips: usual for supervised training on CIFAR."""
+
+    margin: PositiveInt = 4
+    """Largest shift, in pixels."""
+
+    def build(self, channels: int, size: Size, mirror: bool) -> Augment:
+        height, width = size
+
+        def vary(images: Tensor) -> Tensor:
+            count, shifts = len(images), 2 * self.margin + 1
+            crops = pad(images, [self.margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
+            down, right = torch.randint(shifts, (2, count)).to(images.device)
+            shifted = crops[torch.arange(count, device=images.device), :, down, right]
+            if not mirror:
+                return shifted
+            flipped = (torch.rand(count, 1, 1, 1) < 0.5).to(images.device)
+            return torch.where(flipped, shifted.flip(3), shifted)
+
+        return vary
 
 
 def _views(channels: int, size: Size, mirror: bool, *, smallest: float, strength: float, blur: bool) -> Augment:
@@ -96,4 +124,6 @@ def _views(channels: int, size: Size, mirror: bool, *, smallest: float, strength
     return nn.Sequential(*steps)
 
 
-AUGMENTATIONS: Table[type[Augmentation]] = Table({"none": NoAugmentation, "mapl": Mapl, "simclr": Simclr})
+AUGMENTATIONS: Table[type[Augmentation]] = Table(
+    {"none": NoAugmentation, "mapl": Mapl, "simclr": Simclr, "crop-flip": CropFlip}
+)

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -241,7 +242,12 @@ def _key(name: str, loader: Loader, root: Path) -> str:
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def _check(name: str, arrays: DatasetArrays) -> None:
+def _check(name: str, arrays: Any) -> None:
+    if not isinstance(arrays, DatasetArrays):
+        raise DataError(f"{name}: read should return DatasetArrays, not {type(arrays).__name__}")
+    for array in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{name}: inputs and labels should be NumPy arrays, not {type(array).__name__}")
     kinds = {(np.dtype(np.uint8), 4), (np.dtype(np.float32), 2), (np.dtype(np.float32), 3), (np.dtype(np.int64), 2)}
     for images in (arrays.train_images, arrays.test_images):
         if (images.dtype, images.ndim) not in kinds:
@@ -261,6 +267,8 @@ def _check(name: str, arrays: DatasetArrays) -> None:
     ):
         if len(images) != len(labels) or len(labels) == 0:
             raise DataError(f"{name}: {len(images)} {split} inputs but {len(labels)} labels")
+        if labels.dtype != np.int64 or labels.ndim != 1:
+            raise DataError(f"{name}: {split} labels are {labels.dtype} {list(labels.shape)}; expected int64 [N]")
         if labels.min() < 0 or labels.max() >= arrays.classes:
             raise DataError(
                 f"{name}: {split} labels range from {labels.min()} to {labels.max()}, but classes is {arrays.classes}"

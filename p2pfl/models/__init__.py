@@ -79,8 +79,14 @@ def _fc(hidden: int) -> BuildHead:
     return lambda features, classes: nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, classes))
 
 
-HEADS: Table[BuildHead] = Table({"linear": nn.Linear, "fc512": _fc(512), "fc256": _fc(256), "fc128": _fc(128)})
-"""The four heads of FedTGP's HtC4."""
+def _clipped(features: int, classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, classes), nn.ReLU())
+
+
+HEADS: Table[BuildHead] = Table(
+    {"linear": nn.Linear, "fc512": _fc(512), "fc256": _fc(256), "fc128": _fc(128), "relu": _clipped}
+)
+"""The four heads of FedTGP's HtC4; and ``relu``, whose scores are clipped at 0, as in later code of L2C's authors."""
 
 DFML_CNN = {
     "-".join(["dfml-cnn", *map(str, widths)]): widths

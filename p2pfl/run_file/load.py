@@ -18,9 +18,9 @@ from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.models.import_path import parse
 from p2pfl.run_file import plugin_files, plugin_sources
 from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
-from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.graphs import GRAPHS, TimeVaryingGraph
 from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
-from p2pfl.run_file.plugin_files import naming_lines
+from p2pfl.run_file.plugin_files import blaming, naming_lines
 from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import Named, PluginEntry, RunFile
@@ -89,6 +89,11 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     plain = tree if file is None else file.model_dump()
     plugins = _load_plugins(plain, source, base, () if file is None else file.models.texts)
 
+    listed = ", ".join(plugin.name for plugin in plugins)
+    forgotten = (
+        f"; no plug-in ({listed}) registers it" if listed else "; if a plug-in registers it, list it in `plugins`"
+    )
+
     def resolve(loc: Loc, table: Table[type[OptionsT]]) -> OptionsT | None:
         """Parse the options at ``loc``, even if the file has other problems, so that all are reported."""
         value: Any = plain
@@ -101,7 +106,9 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         try:
             return table.find(named.name).parse(named.given, base)
         except OptionErrors as errors:
-            problems.extend(problem._replace(path=loc + problem.path) for problem in errors.problems)
+            for problem in errors.problems:
+                hint = forgotten if problem.path == ("name",) and "did you mean" not in problem.message else ""
+                problems.append(problem._replace(path=loc + problem.path, message=problem.message + hint))
             return None
 
     hypers = Table({name: method.Hyper for name, method in ALGORITHMS.items()})
@@ -130,7 +137,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         except PluginError:
             raise
         except P2pflError as error:
-            problems.append(OptionProblem(("graph",), str(error)))
+            edges = type(graph).edges_at if isinstance(graph, TimeVaryingGraph) else type(graph).edges_of
+            problems.append(OptionProblem(("graph",), blaming(edges, error)))
     if problems:
         raise source.error(problems)
     assert all(part is not None for part in (hyper, graph, topology, dataset, partition, augmentation))

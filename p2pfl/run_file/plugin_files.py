@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,13 @@ from importlib import metadata
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
-from p2pfl.errors import P2pflError, PluginError
+from p2pfl.errors import P2pflError, PluginError, Unexpected
 from p2pfl.plugins import TABLES
 from p2pfl.run_file.options import OptionErrors, Table
-from p2pfl.run_file.plugin_sources import INSTALLED, NOWHERE, Plugin, find, is_library, sha256_of, source_of
+from p2pfl.run_file.plugin_sources import FOLDER, INSTALLED, NOWHERE, Plugin, find, is_library, sha256_of, source_of
 
 GROUP = "p2pfl.plugins"
 """The entry-point group of installed plug-ins."""
@@ -76,8 +77,8 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
-_FILES: set[str] = set()
-"""All files of plug-ins that were loaded in this process."""
+_FILES: dict[str, str] = {}
+"""All files of plug-ins that were loaded in this process, and how errors name them."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,8 @@ def _load(plugins: Sequence[Plugin], silent: frozenset[str]) -> _Unit:
     for name in sources:
         sys.modules.pop(name, None)
     _FINDER.sources = sources
-    _FILES.update(source.path for source in sources.values())
+    for plugin in plugins:
+        _FILES.update({source.path: _shown(source.path, plugin.root) for _, source in _modules(plugin)})
     before = _registered()
     try:
         for plugin in plugins:
@@ -180,7 +182,7 @@ def _import(plugin: Plugin) -> None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: a script may end itself
-        raise located(error) or PluginError(_file_of(plugin), 1, _text(error)) from error
+        raise located(error) or PluginError(_shown(_file_of(plugin), plugin.root), 1, _text(error)) from error
     if not plugin.sources:
         _INSTALLED_ENTRIES[plugin.name] = _since(before)
 
@@ -247,12 +249,19 @@ def used_of_announced(names: Iterable[tuple[str, str]]) -> list[Plugin]:
 # ---- errors in their code ------------------------------------------------------------------------------------
 
 
+def _shown(file: str, root: Path) -> str:
+    """How errors name a file: the copy in a run folder by its path there, because the user edits another one."""
+    copied = root.name == FOLDER and (root.parent / "run.json").is_file()
+    return os.path.relpath(file, root) if copied else file
+
+
 def located(error: BaseException) -> PluginError | None:
     """Return the error with the plug-in's line at which it was raised; None if no plug-in is to blame."""
     if isinstance(error, PluginError):
-        return error
+        file, _, line = error.problems[0].where.rpartition(":")
+        return PluginError(_FILES[file], int(line), error.problems[0].message) if file in _FILES else error
     if isinstance(error, SyntaxError) and error.filename and _is_plugin(error.filename):
-        return PluginError(error.filename, error.lineno or 1, f"SyntaxError: {error.msg}")
+        return PluginError(_FILES.get(error.filename, error.filename), error.lineno or 1, f"SyntaxError: {error.msg}")
     found: tuple[FrameType, int] | None = None
     traceback = error.__traceback__
     while traceback is not None:
@@ -261,11 +270,28 @@ def located(error: BaseException) -> PluginError | None:
         traceback = traceback.tb_next
     if found is None:
         return None
-    return PluginError(found[0].f_code.co_filename, found[1], _text(error))
+    file = found[0].f_code.co_filename
+    return PluginError(_FILES.get(file, file), found[1], _text(error))
+
+
+def definition(method: object) -> tuple[str, int] | None:
+    """File and line at which a method is defined; None if not by a plug-in."""
+    code = method.__code__ if isinstance(method, FunctionType) else None
+    if code is None or not _is_plugin(code.co_filename):
+        return None
+    return _FILES.get(code.co_filename, code.co_filename), code.co_firstlineno
+
+
+def blaming(method: object, text: object) -> str:
+    """Return an error's text with file and line of the method that caused it, if a plug-in defines that."""
+    place = definition(method)
+    return str(text) if place is None else f"{text}; see {place[0]}:{place[1]}"
 
 
 def _text(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    if isinstance(error, Unexpected):
+        return f"{text}; layouts should list what is sent"
     if isinstance(error, P2pflError | OptionErrors):
         return text
     hint = ""
@@ -287,9 +313,13 @@ def naming_lines(passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """
     try:
         yield
+    except PluginError as error:
+        raise located(error) or error from error.__cause__
+    except Unexpected as error:  # a simulated neighbor refuses the message
+        raise located(error) or error from error
     except (P2pflError, OptionErrors):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not isinstance(error, passing) and (found := located(error)) is not None:
             raise found from error
         raise

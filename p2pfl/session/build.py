@@ -10,14 +10,15 @@ import torch
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.data import Dataset, Subset, open_dataset
-from p2pfl.errors import DataError, MissingExtra, ModelError
+from p2pfl.data.partitions import check_subsets
+from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model, architecture, build
 from p2pfl.models.import_path import parse
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
-from p2pfl.run_file.plugin_files import naming_lines
+from p2pfl.run_file.plugin_files import blaming, definition, naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session.pretrained import load_pretrained
 
@@ -38,12 +39,13 @@ def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     try:
         dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download)
     except (DataError, MissingExtra) as error:
-        raise run.error_at("data.dataset", error) from None
+        raise run.error_at("data.dataset", DataError(blaming(type(run.loader).read, error))) from None
     _check_kind(run, dataset)
     try:
         subsets = run.partition.split(dataset.labels, run.peers, run.seed)
+        check_subsets(subsets, dataset.labels, run.peers)
     except (DataError, MissingExtra) as error:
-        raise run.error_at("data.partition", error) from None
+        raise run.error_at("data.partition", DataError(blaming(type(run.partition).split, error))) from None
     if run.file.global_test and any(subset.merged for subset in subsets):
         reason = DataError(
             f"partition {data.partition.name} also distributes the test set for training, so there are no samples "
@@ -143,4 +145,13 @@ def _make_algorithm(
         load_pretrained(algorithm)
     except OptionErrors as errors:
         raise run.option_errors_at("algorithm", errors) from None
+    _check_state(algorithm)
     return algorithm
+
+
+def _check_state(algorithm: Algorithm[Any]) -> None:
+    """Check that ``setup`` of a plug-in has set what a checkpoint holds. Raises PluginError."""
+    place = definition(type(algorithm).setup)
+    missing = [name for name in algorithm.state if not hasattr(algorithm, name)]
+    if place is not None and missing:
+        raise PluginError(*place, f"setup should set self.{missing[0]}, which the attribute state lists")

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from p2pfl import PeerId
-from p2pfl.errors import Deadlock, P2pflError, RunFailed, error_text
+from p2pfl.errors import Deadlock, P2pflError, PluginError, RunFailed, error_text
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.journal import JournalEntry, Place
 from p2pfl.messaging.mailbox import Key
@@ -354,6 +354,14 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
     await exit.wait()
 
 
+def failure_of(session: Session, error: Exception) -> Exception:
+    """Log the traceback of an error in a plug-in. Return the error, with the peer's id."""
+    if not isinstance(error, PluginError):
+        return error
+    session.log.error("%s", error, exc_info=error.__cause__)
+    return error.during(f"peer {session.me}")
+
+
 async def _run_peers(mine: Sequence[Session], hub: ForkedHub) -> BaseException | None:
     """Run the peers of this process. Return the first error."""
     errors: list[BaseException] = []
@@ -366,7 +374,7 @@ async def _run_peers(mine: Sequence[Session], hub: ForkedHub) -> BaseException |
         except Stopped:
             stopped.append(session.me)
         except Exception as error:
-            errors.append(error)
+            errors.append(failure_of(session, error))
             hub.failed = True
             raise
         finally:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from time import perf_counter
 
@@ -16,7 +16,7 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import error_text
+from p2pfl.errors import PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
@@ -127,7 +127,7 @@ class Session:
         """
         status_updates = asyncio.create_task(self._status_file.keep_current())
         try:
-            with naming_lines(passing=(Stopped,)), memory_errors(self.me, self.algorithm.device, self.settings):
+            with self._located_errors():
                 return await self._run_rounds()
         except (Stopped, asyncio.CancelledError):
             raise
@@ -141,6 +141,19 @@ class Session:
             if self.saver is not None:
                 self.saver.close()
 
+    @contextmanager
+    def _located_errors(self) -> Iterator[None]:
+        with naming_lines(passing=(Stopped,)), memory_errors(self.me, self.algorithm.device, self.settings):
+            yield
+
+    async def _located_round(self, t: int) -> None:
+        """Run a round. Its errors are located here: a SystemExit that leaves a task ends the event loop."""
+        try:
+            with self._located_errors():
+                await self._round(t)
+        except PluginError as error:
+            raise error.during(f"round {t}") from error.__cause__
+
     async def _run_rounds(self) -> Result:
         try:
             if not self._resumed:
@@ -152,7 +165,7 @@ class Session:
                     raise Stopped
                 if self._catch_up():
                     continue
-                self._current = asyncio.ensure_future(self._round(self.rounds_done))
+                self._current = asyncio.ensure_future(self._located_round(self.rounds_done))
                 await self._current
             await self._finish_saving(final=True)
             return self._end("finished")

@@ -19,7 +19,7 @@ from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
-from p2pfl.session.forked import ForkedHub, run_forked
+from p2pfl.session.forked import ForkedHub, failure_of, run_forked
 from p2pfl.session.peer_log import close_logger, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result, RunFolder, Status
@@ -121,7 +121,7 @@ async def _in_turns(sessions: Sequence[Session], hub: LocalHub) -> list[Result]:
         try:
             return await session.run()
         except Exception as error:
-            failures.append(error)
+            failures.append(failure_of(session, error))
             raise
         finally:
             hub.finish(session.me)

@@ -172,3 +172,31 @@ def test_compose_mounts_all_files_of_plugins(project: Project, monkeypatch: pyte
         os.link(source, path)
     inside = load(container / "etc" / "p2pfl" / "mine.yaml")
     assert inside.config_hash() == load(Path("mine.yaml")).config_hash()
+
+
+# ---- what plug-ins print and raise -----------------------------------------------------------------------------
+
+
+def test_a_plugin_may_print_anywhere(project: Project) -> None:
+    text = METHOD.replace("        self.optimizer", "        print('in setup')\n        self.optimizer")
+    text = text.replace("        local =", "        print('in round', t)\n        local =")
+    file = project(my_method=f"{text}\nprint('imported')\n")
+    done = p2pfl(file.parent, "launch", "mine.yaml", "--run-dir", "run")
+    assert done.returncode == 0, done.stderr
+    assert "imported" in done.stdout
+    for peer in RunFolder.open(file.parent / "run").peers():
+        printed = peer.output.read_text().splitlines()
+        assert [line for line in printed if line.startswith("in round")] == [f"in round {t}" for t in range(3)]
+
+
+def test_error_in_a_round_of_a_peer_names_the_file_that_the_user_edits(project: Project) -> None:
+    text = METHOD.replace(
+        "        local =", "        if t == 1 and self.me == 2:\n            {}[7]\n        local ="
+    )
+    line = text[: text.index("{}[7]")].count("\n") + 1
+    file = project(RUN + "transport: {give_up: 1}\n", my_method=text)
+    done = p2pfl(file.parent, "launch", "mine.yaml", "--run-dir", "run", "--restart", "never")
+    assert done.returncode == 1
+    assert f"peer 2: failed: my_method.py:{line}: round 1: KeyError: 7; see " in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" in RunFolder.open(file.parent / "run").peer(2).log.read_text()

@@ -4,7 +4,7 @@ A partition is a pure function of the labels, the number of peers, the seed and 
 all subsets and uses its own. Random draws that may fail are repeated a bounded number of times.
 """
 
-from p2pfl.data.partitions.base import DatasetLabels, Indices, Labels, Partition, Subset
+from p2pfl.data.partitions.base import DatasetLabels, Indices, Labels, Partition, Subset, check_subsets
 from p2pfl.data.partitions.dfml import DirichletTrain, IidTrain
 from p2pfl.data.partitions.fedstyle import Styles
 from p2pfl.data.partitions.fedtgp import Dirichlet, Pathological
@@ -33,4 +33,4 @@ PARTITIONS: Table[type[Partition]] = Table(
     },
 )
 
-__all__ = ["PARTITIONS", "DatasetLabels", "Indices", "Labels", "Partition", "Subset"]
+__all__ = ["PARTITIONS", "DatasetLabels", "Indices", "Labels", "Partition", "Subset", "check_subsets"]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,35 @@ class Subset:
     test: Indices
     group: int = 0
     merged: bool = False
+
+
+def check_subsets(subsets: Any, labels: DatasetLabels, peers: int) -> None:
+    """Check what a partition returns. Raises DataError."""
+    if not isinstance(subsets, Sequence) or len(subsets) != peers:
+        found = f"{len(subsets)} items" if isinstance(subsets, Sequence) else type(subsets).__name__
+        raise DataError(f"split should return a list with a Subset for each of the {peers} peers, not {found}")
+    for peer, subset in enumerate(subsets):
+        if not isinstance(subset, Subset):
+            raise DataError(f"split should return Subset objects; that of peer {peer} is {type(subset).__name__}")
+        train = len(labels.train) + (len(labels.test) if subset.merged else 0)
+        for name, length in (
+            ("train", train),
+            ("validation", train),
+            ("test", train if subset.merged else len(labels.test)),
+        ):
+            indices = getattr(subset, name)
+            if not isinstance(indices, np.ndarray) or indices.dtype != np.int64 or indices.ndim != 1:
+                found = (
+                    f"{indices.dtype} {list(indices.shape)}"
+                    if isinstance(indices, np.ndarray)
+                    else type(indices).__name__
+                )
+                raise DataError(f"{name} indices of peer {peer} should be an array int64 [N], not {found}")
+            if len(indices) and not 0 <= indices.min() <= indices.max() < length:
+                raise DataError(
+                    f"{name} indices of peer {peer} range from {indices.min()} to {indices.max()}, but there are "
+                    f"{length} samples"
+                )
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,21 @@ class Graph(Options):
         return {"name": name, **self.to_dict(), **(schedule.fields if schedule is not None else {})}
 
     def _checked(self, edges: Iterable[Edge], peers: int) -> Iterable[Edge]:
-        for i, j in edges:
+        for edge in listed(edges, "edges_of"):
+            try:
+                i, j = edge
+                i, j = int(i), int(j)
+            except (TypeError, ValueError):
+                raise graph_error(f"an edge should be a pair of peers (i, j), not {edge!r}") from None
             check_edge(i, j, peers)
             yield i, j
+
+
+def listed(edges: Any, method: str) -> Iterable[Any]:
+    """Return the edges that a method has returned. Raises RunFileError if it has returned something else."""
+    if not isinstance(edges, Iterable):
+        raise graph_error(f"{method} should return edges, e.g. a list of pairs, not {type(edges).__name__}")
+    return edges
 
 
 def check_edge(i: int, j: int, peers: int) -> None:

@@ -21,7 +21,7 @@ from pydantic import PositiveInt
 from p2pfl import rng
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Edge, Rounds, Topology, WeightedTopology
-from p2pfl.run_file.graphs.base import Graph, Schedule, check_edge, disconnected, graph_error
+from p2pfl.run_file.graphs.base import Graph, Schedule, check_edge, disconnected, graph_error, listed
 from p2pfl.run_file.graphs.finite_time import Round, WeightedEdge, base_graph
 
 MOST = 1.0 + 1e-9
@@ -73,7 +73,9 @@ class TimeVaryingGraph(Graph):
 
     def _at(self, t: int, peers: int, seed: int, base: Path) -> Topology:
         try:
-            return topology_of(list(self.edges_at(t, peers, seed, base)), peers, directed=self.directed)
+            return topology_of(
+                list(listed(self.edges_at(t, peers, seed, base), "edges_at")), peers, directed=self.directed
+            )
         except RunFileError as error:
             raise graph_error(f"round {t}: {error.problems[0].message}") from None
 

@@ -687,6 +687,17 @@ class Clustered(MAPL):
             self.model.linear_head.weight.fill_(1.0 if self.me < 2 else -1.0)
 
 
+class EquallyMany(Clustered):
+    """Every peer says that it has ten samples."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.samples = {self.me: 10}
+
+    def local_head(self) -> Head:
+        return Head(super().local_head().weight, 10)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("prune", [True, False])
 def test_pruning_ends_messages_between_peers_with_weight_0(prune: bool) -> None:
@@ -751,6 +762,17 @@ def test_without_confidence_sample_counts_do_not_matter() -> None:
         play(peers, complete(3), 1)
         equal = peers[0].w[1].item() == pytest.approx(peers[0].w[2].item(), abs=1e-12)
         assert equal is not counted
+
+
+def test_without_confidence_the_similarity_weighs_m_times_as_much_as_with_equal_samples() -> None:
+    """Table 3 in scenarios 1 and 2, whose peers have equally many samples: γ = 1 instead of 1/M."""
+    rows = []
+    for options in ({"confidence": False}, {"mu_similarity": 0.5 * 4}, {}):
+        peers = make(hyper(warmup=0, graph_lr=0.1, **options), peers=4, of=EquallyMany)
+        play(peers, complete(4), 1)
+        rows.append(peers[0].w)
+    torch.testing.assert_close(rows[0], rows[1])
+    assert not torch.allclose(rows[0], rows[2], atol=1e-3)
 
 
 # ---- message budget --------------------------------------------------------------------------------

@@ -31,17 +31,24 @@ SIZES = {
     "cifar10": (10, 5000, 1000),
     "cifar100": (100, 500, 100),
     "flowers102": (102, 20, 60),
-    "tiny-imagenet-200": (200, 500, 50),
+    "tiny-imagenet-200": (200, 375, 125),
     "mini-imagenet": (100, 500, 100),
     "mnist": (10, 6000, 1000),
     "svhn": (10, 7300, 2600),
     "usps": (10, 729, 201),
     "OfficeHome": (65, 40, 17),
     "Adaptiope": (123, 70, 30),
+    "caltech101": (101, 69, 17),
 }
 """Number of classes of a dataset, and approximately its training and test images per class."""
 
-SHAPES = {"fashion-mnist": (1, 28), "mnist": (1, 28), "tiny-imagenet-200": (3, 64), "mini-imagenet": (3, 84)}
+SHAPES = {
+    "fashion-mnist": (1, 28),
+    "mnist": (1, 28),
+    "tiny-imagenet-200": (3, 64),
+    "mini-imagenet": (3, 84),
+    "caltech101": (3, 224),
+}
 """Channels and side length, where they differ from CIFAR's 3 and 32."""
 
 
@@ -55,8 +62,8 @@ def test_every_papers_settings_have_a_run_file() -> None:
     assert names >= {
         f"fedtgp-practical-cifar100-{group}" for group in ("htfe2", "htfe3", "htfe4", "htfe9", "htc4", "htfe8-htc4")
     }
-    modes = ("h0", "h1-cnn", "h1-resnet", "h1-vit", "h2-efficientnet")
-    assert names >= {f"dfml-n10-niid-{mode}" for mode in modes}
+    assert names >= {f"dfml-n50-niid-{mode}" for mode in ("h0", "h1-cnn", "h1-resnet", "h1-vit")}
+    assert names >= {"dfml-n10-niid-h2-efficientnet"}
     assert names >= {"fedstyle-digits-1", "fedstyle-digits-10", "fedstyle-styled"}
     assert names >= {f"fedstyle-{data}-{peers}" for data in ("office-home", "adaptiope") for peers in (1, 5)}
 

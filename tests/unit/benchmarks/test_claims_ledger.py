@@ -55,6 +55,32 @@ def test_runs_of_one_claim_train_equally_long_or_the_line_says_so(tmp_path: Path
     assert told == {"Table 3", "Table 4", "Table 6", "Table 8", "Table 12", "Fig. 19", "§ Evaluations"}
 
 
+DEAR = [pytest.param(one, id=f"{one.where}, {one.name}") for one in ALL if one.dear]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("one", DEAR)
+def test_runs_at_the_papers_size_have_that_size(one: Any) -> None:
+    peers, rounds, samples = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= [prs])", one.scale))
+    for run in one.runs.values():
+        tree = run.with_rate(None)
+        assert (tree["peers"], tree["rounds"]) == (peers, rounds)
+        assert prices.samples(tree) == pytest.approx(samples, rel=0.01)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("one", DEAR)
+def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
+    hypers = [run_of({**run.with_rate(None), "seed": 0}).hyper.to_dict() for run in one.runs.values()]
+
+    def agree(*names: str) -> bool:
+        return all([hyper[name] for name in names] == [hypers[0][name] for name in names] for hyper in hypers)
+
+    assert agree("batch", "local_epochs", "weight_decay")
+    # MAPL+ has Adam, DFedAvgM does not.
+    assert agree("lr", "momentum", "betas") or not agree("optimizer")
+
+
 def test_epochs_count_participation_and_steps() -> None:
     from benchmarks.claims import l2c
 

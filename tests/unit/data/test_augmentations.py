@@ -16,6 +16,7 @@ from p2pfl.run_file.options import OptionErrors
 Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 VARYING = [name for name in AUGMENTATIONS if name != "none"]
+COLORED = [name for name in VARYING if name != "crop-flip"]
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32)]
 
 
@@ -82,7 +83,7 @@ def test_equal_samples_get_different_views(name: str, shape: tuple[int, int, int
     assert different >= 12  # crops are whole pixels, so two may coincide at 8x8
 
 
-@pytest.mark.parametrize("name", VARYING)
+@pytest.mark.parametrize("name", COLORED)
 def test_images_are_flipped_only_if_mirror_is_set(name: str) -> None:
     """A brightness that increases to the right still does after crops and blur, but not after a flip."""
     ramp = torch.linspace(0, 1, 16).expand(64, 1, 16, 16)
@@ -92,7 +93,7 @@ def test_images_are_flipped_only_if_mirror_is_set(name: str) -> None:
         assert falling.any() == mirror
 
 
-@pytest.mark.parametrize("name", VARYING)
+@pytest.mark.parametrize("name", COLORED)
 def test_brightness_of_most_grayscale_images_changes(name: str) -> None:
     flat = torch.full((256, 1, 16, 16), 0.6)
     views = augment(name, flat)
@@ -126,13 +127,42 @@ def test_blur_is_torchvisions(size: int) -> None:
         assert min(float((result - blurred).abs().max()) for blurred in expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", VARYING)
+@pytest.mark.parametrize("name", COLORED)
 def test_colors_change_and_some_images_become_gray(name: str) -> None:
     flat = torch.tensor([0.8, 0.4, 0.2]).reshape(1, 3, 1, 1).expand(64, 3, 16, 16)
     pixels = augment(name, flat)[:, :, 8, 8]
     gray = (pixels - pixels[:, :1]).abs().amax(dim=1) < 1e-5
     assert 0 < gray.sum() < 64
     assert len(set(map(tuple, pixels.tolist()))) > 32
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_crops_are_windows_of_the_padded_image_and_half_are_flipped(mirror: bool) -> None:
+    batch = images((3, 8, 9), batch=64) + 0.1
+    views = AUGMENTATIONS["crop-flip"].parse({"margin": 2}).build(3, (8, 9), mirror)(batch)
+    padded = torch.nn.functional.pad(batch, [2, 2, 2, 2])
+    shifts, flips = set(), 0
+    for view, image in zip(views, padded, strict=True):
+        windows = {(y, x): image[:, y : y + 8, x : x + 9] for y in range(5) for x in range(5)}
+        found = [
+            (at, flip)
+            for at, crop in windows.items()
+            for flip in (0, 1)
+            if view.equal(crop.flip(2) if flip else crop)
+        ]
+        ((shift, flipped),) = found
+        shifts.add(shift)
+        flips += flipped
+    assert len(shifts) > 15
+    assert 20 < flips < 44 if mirror else flips == 0
+
+
+def test_mapl_without_blur_has_the_other_steps() -> None:
+    whole, sharp = (AUGMENTATIONS["mapl"].parse({"no_blur": off}).build(3, (32, 32), True) for off in (False, True))
+    names = [[type(step).__name__ for step in recipe.children()] for recipe in (whole, sharp)]  # type: ignore[attr-defined]
+    assert "RandomGaussianBlur" not in names[1]
+    assert names[1] == [name for name in names[0] if name != "RandomGaussianBlur"]
+    assert len(names[0]) == len(names[1]) + 1
 
 
 def test_simclr_crops_smaller_than_mapl() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 import yaml
+from rich.console import Console
 
 from launcher.errors import CompareError
-from launcher.views.compare import lines
+from launcher.views.compare import lines, table
 from launcher.views.summary import summarize
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -149,3 +151,16 @@ def test_an_accuracy_that_was_not_recorded_is_an_error(make_folder: MakeFolder) 
     assert lines([old])[0].other_accuracy is None
     with pytest.raises(CompareError, match=r"has no masked accuracies: an earlier version .* `p2pfl evaluate "):
         lines([old], masked=True)
+
+
+def test_narrow_terminal_breaks_names_of_runs_but_truncates_no_number(make_folder: MakeFolder) -> None:
+    name = "my-study-20261122-211401"
+    output = io.StringIO()
+    console = Console(width=100, file=output, highlight=False)
+    console.print(table(lines([make_folder(name, results=peers(0.8))])))
+    printed = output.getvalue()
+    assert "…" not in printed
+    head, *rows = printed.splitlines()
+    assert head.split()[-3:] == ["messages", "sent", "time"]
+    assert len(rows) > 1
+    assert "".join(row[: row.find(" ")] for row in rows) == name

@@ -1,6 +1,6 @@
 """A plug-in for run files: the part of CIFAR-10, and a dataset's training images divided for choosing learning rates.
 
-plugins: [benchmarks/claims/datasets.py]
+plugins: [benchmarks/claims/claim_data.py]
 data: {dataset: cifar10-part}                         # $P2PFL_DATA/cifar10-part/*.webp, labels.npz
 data: {dataset: {name: held-out, of: cifar10-part}}   # tested on training images
 """
