@@ -106,7 +106,8 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "dataset: digits",
             "dataset: letters",
-            "run.yaml:7: data.dataset.name: unknown 'letters'; known: " + ", ".join(DATASETS),
+            f"run.yaml:7: data.dataset.name: unknown 'letters'; known: {', '.join(DATASETS)}; "
+            "if a plug-in registers it, list it in `plugins`",
             id="unknown dataset",
         ),
         pytest.param(
