@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2pfl.errors import MissingExtra
 from p2pfl.session.new_run import create
 from p2pfl.session.run_folder import RunFolder
 
@@ -40,6 +42,8 @@ class LaunchRequest:
         overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
         run = run_files.load(self.file, [*self.sets, *overrides], os.environ)
         load_data(run)
+        if run.file.report and importlib.util.find_spec("vl_convert") is None:
+            raise run.error_at("report", MissingExtra("vl-convert-python", "report", "writing a report"))
         return run
 
     def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:

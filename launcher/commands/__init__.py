@@ -8,7 +8,21 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compare, compose, describe, export, inspect, keys, new, run, sweep, track, ui
+from launcher.commands import (
+    collect,
+    compare,
+    compose,
+    describe,
+    export,
+    inspect,
+    keys,
+    new,
+    report,
+    run,
+    sweep,
+    track,
+    ui,
+)
 from launcher.commands.group import commands
 
 for command in (
@@ -25,6 +39,7 @@ for command in (
     compare.compare,
     inspect.evaluate,
     export.export,
+    report.report,
     collect.collect,
     describe.algorithms,
     describe.models,

@@ -178,9 +178,31 @@ def _run(
         print_summary(summary, console)
     for line in failure_lines(summary):
         echo(line, err=True)
+    console.print(_report_line(folder), soft_wrap=True)
     if any(peer.ended == "stopped" for peer in summary.peers):
         echo(f"resume from the checkpoints with: p2pfl resume {_shell_path(folder.root)}", err=True)
     sys.exit(0 if summary.finished else 1)
+
+
+def _report_line(folder: RunFolder) -> str:
+    """Write the run's report if its file asks for it. Return the command that opens the report, or that writes it.
+
+    A report that cannot be written does not make a failure of the run.
+    """
+    from launcher.views.summary import settings
+    from p2pfl.errors import P2pflError
+
+    make = f"p2pfl report {_shell_path(folder.root)}"
+    if settings(folder).get("report") is not True:
+        return f"report: {make}"
+    from launcher.commands.report import opener
+    from launcher.report.command import NAME, write
+
+    try:
+        (page,) = write([folder], folder.root / NAME)
+    except P2pflError as error:
+        return f"no report: {error}; try again with: {make}"
+    return f"report: {opener(page)}"
 
 
 def _shell_path(path: Path) -> str:

@@ -210,12 +210,15 @@ def summarize(
     seconds: float | None = None,
     topology: Topology | None = None,
     errors: Mapping[PeerId, str] | None = None,
+    *,
+    save: bool = True,
 ) -> Summary:
     """Summarize the peers' results and write summary.json.
 
     Args:
         exit_codes, errors: exit codes of peers and errors that they reported to the launcher, if known.
         seconds: measured duration of the run.
+        save: write the file; otherwise only return the summary.
     """
     run = settings(folder)
     peer_folders = list(folder.peers())
@@ -248,6 +251,8 @@ def summarize(
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
+    if not save:
+        return summary
     try:
         write_json(folder.summary, summary.to_dict())
     except WriteError as error:

@@ -132,6 +132,8 @@ class Endpoint:
         self.missing: dict[str, list[PeerId]] = {}
         self.nonfinite: dict[str, list[PeerId]] = {}
         self.waited = 0.0
+        self.sending = 0.0
+        """Seconds in which messages of this round were encoded and written, and receivers far behind waited for."""
         self.wasted_wait = 0.0
         """Seconds that waits in this round lasted beyond the last arrival."""
 
@@ -213,6 +215,8 @@ class Endpoint:
         """
         if not (receivers := tuple(to)):
             return None
+        clock = asyncio.get_running_loop().time
+        began = clock()
         encoded = wire.encode(body, count)
         if encoded.size > self.max_message:
             raise NetError(
@@ -227,6 +231,7 @@ class Endpoint:
         if behind := self.link.behind(receivers):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)
+        self.sending += clock() - began
         return copy
 
     def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B | None:

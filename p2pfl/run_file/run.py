@@ -140,6 +140,7 @@ class Run:
             "checkpoint_every",
             "metrics",
             "track",
+            "report",
         )
         for key in local:
             plain.pop(key)

@@ -327,6 +327,8 @@ class RunFile(Section):
         tuple[Annotated[Tracker, BeforeValidator(Tracker.from_value)], ...], AfterValidator(_distinct)
     ] = ()
     """Trackers that `p2pfl launch`, `resume` and `simulate` pass the records on to: tensorboard, wandb, mlflow."""
+    report: bool = False
+    """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
     out: Path = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
 

@@ -2,7 +2,7 @@
 
     {"peer": 3, "t": 12,
      "loss": {"ce": 0.31, "cont": 1.92, …},            means over the round's training samples, by term
-     "seconds": {"training": …, "waiting": …, "queued": …, "evaluating": …, "total": …},
+     "seconds": {"training": …, "waiting": …, "sending": …, "queued": …, "evaluating": …, "total": …},
      "sent": {"7": {"Prototypes": [1, 2560, 61]}, …},   messages, payload bytes, header bytes by neighbor and kind
      "received": {…},                                   the same for accepted messages
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind

@@ -7,6 +7,7 @@
         addresses/03        the address of peer 3, e.g. tcp://127.0.0.1:40123
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha
         summary.json        the table printed at the end
+        report.html         the page of `p2pfl report`
         peers/03/
             peer.log        one line per event, for people
             metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.session.metrics)

@@ -225,6 +225,7 @@ class Session:
             seconds={
                 "training": self.algorithm.training_seconds,
                 "waiting": self.endpoint.waited,
+                "sending": self.endpoint.sending,
                 "queued": self.slot.queued,
                 "evaluating": now - evaluating,
                 "total": now - began,

@@ -322,9 +322,10 @@ def environment(root: Path) -> Any:
 def test_a_successful_launch(launch: Any) -> None:
     outcome, root = launch(["finishes", "finishes"])
     assert outcome.exit_code == 0
-    first, *rest = outcome.stdout.splitlines()
+    first, *rest, last = outcome.stdout.splitlines()
     assert first == f"run: {root}"
     assert str(root) not in "".join(rest)
+    assert last == f"report: p2pfl report {root}"
     assert outcome.stderr == ""
     assert (root / "summary.json").exists()
 

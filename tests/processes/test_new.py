@@ -54,4 +54,4 @@ def test_the_name_must_fit_a_run_file(tmp_path: Path, invoke: Invoke, name: str)
 def test_installed_packages_contain_the_files() -> None:
     data = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     present = {path.name for pattern in data["launcher"] for path in (PROJECT / "launcher").glob(pattern)}
-    assert present == {f"{name}.in" for name in FILES}
+    assert present == {f"{name}.in" for name in FILES} | {"page.html", "page.css", "page.js"}

@@ -1,0 +1,45 @@
+"""The command that writes a page about runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from launcher.commands.group import echo
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page; default: report.html in RUN, or in the working directory if there are several.",
+)
+@click.option("--png", type=click.Path(path_type=Path, file_okay=False), help="Also write a PNG per figure here.")
+@click.option("--pdf", type=click.Path(path_type=Path, dir_okay=False), help="Also write all figures to this PDF.")
+@click.option(
+    "--without-models", is_flag=True, help="Load neither data nor checkpoints: faster, but shows less of a run."
+)
+def report(
+    runs: tuple[Path, ...], output: Path | None, png: Path | None, pdf: Path | None, without_models: bool
+) -> None:
+    """Write one HTML page about RUN, or about how several compare.
+
+    The page needs no network and no other file. Needs the extra `report`.
+    """
+    from launcher.report.command import NAME, write
+    from p2pfl.session.run_folder import RunFolder
+
+    folders = [RunFolder.open(run) for run in runs]
+    page = output or (folders[0].root if len(folders) == 1 else Path()) / NAME
+    for file in write(folders, page, models=not without_models, png=png, pdf=pdf):
+        echo(str(file))
+    echo(f"open it: {opener(page)}", err=True)
+
+
+def opener(page: Path) -> str:
+    """Return a command that opens a page in a browser."""
+    return f"python -m webbrowser {shlex.quote(page.absolute().as_uri())}"

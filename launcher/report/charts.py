@@ -1,0 +1,279 @@
+"""Vega-Lite specifications. Colors come from the page's script, which knows whether the page is light or dark.
+
+``@text``, ``@accent`` and the like stand for colors. A chart names the tables that it draws; the script turns their
+columns into rows. ``picked`` is the highlighted peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Spec = dict[str, Any]
+
+X_AXES: dict[str, Spec] = {
+    "rounds": {"field": "t", "type": "quantitative", "title": "round", "axis": {"tickMinStep": 1, "format": "d"}},
+    "bytes": {
+        "field": "bytes",
+        "type": "quantitative",
+        "title": "bytes sent per peer",
+        "axis": {"labelExpr": "format(datum.value, '~s') + 'B'"},
+    },
+    "seconds": {"field": "seconds", "type": "quantitative", "title": "seconds since the start"},
+}
+"""Against what accuracy is shown."""
+ACCURACY: Spec = {"type": "quantitative", "title": "accuracy", "axis": {"format": ".0%"}, "scale": {"zero": False}}
+MANY = 10
+"""Groups or classes from which on a palette of twenty colors is used."""
+PICKED = {"name": "picked", "value": -1}
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure of the page.
+
+    Attributes:
+        label: what it shows, for screen readers.
+        caption: how to read it.
+        variants: specifications by the text of the button that selects it.
+        choice: what the buttons choose, if there are several.
+        tables: the tables that it draws.
+        height: pixels; 0: as high as it is wide.
+        param: a parameter that a list selects: its name and label, and the values by text.
+    """
+
+    id: str
+    label: str
+    caption: str
+    variants: dict[str, Spec]
+    tables: tuple[str, ...]
+    choice: str = ""
+    height: int = 320
+    param: tuple[str, str, dict[str, int]] | None = None
+    canvas: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        specs = [
+            {"label": label, "spec": {**spec, "description": self.label}} for label, spec in self.variants.items()
+        ]
+        param = None if self.param is None else self.param[0]
+        return {
+            "variants": specs,
+            "tables": self.tables,
+            "height": self.height,
+            "param": param,
+            "canvas": self.canvas,
+        }
+
+
+@dataclass
+class Figures:
+    """The charts of a page and the tables that they share.
+
+    Attributes:
+        frames: the matrices of the slider, and what the script needs to draw them.
+    """
+
+    charts: dict[str, Chart] = field(default_factory=dict)
+    tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    frames: dict[str, Any] | None = None
+
+    def add(self, chart: Chart, **tables: dict[str, list[Any]]) -> None:
+        self.charts[chart.id] = chart
+        self.tables |= tables
+
+    def to_dict(self) -> dict[str, Any]:
+        charts = {key: chart.to_dict() for key, chart in self.charts.items()}
+        return {"charts": charts, "tables": self.tables, "frames": self.frames}
+
+
+def palette(values: Sequence[Any]) -> Spec:
+    """The scale of a nominal color."""
+    return {"scale": {"domain": list(values), **({"scheme": "tableau20"} if len(values) > MANY else {})}}
+
+
+def curves(peers: int, groups: Sequence[int | None], *, points: bool) -> Chart:
+    """Accuracy: a thin line per peer, and the mean of all; with a point per round if these are few."""
+    return Chart(
+        "accuracy",
+        f"Accuracy on each peer's local test split, {peers} peers: a thin line per peer, the mean as a thick line, "
+        "and its standard deviation over peers as a band",
+        "Thin lines: peers, colored by group. Thick line and band: mean ± standard deviation over peers.",
+        {name: _curves(x, groups, points) for name, x in X_AXES.items()},
+        ("rounds", "means"),
+        choice="Accuracy against",
+        height=360,
+    )
+
+
+def _curves(x: Spec, groups: Sequence[int | None], points: bool) -> Spec:
+    shown = {"data": {"name": "rounds"}, "transform": [{"filter": "isValid(datum.accuracy)"}]}
+    picked = [{"filter": "datum.peer === picked && isValid(datum.accuracy)"}]
+    y, peer = {"field": "accuracy", **ACCURACY}, {"field": "peer", "type": "nominal"}
+    mean = {**ACCURACY, "field": "mean"}
+    line = {"type": "line", "strokeWidth": 1, "opacity": 0.45, "aria": False, "point": points}
+    tooltip = [peer, {"field": "group", "type": "nominal"}]
+    spread = [
+        {"field": "t", "title": "round"},
+        {"field": "mean", "format": ".1%"},
+        {"field": "std", "format": ".1%", "title": "standard deviation"},
+    ]
+    return {
+        "params": [PICKED],
+        "layer": [
+            {
+                **shown,
+                "mark": line,
+                "encoding": {"x": x, "y": y, "detail": peer, "color": by_group(groups), "tooltip": tooltip},
+            },
+            {
+                "data": {"name": "means"},
+                "mark": {"type": "area", "opacity": 0.2, "color": "@text", "aria": False},
+                "encoding": {"x": x, "y": {**mean, "field": "low"}, "y2": {"field": "high"}},
+            },
+            {
+                "data": {"name": "means"},
+                "mark": {"type": "line", "strokeWidth": 3, "color": "@text", "point": _point(points, "@text")},
+                "encoding": {"x": x, "y": mean},
+            },
+            {
+                "data": {"name": "means"},
+                "mark": {"type": "point", "size": 90, "opacity": 0, "aria": False},
+                "encoding": {"x": x, "y": mean, "tooltip": spread},
+            },
+            {
+                **shown,
+                "transform": picked,
+                "mark": {"type": "line", "strokeWidth": 3, "color": "@strong", "aria": False},
+                "encoding": {"x": x, "y": y},
+            },
+        ],
+    }
+
+
+def _point(shown: bool, color: str) -> Spec | bool:
+    return {"color": color, "size": 60} if shown else False
+
+
+def by_group(groups: Sequence[int | None]) -> Spec:
+    known = [group for group in groups if group is not None]
+    if len(known) < 2:
+        return {"value": "@quiet"}
+    return {"field": "group", "type": "nominal", "title": "group", **palette(known)}
+
+
+def loss(k: int, term: str, *, points: bool) -> Chart:
+    """One term of the training loss."""
+    x, y = X_AXES["rounds"], {"field": f"loss{k}", "type": "quantitative", "title": None, "scale": {"zero": False}}
+    shown = {"filter": f"isValid(datum.loss{k})"}
+    thin = {"type": "line", "strokeWidth": 1, "opacity": 0.3, "aria": False, "color": "@quiet"}
+    detail = {"field": "peer", "type": "nominal"}
+    picked = {"filter": f"datum.peer === picked && isValid(datum.loss{k})"}
+    thick = {"type": "line", "strokeWidth": 2.5, "point": _point(points, "@text")}
+    return Chart(
+        f"loss{k}",
+        f"Training loss, term {term}: a thin line per peer and the mean",
+        term,
+        {
+            "": {
+                "params": [PICKED],
+                "data": {"name": "rounds"},
+                "layer": [
+                    {"transform": [shown], "mark": thin, "encoding": {"x": x, "y": y, "detail": detail}},
+                    {
+                        "transform": [shown],
+                        "mark": {**thick, "color": "@text"},
+                        "encoding": {"x": x, "y": {**y, "aggregate": "mean"}},
+                    },
+                    {
+                        "transform": [picked],
+                        "mark": {**thick, "color": "@strong", "aria": False},
+                        "encoding": {"x": x, "y": y},
+                    },
+                ],
+            }
+        },
+        ("rounds",),
+        height=200,
+    )
+
+
+def time(order: Sequence[int], phases: Sequence[str]) -> Chart:
+    """Seconds of each peer by phase, stacked."""
+    return Chart(
+        "time",
+        "Seconds of each peer by phase, as stacked bars",
+        "Where each peer's time went. Queued: waiting for a free core or GPU slot; other: averaging and the rest.",
+        {
+            "": {
+                "data": {"name": "time"},
+                "mark": {"type": "bar", "aria": False},
+                "encoding": {
+                    "y": {
+                        "field": "peer",
+                        "type": "ordinal",
+                        "sort": None,
+                        "scale": {"domain": list(order)},
+                        "axis": {"labelOverlap": True},
+                    },
+                    "x": {"field": "seconds", "type": "quantitative", "title": "seconds", "stack": True},
+                    "color": {
+                        "field": "phase",
+                        "type": "nominal",
+                        "title": None,
+                        "scale": {"domain": list(phases)},
+                        "legend": {"orient": "top", "columns": 3},
+                    },
+                    "order": {"field": "rank", "type": "quantitative"},
+                    "tooltip": [{"field": "peer"}, {"field": "phase"}, {"field": "seconds", "format": ".2f"}],
+                },
+            }
+        },
+        ("time",),
+        height=max(160, min(900, 80 + 17 * len(order))),
+        canvas=True,
+    )
+
+
+def compared(names: Sequence[str]) -> Chart:
+    """Mean accuracy of several groups of runs, with bands over their seeds."""
+    color = {
+        "field": "name",
+        "type": "nominal",
+        "title": None,
+        "legend": {"orient": "top", "columns": 1, "labelLimit": 320, "symbolType": "stroke", "symbolOpacity": 1},
+        **palette(names),
+    }
+    y = {"field": "mean", **ACCURACY}
+
+    def spec(x: Spec) -> Spec:
+        tooltip = [
+            {"field": "name", "title": "runs"},
+            {"field": "t", "title": "round"},
+            {"field": "mean", "format": ".1%"},
+            {"field": "std", "format": ".1%", "title": "standard deviation"},
+            {"field": "seeds"},
+        ]
+        band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color}
+        return {
+            "data": {"name": "compared"},
+            "layer": [
+                {"mark": {"type": "area", "opacity": 0.18, "aria": False}, "encoding": band},
+                {"mark": {"type": "line", "strokeWidth": 2.5}, "encoding": {"x": x, "y": y, "color": color}},
+                {
+                    "mark": {"type": "point", "size": 90, "opacity": 0, "aria": False},
+                    "encoding": {"x": x, "y": y, "tooltip": tooltip},
+                },
+            ],
+        }
+
+    return Chart(
+        "compared",
+        "Mean accuracy over peers of each group of runs, with the standard deviation over seeds as a band",
+        "Lines: mean over peers and seeds. Bands: ± standard deviation over seeds.",
+        {name: spec(x) for name, x in X_AXES.items()},
+        ("compared",),
+        choice="Accuracy against",
+        height=400,
+    )

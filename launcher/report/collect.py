@@ -1,0 +1,108 @@
+"""All that a page shows of one run, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher.report import events as event_log
+from launcher.report import findings, history, learned
+from launcher.report.events import Events
+from launcher.report.findings import Finding
+from launcher.report.history import History
+from launcher.report.learned import Learned
+from launcher.report.numbers import mapping
+from launcher.views.summary import Summary, measured_seconds, settings, summarize
+from p2pfl.errors import RunFolderError
+from p2pfl.session.files import read_json
+from p2pfl.session.run_folder import RunFolder
+
+SKIPPED = "left out by --without-models"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One run.
+
+    Attributes:
+        settings: the run file as plain, unchecked values.
+        run_file: its text.
+        order: the peers by group, then by id: that of rows and columns of matrices.
+    """
+
+    folder: RunFolder
+    summary: Summary
+    settings: dict[str, Any]
+    run_file: str
+    info: dict[str, Any]
+    history: History
+    events: Events
+    learned: Learned
+    findings: list[Finding]
+
+    @property
+    def groups(self) -> dict[int, int | None]:
+        """The group of each peer, as far as known."""
+        found = {peer.peer: peer.group for peer in self.summary.peers}
+        if self.learned.partition is not None:
+            found |= {peer["peer"]: peer["group"] for peer in self.learned.partition["peers"]}
+        return found
+
+    @property
+    def order(self) -> list[int]:
+        groups = self.groups
+        return sorted(groups, key=lambda peer: (groups[peer] is None, groups[peer] or 0, peer))
+
+
+def collect(folder: RunFolder, *, models: bool = True) -> Collected:
+    """Read a run.
+
+    Args:
+        models: also load its data and evaluate its checkpoints.
+
+    Raises:
+        RunFolderError: the run file, run.json or a result cannot be read.
+    """
+    try:
+        summary = read_summary(folder)
+        plain = settings(folder)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
+    recorded = history.read(_records(folder))
+    logged = event_log.read(folder)
+    skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
+    return Collected(
+        folder=folder,
+        summary=summary,
+        settings=plain,
+        run_file=folder.run_file.read_text(encoding="utf-8"),
+        info=folder.info,
+        history=recorded,
+        events=logged,
+        learned=learned.read(folder) if models else skipped,
+        findings=findings.find(summary, recorded, logged),
+    )
+
+
+def read_summary(folder: RunFolder) -> Summary:
+    """Summarize a run and leave summary.json as it is: its launcher knew by which signal a peer died."""
+    summary = summarize(folder, seconds=measured_seconds(folder), save=False)
+    known = {mapping(peer).get("peer"): mapping(peer).get("ended") for peer in _recorded(folder).get("peers", [])}
+    peers = [
+        replace(peer, ended=str(known[peer.peer])) if peer.ended == "died" and known.get(peer.peer) else peer
+        for peer in summary.peers
+    ]
+    return replace(summary, peers=peers)
+
+
+def _recorded(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return read_json(folder.summary) or {}
+    except RunFolderError:
+        return {}
+
+
+def _records(folder: RunFolder) -> Any:
+    from p2pfl.api import open_run
+
+    return open_run(folder.root).records()

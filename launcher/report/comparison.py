@@ -1,0 +1,180 @@
+"""The sections of the page that compares several runs, as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+import yaml
+
+from launcher.report import several
+from launcher.report.charts import Figures
+from launcher.report.page import document, escape, figure, findings, table, tiles
+from launcher.views import formatting
+from launcher.views.summary import Summary
+
+SIGNIFICANT = 0.05
+
+
+def body(groups: Sequence[several.Group], found: Sequence[several.Test], figures: Figures) -> str:
+    """Return the header, the sections and the footer."""
+    members = [member for group in groups for member in group.members]
+    drawn = (
+        figure(figures.charts["compared"]) if "compared" in figures.charts else _nothing("no accuracies are recorded")
+    )
+    sections = {
+        "glance": ("At a glance", _verdicts(groups, found)),
+        "curves": ("Accuracy", drawn),
+        "results": ("Results", _results(groups)),
+        "tests": ("Paired tests", _tests(found)),
+        "differences": ("What differs between the run files", _differences(members)),
+        "runs": ("Runs", _runs(groups)),
+    }
+    intro = f"{len(groups)} settings; runs that differ only in the seed are one."
+    return document(f"{len(members)} runs compared", intro, sections, "Made by <code>p2pfl report</code>")
+
+
+def _nothing(why: str) -> str:
+    return f'<p class="absent">Not shown: {escape(why)}.</p>'
+
+
+def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) -> str:
+    """Say which settings are the most accurate, the cheapest and the fastest, and whether that may be chance."""
+    accuracy = {group.name: fmean(values.values()) for group in groups if (values := group.by_seed())}
+    boxes = []
+    if accuracy:
+        best = max(accuracy, key=accuracy.__getitem__)
+        boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average"))
+    for question, unit, of in (
+        ("Least traffic", formatting.size, _bytes),
+        ("Shortest", formatting.duration, _seconds),
+    ):
+        costs = {group.name: fmean(of(member.summary) for member in group.members) for group in groups}
+        least = min(costs, key=costs.__getitem__)
+        boxes.append((question, least, unit(costs[least])))
+    unfinished = sum(not member.summary.finished for group in groups for member in group.members)
+    remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
+    return tiles(boxes) + findings([*remarks, *map(_verdict, found[:6])])
+
+
+def _verdict(test: several.Test) -> tuple[str, str]:
+    if test.pairs == 0:
+        return "look", f"{test.first} and {test.second} have no seed in common: they cannot be paired."
+    points = 100 * test.difference
+    text = f"{test.first} against {test.second}: {points:+.1f} points"
+    if test.corrected is None:
+        return "look", f"{text}, from a single pair: not tested."
+    pairs = f"{test.pairs} paired {test.unit}"
+    if test.corrected < SIGNIFICANT:
+        return "good", f"{text}, which is no chance (p = {test.corrected:.2g}, {pairs})."
+    return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
+
+
+def _bytes(summary: Summary) -> float:
+    return sum(kind["payload"] + kind["header"] for kind in summary.traffic.values())
+
+
+def _seconds(summary: Summary) -> float:
+    return summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0)
+
+
+def _results(groups: Sequence[several.Group]) -> str:
+    rows = []
+    for group in groups:
+        summaries = [member.summary for member in group.members]
+        values = list(group.by_seed().values())
+        worst = [summary.accuracy.worst_tenth for summary in summaries if summary.accuracy]
+        best = [summary.best.mean for summary in summaries if summary.best]
+        rows.append(
+            [
+                group.name,
+                str(len(summaries)),
+                ", ".join(str(seed) for seed in sorted({summary.seed for summary in summaries})),
+                _spread(values),
+                _spread(worst),
+                _spread(best),
+                formatting.size(fmean(map(_bytes, summaries))),
+                formatting.duration(fmean(map(_seconds, summaries))),
+            ]
+        )
+    head = ["runs", "n", "seeds", "accuracy %", "worst tenth %", "best %", "sent", "time"]
+    return table(
+        "Mean over peers, then mean ± standard deviation over seeds; traffic and time are means",
+        head,
+        rows,
+        sortable=True,
+    )
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return formatting.percent(None)
+    deviation = f" ± {formatting.percent(stdev(values))}" if len(values) > 1 else ""
+    return formatting.percent(fmean(values)) + deviation
+
+
+def _tests(found: Sequence[several.Test]) -> str:
+    if not found:
+        return _nothing("there is only one setting")
+    rows = [
+        [
+            f"{test.first} − {test.second}",
+            f"{test.pairs} {test.unit}",
+            f"{100 * test.difference:+.2f}" if test.pairs else formatting.percent(None),
+            formatting.percent(None)
+            if test.low is None or test.high is None
+            else f"{100 * test.low:+.2f} to {100 * test.high:+.2f}",
+            *map(_p, (test.t, test.corrected, test.wilcoxon)),
+        ]
+        for test in found
+    ]
+    head = ["difference", "pairs", "points", "95 % interval", "p (t)", "p (t, Holm)", "p (Wilcoxon)"]
+    by_peers = any(test.unit == "peers" for test in found)
+    note = (
+        '<p class="quiet">With a single common seed, peers are paired; those of one run are not independent, '
+        "so p is too small: run more seeds.</p>"
+        if by_peers
+        else ""
+    )
+    return table("Differences in final accuracy, paired by seed", head, rows) + note
+
+
+def _p(value: float | None) -> str:
+    return formatting.percent(None) if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
+
+
+def _differences(members: Sequence[several.Member]) -> str:
+    found = {key: values for key, values in several.differences(members).items() if key not in ("name", "out")}
+    if not found:
+        return "<p>Nothing: the run files are equal.</p>"
+    names = [member.folder.root.name for member in members]
+    rows = [[key, *map(_value, values)] for key, values in found.items()]
+    return f'<div class="left">{table("A row for each key that differs", ["key", *names], rows)}</div>'
+
+
+def _value(value: Any) -> str:
+    text = (
+        value
+        if isinstance(value, str)
+        else yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
+    )
+    return text if len(text) < 80 else text[:79] + "…"
+
+
+def _runs(groups: Sequence[several.Group]) -> str:
+    rows = [
+        [
+            str(member.folder.root),
+            group.name,
+            str(member.summary.seed),
+            formatting.percent(group.accuracy(member)),
+            f"{sum(peer.ended == 'finished' for peer in member.summary.peers)} of {len(member.summary.peers)}",
+            formatting.size(_bytes(member.summary)),
+            formatting.duration(_seconds(member.summary)),
+        ]
+        for group in groups
+        for member in group.members
+    ]
+    head = ["folder", "setting", "seed", "accuracy %", "finished", "sent", "time"]
+    return table("The runs", head, rows, sortable=True)

@@ -1,0 +1,54 @@
+"""Faults, restarts and warnings of a run, from the peers' logs."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.views.logs import open_logs, read_all
+from p2pfl.errors import RunFolderError
+from p2pfl.session.run_folder import RunFolder
+
+SHOWN = re.compile(r"^\S+ +(WARNING|ERROR|CRITICAL) |^\S+ +INFO +(resumed|stopped|neighbor declared dead|fault) ")
+MAX_EVENTS = 300
+"""Events that a page lists: the first ones."""
+LONGEST = 240
+"""Characters of an event."""
+
+
+@dataclass
+class Events:
+    """Attributes:
+    shown: the first events, each with ``at``, ``peer``, ``level`` and ``text``.
+    count: number of all events.
+    restarts: number of times that each peer was started again.
+    """
+
+    shown: list[dict[str, Any]] = field(default_factory=list)
+    count: int = 0
+    restarts: dict[int, int] = field(default_factory=dict)
+
+
+def read(folder: RunFolder) -> Events:
+    """Read the logs of all peers, merged by time; without any, there are no events."""
+    events, starts, resumed = Events(), defaultdict(int), defaultdict(int)  # type: Events, dict[int, int], dict[int, int]
+    try:
+        entries = read_all(open_logs(folder, ()), lambda text: True)
+        for entry in entries:
+            starts[entry.peer] += " started peer=" in entry.text
+            resumed[entry.peer] += " resumed t=" in entry.text
+            found = SHOWN.match(entry.text)
+            if found is None:
+                continue
+            events.count += 1
+            if len(events.shown) < MAX_EVENTS:
+                at, level, text = (*entry.text.split("\n")[0].split(None, 2), "", "")[:3]
+                shortened = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+                events.shown.append({"at": at, "peer": entry.peer, "level": level, "text": shortened})
+    except RunFolderError:  # no log: a run of nobody yet
+        return events
+    counts = {peer: max(starts[peer] - 1, resumed[peer]) for peer in (*starts, *resumed)}
+    events.restarts = {peer: count for peer, count in counts.items() if count > 0}
+    return events

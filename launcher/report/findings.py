@@ -1,0 +1,177 @@
+"""Which peers stand out, and by what: what a reader should look at first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from launcher.report.events import Events
+from launcher.report.history import History
+from launcher.views.formatting import duration, ids, percent
+from launcher.views.summary import Summary
+
+SLOW = 1.8
+"""Times the median training time per round from which on a peer is called slow."""
+FEW_POINTS = 0.10
+"""Accuracy below the median, at least, of a peer that is called inaccurate; and three times the usual deviation."""
+LITTLE_WEIGHT = 0.5
+"""Fraction of the usual weight that a peer receives from the others, below which it is called isolated."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A remark about peers. ``level``: ``bad`` for what failed, ``look`` for what stands out, ``good`` otherwise."""
+
+    level: str
+    text: str
+
+
+def find(summary: Summary, history: History, events: Events) -> list[Finding]:
+    """Return what stands out, the worst first; a good word if nothing does."""
+    found = [*_ended(summary), *_inaccurate(summary), *_slow(history), *_isolated(history), *_lost(summary, history)]
+    found += _restarted(events) + _progress(history)
+    order = {"bad": 0, "look": 1, "good": 2}
+    if not any(finding.level != "good" for finding in found):
+        found.insert(0, Finding("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
+    return sorted(found, key=lambda finding: order[finding.level])
+
+
+def _ended(summary: Summary) -> list[Finding]:
+    ways: dict[str, list[int]] = {}
+    for peer in summary.peers:
+        if peer.ended != "finished":
+            ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds", []).append(peer.peer)
+    return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()]
+
+
+def _inaccurate(summary: Summary) -> list[Finding]:
+    known = {peer.peer: peer.accuracy for peer in summary.peers if peer.accuracy is not None}
+    if len(known) < 4:
+        return []
+    middle = median(known.values())
+    usual = 1.4826 * median(abs(value - middle) for value in known.values())
+    low = {peer: value for peer, value in known.items() if middle - value > max(FEW_POINTS, 3 * usual)}
+    return [
+        Finding("look", f"Peer {peer} is far less accurate: {percent(value)} %, the median is {percent(middle)} %.")
+        for peer, value in sorted(low.items(), key=lambda item: item[1])[:5]
+    ]
+
+
+def training_times(history: History) -> dict[int, float]:
+    """Return the median seconds of training of each peer, over the rounds in which it trained."""
+    spent: dict[int, list[float]] = {}
+    for row in history.rows:
+        if row["training"] > 0:
+            spent.setdefault(row["peer"], []).append(row["training"])
+    return {peer: median(values) for peer, values in spent.items()}
+
+
+def _slow(history: History) -> list[Finding]:
+    training = training_times(history)
+    if len(training) < 4 or (middle := median(training.values())) <= 0:
+        return []
+    rounds = Counter(row["peer"] for row in history.rows)
+    waiting = {peer: history.seconds[peer]["waiting"] / rounds[peer] for peer in rounds}
+    slow = sorted((peer for peer in training if training[peer] > SLOW * middle), key=lambda peer: -training[peer])
+    return [
+        Finding(
+            "look",
+            f"Peer {peer} is slow: it trains {training[peer] / middle:.1f} times as long as the median peer "
+            f"({training[peer]:.2g} s a round) and waits {waiting[peer]:.2g} s for others, "
+            f"who wait {fmean(waiting[j] for j in waiting if j != peer):.2g} s.",
+        )
+        for peer in slow[:3]
+    ]
+
+
+def received_weight(history: History) -> dict[int, float]:
+    """Return the mean weight that the other peers give to each peer in the last round that most of them recorded."""
+    full = [t for t, rows in history.weights.items() if 2 * len(rows) >= len(history.peers)]
+    if not full:
+        return {}
+    rows = history.weights[max(full)]
+    return {
+        peer: fmean([rows[j].get(peer, 0.0) for j in rows if j != peer])
+        for peer in history.peers
+        if any(j != peer for j in rows)
+    }
+
+
+def _isolated(history: History) -> list[Finding]:
+    given = received_weight(history)
+    if len(given) < 4 or (middle := median(given.values())) <= 0:
+        return []
+    low = [peer for peer in sorted(given, key=given.__getitem__) if given[peer] < LITTLE_WEIGHT * middle]
+    if len(low) > len(given) / 4:  # then it is the graph that is uneven
+        return []
+    return [
+        Finding(
+            "look",
+            f"Peer {peer} is little trusted: the others give it a weight of {given[peer]:.3f}, the median peer "
+            f"gets {middle:.3f}.",
+        )
+        for peer in low[:3]
+    ]
+
+
+def _lost(summary: Summary, history: History) -> list[Finding]:
+    found = []
+    if history.diverged:
+        first = min(history.diverged.values())
+        found.append(
+            Finding("bad", f"The loss of {_peers(history.diverged, inner=True)} diverged, from round {first}.")
+        )
+    dropped: dict[int, int] = {}
+    for peer in summary.peers:
+        for sender, count in peer.dropped.items():
+            dropped[int(sender)] = dropped.get(int(sender), 0) + count
+    if dropped:
+        found.append(Finding("look", f"Invalid messages of {_peers(dropped, inner=True)}: {sum(dropped.values())}."))
+    missing = Counter[int]()
+    for (_, late), lost in history.missing.items():
+        missing[late] += lost
+    if missing:
+        (late, most), total = missing.most_common(1)[0], missing.total()
+        which = "all" if most == total else f"{most} of them"
+        found.append(Finding("look", f"{total} messages did not arrive in time, {which} from peer {late}."))
+    return found
+
+
+def _restarted(events: Events) -> list[Finding]:
+    restarts: Mapping[int, int] = events.restarts
+    if not restarts:
+        return []
+    were = "was" if len(restarts) == 1 else "were"
+    text = f"{_peers(restarts)} {were} restarted, {sum(restarts.values())} times in all."
+    return [Finding("look", text)]
+
+
+def _progress(history: History) -> list[Finding]:
+    """Say whether the mean accuracy still rises at the end, or has fallen since its best round."""
+    from launcher.report.history import means
+
+    curve = means(history)
+    if len(curve) < 4:
+        return []
+    values = [row["mean"] for row in curve]
+    best = max(range(len(values)), key=values.__getitem__)
+    since = values[-1 - max(1, len(values) // 5)]
+    seconds = curve[-1]["seconds"]
+    when = f"after {duration(seconds)}"
+    if values[best] - values[-1] > 0.02:
+        t = int(curve[best]["t"])
+        fell = 100 * (values[best] - values[-1])
+        return [Finding("look", f"The mean accuracy fell by {fell:.1f} points since its best round, {t}.")]
+    if values[-1] - since > 0.01:
+        rose = 100 * (values[-1] - since)
+        return [
+            Finding("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")
+        ]
+    return [Finding("good", f"The mean accuracy has settled at {percent(values[-1])} % {when}.")]
+
+
+def _peers(peers: Mapping[int, object] | list[int], *, inner: bool = False) -> str:
+    noun = "peer" if len(peers) == 1 else "peers"
+    return f"{noun if inner else noun.capitalize()} {ids(peers)}"

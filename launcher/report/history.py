@@ -1,0 +1,186 @@
+"""The records of a run as columns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.report.numbers import mapping, name, number, peer_id, rounded
+
+MAX_ROWS = 12_000
+"""Rows of peers and rounds that a page holds; of longer runs, rounds are left out evenly."""
+MAX_CELLS = 200_000
+"""Cells of all matrices of mixing weights that a page holds; likewise."""
+PHASES = ("training", "waiting", "queued", "sending", "evaluating")
+MAX_TERMS = 24
+"""Loss terms that are shown; a method has a few."""
+
+
+@dataclass
+class History:
+    """What the peers recorded.
+
+    Attributes:
+        peers: ascending ids of those with records.
+        rows: a row for each peer and round, by peer: ``peer``, ``t``, ``accuracy`` (None if not evaluated), ``bytes``
+            (sent so far, with headers), ``seconds`` (since the start), ``training`` (seconds in this round) and
+            ``loss`` by term.
+        weights: mixing weights by round and peer: ``weights[t][peer][source]``.
+        kinds: by kind of message: messages, payload bytes and header bytes that all peers sent.
+        edges: bytes sent, by sender and receiver.
+        seconds: by peer and phase; ``other`` is averaging and what else is in no phase.
+        missing: messages that did not arrive in time, by receiver and sender.
+        diverged: peers with a loss that was no finite number, and the first round of it.
+    """
+
+    peers: list[int] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    weights: dict[int, dict[int, dict[int, float]]] = field(default_factory=lambda: defaultdict(dict))
+    kinds: dict[str, list[float]] = field(default_factory=dict)
+    edges: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    missing: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    diverged: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> list[int]:
+        return sorted({row["t"] for row in self.rows})
+
+    @property
+    def terms(self) -> list[str]:
+        """The names of the terms of the loss, in the order of the records."""
+        return list(dict.fromkeys(term for row in self.rows for term in row["loss"]))[:MAX_TERMS]
+
+
+def read(records: Iterable[Mapping[str, Any]]) -> History:
+    """Read the records of all peers, each peer's in the order of its rounds. Damaged ones are skipped."""
+    history = History()
+    elapsed: dict[int, float] = defaultdict(float)
+    sent: dict[int, float] = defaultdict(float)
+    for record in records:
+        peer, t = peer_id(record.get("peer")), peer_id(record.get("t"))
+        if peer is None or t is None:
+            continue
+        _add_seconds(history, peer, mapping(record.get("seconds")))
+        passed = number(record.get("elapsed"))  # earlier versions did not record it
+        elapsed[peer] += number(mapping(record.get("seconds")).get("total")) or 0.0
+        sent[peer] += _add_traffic(history, peer, mapping(record.get("sent")))
+        for late in mapping(record.get("missing")).values():
+            for sender in map(peer_id, late if _is_list(late) else ()):
+                if sender is not None:
+                    history.missing[peer, sender] += 1
+        losses = {name(term): number(value) for term, value in mapping(record.get("loss")).items()}
+        if None in losses.values():
+            history.diverged.setdefault(peer, t)
+        row = {"peer": peer, "t": t, "accuracy": number(mapping(record.get("personal")).get("accuracy"))}
+        row["training"] = number(mapping(record.get("seconds")).get("training")) or 0.0
+        history.rows.append(
+            row | {"bytes": sent[peer], "seconds": elapsed[peer] if passed is None else passed, "loss": losses}
+        )
+        given = {peer_id(j): number(w) for j, w in mapping(record.get("weights")).items()}
+        if given:
+            history.weights[t][peer] = {j: w for j, w in given.items() if j is not None and w is not None}
+    history.peers = sorted({row["peer"] for row in history.rows})
+    return history
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _add_seconds(history: History, peer: int, seconds: Mapping[str, Any]) -> None:
+    into = history.seconds.setdefault(peer, dict.fromkeys((*PHASES, "other"), 0.0))
+    known = {phase: number(seconds.get(phase)) or 0.0 for phase in PHASES}
+    for phase, value in known.items():
+        into[phase] += value
+    into["other"] += max(0.0, (number(seconds.get("total")) or 0.0) - sum(known.values()))
+
+
+def _add_traffic(history: History, peer: int, sent: Mapping[str, Any]) -> float:
+    """Add what a peer sent in a round; return its bytes."""
+    total = 0.0
+    for key, kinds in sent.items():
+        receiver = peer_id(key)
+        for kind, counts in mapping(kinds).items():
+            entry = [number(count) or 0.0 for count in counts] if _is_list(counts) else []
+            if receiver is None or len(entry) != 3:
+                continue
+            into = history.kinds.setdefault(name(kind), [0.0, 0.0, 0.0])
+            into[:] = [a + b for a, b in zip(into, entry, strict=True)]
+            history.edges[peer, receiver] += entry[1] + entry[2]
+            total += entry[1] + entry[2]
+    return total
+
+
+def thinned(rounds: Sequence[int], most: int) -> list[int]:
+    """Return at most ``most`` of the rounds, evenly, always with the first and the last."""
+    if len(rounds) <= most:
+        return list(rounds)
+    most = max(2, most)
+    return [rounds[round(k * (len(rounds) - 1) / (most - 1))] for k in range(most)]
+
+
+def columns(history: History, groups: Mapping[int, int | None]) -> dict[str, list[Any]]:
+    """Return the rows as columns for the page, thinned to MAX_ROWS: rounds without an evaluation first."""
+    kept = set(thinned(history.rounds, MAX_ROWS // max(1, len(history.peers))))
+    evaluated = sorted({row["t"] for row in history.rows if row["accuracy"] is not None})
+    if len(history.rounds) > len(kept):  # those that have an accuracy say more
+        kept = {*thinned(evaluated, len(kept) // 2), *thinned(history.rounds, len(kept) // 2)}
+    rows = [row for row in history.rows if row["t"] in kept]
+    table: dict[str, list[Any]] = {
+        "peer": [row["peer"] for row in rows],
+        "group": [groups.get(row["peer"]) for row in rows],
+        "t": [row["t"] for row in rows],
+        "accuracy": [rounded(row["accuracy"]) for row in rows],
+        "bytes": [rounded(row["bytes"], 6) for row in rows],
+        "seconds": [rounded(row["seconds"]) for row in rows],
+    }
+    for k, term in enumerate(history.terms):
+        table[f"loss{k}"] = [rounded(row["loss"].get(term)) for row in rows]
+    return table
+
+
+def means(history: History) -> list[dict[str, float]]:
+    """Return, for each round with an evaluation, mean and standard deviation over peers, and mean bytes and seconds.
+
+    Only rounds count that at least half of the peers have evaluated: the mean over a few would jump.
+    """
+    by_round: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in history.rows:
+        if row["accuracy"] is not None:
+            by_round[row["t"]].append(row)
+    return [
+        {"t": t} | _spread(by_round[t], "accuracy") | {key: _mean(by_round[t], key) for key in ("bytes", "seconds")}
+        for t in sorted(by_round)
+        if 2 * len(by_round[t]) >= len(history.peers)
+    ]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(sum(row[key] for row in rows)) / len(rows)
+
+
+def _spread(rows: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
+    mean = _mean(rows, key)
+    std = (sum((row[key] - mean) ** 2 for row in rows) / len(rows)) ** 0.5
+    return {"mean": mean, "low": max(0.0, mean - std), "high": min(1.0, mean + std), "std": std}
+
+
+def frames(history: History, order: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the matrices of mixing weights, in thousandths, for rows and columns in ``order``.
+
+    Returns:
+        ``{"t": round, "cells": [...]}`` for at most as many rounds as MAX_CELLS allows; -1 where a row is unknown.
+    """
+    kept = thinned(sorted(history.weights), MAX_CELLS // max(1, len(order) ** 2))
+    return [{"t": t, "cells": list(_cells(history.weights[t], order))} for t in kept]
+
+
+def _cells(rows: Mapping[int, Mapping[int, float]], order: Sequence[int]) -> Iterable[int]:
+    for peer in order:
+        row = rows.get(peer)
+        for source in order:
+            weight = None if row is None else row.get(source, 0.0)
+            yield -1 if weight is None else round(1000 * max(0.0, min(1.0, weight)))

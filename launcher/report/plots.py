@@ -1,0 +1,273 @@
+"""Vega-Lite specifications of matrices, graphs and scatter plots; see charts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.report.charts import MANY, PICKED, Chart, Spec, by_group, palette
+
+
+def weights(order: Sequence[int], highest: float, several_groups: bool) -> Chart:
+    """Heat map of mixing weights; the script fills its cells with those of the round that the slider selects."""
+    cell = {
+        "x": {
+            "field": "column",
+            "type": "ordinal",
+            "sort": None,
+            "scale": {"domain": list(order)},
+            "title": "gives weight to peer",
+        },
+        "y": {"field": "row", "type": "ordinal", "sort": None, "scale": {"domain": list(order)}, "title": "peer"},
+    }
+    color = {
+        "field": "w",
+        "type": "quantitative",
+        "title": "weight",
+        "scale": {"domain": [0, highest], "clamp": True},
+    }
+    tooltip = [
+        {"field": "row", "title": "peer"},
+        {"field": "column", "title": "gives peer"},
+        {"field": "w", "title": "weight", "format": ".3f"},
+    ]
+    block = {
+        "data": {"name": "blocks"},
+        "mark": {"type": "rect", "fill": None, "strokeWidth": 2, "stroke": "@strong", "aria": False},
+        "encoding": {
+            "x": {"field": "first", "type": "ordinal", "bandPosition": 0},
+            "x2": {"field": "last", "bandPosition": 1},
+            "y": {"field": "first", "type": "ordinal", "bandPosition": 0},
+            "y2": {"field": "last", "bandPosition": 1},
+        },
+    }
+    rects = {
+        "data": {"name": "cells"},
+        "mark": {"type": "rect", "tooltip": True, "aria": len(order) <= MANY},
+        "encoding": {**cell, "color": color, "tooltip": tooltip},
+    }
+    return Chart(
+        "weights",
+        "Heat map of mixing weights: how much each peer, by row, averages of each other peer, by column",
+        "A row holds the weights of one peer. Peers are ordered by group"
+        + (", outlined." if several_groups else "."),
+        {"": {"layer": [rects, *([block] if several_groups else [])]}},
+        ("cells", "blocks") if several_groups else ("cells",),
+        height=0,
+        canvas=len(order) > 30,
+    )
+
+
+def drawing(groups: Sequence[int | None], *, learned: bool) -> Chart:
+    """The graph: peers, and edges as strong as their weights or traffic."""
+    axis = {"type": "quantitative", "axis": None, "scale": {"domain": [-1.12, 1.12]}}
+    place: Spec = {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}}
+    ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    strength = {"field": "strength", "type": "quantitative", "legend": None}
+    what = "mixing weight" if learned else "bytes sent"
+    edges = {
+        "data": {"name": "edges"},
+        "mark": {"type": "rule", "color": "@accent", "aria": False},
+        "encoding": {
+            **ends,
+            "opacity": {**strength, "scale": {"domain": [0, 1], "range": [0.04, 0.9]}},
+            "size": {**strength, "scale": {"domain": [0, 1], "range": [0.4, 3.5]}},
+            "tooltip": [{"field": "pair", "title": "peers"}, {"field": "value", "title": what}],
+        },
+    }
+    chosen = {"condition": {"test": "datum.peer === picked", "value": 4}, "value": 1.5}
+    nodes = {
+        "data": {"name": "nodes"},
+        "mark": {"type": "circle", "size": 420, "opacity": 1, "stroke": "@card"},
+        "encoding": {
+            **place,
+            "color": by_group(groups),
+            "strokeWidth": chosen,
+            "tooltip": [{"field": "peer"}, {"field": "group"}, {"field": "model"}, {"field": "accuracy"}],
+        },
+    }
+    texts = {
+        "data": {"name": "nodes"},
+        "mark": {"type": "text", "fontSize": 11, "fontWeight": "bold", "color": "@on", "aria": False},
+        "encoding": {**place, "text": {"field": "peer"}},
+    }
+    return Chart(
+        "drawing",
+        f"Drawing of the graph: peers as circles, colored by group, edges as strong as the {what}",
+        f"Peers that exchange much are close. Stronger lines: larger {what}"
+        + (", the larger of both directions." if learned else ", both directions together."),
+        {"": {"params": [PICKED], "layer": [edges, nodes, texts]}},
+        ("edges", "nodes"),
+        height=0,
+        canvas=True,
+    )
+
+
+def matrix(key: str, label: str, caption: str, order: Sequence[int], value: str) -> Chart:
+    """Heat map of a table with columns ``row``, ``column`` and ``value``; one cell per sender and receiver."""
+    axis = {"type": "ordinal", "scale": {"domain": list(order)}, "sort": None}
+    return Chart(
+        key,
+        label,
+        caption,
+        {
+            "": {
+                "data": {"name": key},
+                "mark": {"type": "rect", "aria": len(order) <= MANY},
+                "encoding": {
+                    "x": {"field": "column", "title": "to peer", **axis},
+                    "y": {"field": "row", "title": "from peer", **axis},
+                    "color": {
+                        "field": "value",
+                        "type": "quantitative",
+                        "title": value,
+                        "scale": {"zero": True},
+                        "legend": {"format": "~s"},
+                    },
+                    "tooltip": [
+                        {"field": "row", "title": "from"},
+                        {"field": "column", "title": "to"},
+                        {"field": "value", "title": value, "format": ".4~s"},
+                    ],
+                },
+            }
+        },
+        (key,),
+        height=0,
+        canvas=len(order) > 30,
+    )
+
+
+def partition(order: Sequence[int], labels: int, groups: Sequence[int | None]) -> Chart:
+    """Samples of each peer by label, as circles."""
+    return Chart(
+        "partition",
+        "Training samples of each peer by label: a circle's area is the number of samples",
+        "Training samples per peer and label; the area of a circle is their number.",
+        {
+            "": {
+                "data": {"name": "partition"},
+                "mark": {"type": "circle", "opacity": 0.85, "aria": False},
+                "encoding": {
+                    "x": {
+                        "field": "label",
+                        "type": "ordinal",
+                        "title": "label",
+                        "scale": {"domain": list(range(labels))},
+                        "axis": {"labelAngle": 0, "labelOverlap": True},
+                    },
+                    "y": {
+                        "field": "peer",
+                        "type": "ordinal",
+                        "sort": None,
+                        "scale": {"domain": list(order)},
+                        "axis": {"labelOverlap": True},
+                    },
+                    "size": {
+                        "field": "count",
+                        "type": "quantitative",
+                        "title": "samples",
+                        "scale": {"range": [8, 220]},
+                        "legend": {"tickCount": 3},
+                    },
+                    "color": by_group(groups),
+                    "tooltip": [{"field": "peer"}, {"field": "label"}, {"field": "count", "title": "samples"}],
+                },
+            }
+        },
+        ("partition",),
+        height=max(160, min(900, 60 + 17 * len(order))),
+        canvas=True,
+    )
+
+
+def confusion(labels: Sequence[int], whose: Mapping[str, int]) -> Chart:
+    """Predictions by true class, of all peers together or of one."""
+    axis = {"type": "ordinal", "scale": {"domain": list(labels)}, "axis": {"labelAngle": 0, "labelOverlap": True}}
+    cell = {
+        "x": {"field": "said", "title": "predicted class", **axis},
+        "y": {"field": "true", "title": "true class", **axis},
+    }
+    color = {
+        "field": "fraction",
+        "type": "quantitative",
+        "title": "of the class",
+        "scale": {"domain": [0, 1]},
+        "legend": {"format": ".0%"},
+    }
+    tooltip = [
+        {"field": "true"},
+        {"field": "said", "title": "predicted"},
+        {"field": "count"},
+        {"field": "fraction", "format": ".1%"},
+    ]
+    layers: list[Spec] = [
+        {"mark": {"type": "rect", "aria": False}, "encoding": {**cell, "color": color, "tooltip": tooltip}}
+    ]
+    if len(labels) <= 12:
+        contrast = {"condition": {"test": "datum.fraction > 0.55", "value": "@on"}, "value": "@off"}
+        layers.append(
+            {
+                "mark": {"type": "text", "fontSize": 11},
+                "encoding": {**cell, "text": {"field": "fraction", "format": ".0%"}, "color": contrast},
+            }
+        )
+    return Chart(
+        "confusion",
+        "Confusion matrix on the local test splits: fraction of each true class that is predicted as each class",
+        "Local test splits, last checkpoints; each row sums to 100 %.",
+        {
+            "": {
+                "params": [{"name": "whose", "value": -1}],
+                "data": {"name": "confusion"},
+                "transform": [{"filter": "datum.peer === whose"}],
+                "layer": layers,
+            }
+        },
+        ("confusion",),
+        height=0,
+        param=("whose", "Confusion of", dict(whose)),
+        canvas=len(labels) > 20,
+    )
+
+
+def points(by: Mapping[str, tuple[str, Sequence[Any]]]) -> Chart:
+    """Projected embeddings and prototypes. ``by``: the field that colors them and its values, by text."""
+    return Chart(
+        "points",
+        "t-SNE projection of test samples' embeddings, and of prototypes as diamonds, onto a plane",
+        "t-SNE by cosine distance: circles are embeddings of local test samples, diamonds prototypes. Only who is "
+        "near whom has a meaning.",
+        {text: _points(name, values) for text, (name, values) in by.items()},
+        ("points",),
+        choice="Color by",
+        height=420,
+        canvas=True,
+    )
+
+
+def _points(name: str, values: Sequence[Any]) -> Spec:
+    axis = {"type": "quantitative", "axis": None, "scale": {"zero": False, "nice": False, "padding": 12}}
+    color: Spec = {"field": name, "type": "nominal", "title": "class" if name == "label" else name, **palette(values)}
+    tooltip: list[Spec] = [{"field": "kind"}, {"field": "label", "title": "class"}, {"field": "peer"}]
+    place: Spec = {"x": {"field": "x", **axis}, "y": {"field": "y", **axis}}
+    legend: Spec = {"legend": {"columns": 2 if len(values) > MANY else 1, "symbolLimit": 40}}
+    circles: Spec = {
+        "transform": [{"filter": "datum.kind === 'embedding'"}],
+        "mark": {"type": "circle", "size": 22, "opacity": 0.55},
+        "encoding": {**place, "color": {**color, **legend}, "tooltip": tooltip},
+    }
+    diamonds = {
+        "transform": [{"filter": "datum.kind === 'prototype'"}],
+        "mark": {
+            "type": "point",
+            "shape": "diamond",
+            "size": 90,
+            "filled": True,
+            "opacity": 1,
+            "stroke": "@text",
+            "strokeWidth": 1,
+        },
+        "encoding": {**place, "color": color, "tooltip": tooltip},
+    }
+    return {"data": {"name": "points"}, "layer": [circles, diamonds]}

@@ -1,0 +1,283 @@
+"""The sections of the page of one run, as HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from statistics import fmean, median
+from typing import Any
+
+from launcher.report.charts import Figures
+from launcher.report.collect import Collected
+from launcher.report.events import MAX_EVENTS
+from launcher.report.findings import SLOW, training_times
+from launcher.report.history import PHASES
+from launcher.report.page import document, escape, figure, findings, select, table, tiles
+from launcher.views import formatting
+from p2pfl.session.run_folder import RunFolder
+
+ABSENT = {
+    "accuracy": "no peer has evaluated its model yet",
+    "weights": "the method has no mixing weights, or no round is completed",
+    "traffic": "nothing was sent",
+    "time": "no round is completed",
+}
+"""Why a figure is missing, if nothing else is known."""
+
+
+ALIKE = (0.8, 1.25)
+"""Ratios of the weights within groups to those across between which the groups make no difference."""
+
+
+def body(run: Collected, figures: Figures) -> str:
+    """Return the header, the sections and the footer."""
+    heading = f'{escape(run.summary.name)} <span class="quiet">{escape(_kind(run))}</span>'
+    footer = f"Made by <code>p2pfl report</code> from {escape(run.folder.root)}"
+    return document(heading, escape(_origin(run)), dict(_sections(run, figures)), footer)
+
+
+def _kind(run: Collected) -> str:
+    summary = run.summary
+    done = sum(peer.ended == "finished" for peer in summary.peers)
+    state = "finished" if summary.finished else f"{done} of {len(summary.peers)} peers finished"
+    rounds = max((peer.rounds_done for peer in summary.peers), default=0)
+    of = "" if rounds == summary.rounds else f" of {summary.rounds}"
+    return f"{summary.algorithm}, {len(summary.peers)} peers, {rounds}{of} rounds, {state}"
+
+
+def _origin(run: Collected) -> str:
+    info, summary = run.info, run.summary
+    how = (
+        "simulated" if info.get("simulated") else "collected from other hosts" if "collected" in info else "launched"
+    )
+    return f"{how} {str(info.get('started', '')).replace('T', ' ')[:16]}, seed {summary.seed}"
+
+
+def _sections(run: Collected, figures: Figures) -> Iterator[tuple[str, tuple[str, str]]]:
+    yield "glance", ("At a glance", _tiles(run) + _findings(run))
+    yield "learning", ("Learning", _learning(run, figures))
+    yield "collaboration", ("Collaboration", _collaboration(run, figures))
+    yield "peers-section", ("Peers", _peers(run))
+    yield "cost", ("Traffic and time", _cost(run, figures))
+    yield "data-section", ("Data and models", _models(run, figures))
+    yield "faults", ("Faults and restarts", _faults(run))
+    yield "run", ("Run file and versions", _run_file(run))
+
+
+# ---- at a glance -----------------------------------------------------------------------------------------------
+
+
+def _tiles(run: Collected) -> str:
+    return tiles([_accuracy_tile(run), _slowest_tile(run), _collaboration_tile(run), _cost_tile(run)])
+
+
+def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
+    found = run.summary.accuracy
+    if found is not None:
+        kind = "masked; " if run.summary.masked_test else ""
+        worst = f"{kind}worst tenth {formatting.percent(found.worst_tenth)} %"
+        return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
+    last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
+    if last:
+        return "How accurate?", f"{formatting.percent(fmean(last))} %", "mean of the last evaluations, unfinished"
+    return "How accurate?", "–", ABSENT["accuracy"]
+
+
+def _last_rows(run: Collected) -> list[dict[str, Any]]:
+    last: dict[int, dict[str, Any]] = {}
+    for row in run.history.rows:
+        if row["accuracy"] is not None:
+            last[row["peer"]] = row
+    return list(last.values())
+
+
+def _slowest_tile(run: Collected) -> tuple[str, str, str]:
+    training = training_times(run.history)
+    middle = median(training.values()) if training else 0.0
+    if middle <= 0:
+        return "Who is slow?", "–", ABSENT["time"]
+    peer = max(training, key=training.__getitem__)
+    times = training[peer] / middle
+    if times < SLOW:
+        return "Who is slow?", "nobody", f"peer {peer} trains longest: {times:.1f} × the median peer"
+    return "Who is slow?", f"peer {peer}", f"trains {times:.1f} × as long as the median peer"
+
+
+def _collaboration_tile(run: Collected) -> tuple[str, str, str]:
+    found, question = run.summary.collaboration, "Who works with whom?"
+    if found is None:
+        return question, "–", "see Collaboration" if run.history.weights else "no mixing weights are recorded"
+    groups = len(set(found.groups))
+    if groups > 1 and found.inside is not None and found.across is not None:
+        ratio = found.inside / found.across if found.across else math.inf
+        value = "own group" if ratio > ALIKE[1] else "other groups" if ratio < ALIKE[0] else "all alike"
+        weights = f"{found.inside:.3f} within {groups} groups, {found.across:.3f} across"
+        return question, value, f"mean weight {weights}" + (f": {ratio:.1f} times" if 0 < ratio < math.inf else "")
+    alone = fmean(row[k] for k, row in enumerate(found.weights))
+    return (
+        question,
+        f"{formatting.percent(1 - alone)} % others",
+        f"a peer keeps {formatting.percent(alone)} % of its own",
+    )
+
+
+def _cost_tile(run: Collected) -> tuple[str, str, str]:
+    sent = sum(payload + header for _, payload, header in run.history.kinds.values())
+    trained = sum(seconds["training"] for seconds in run.history.seconds.values())
+    took = run.summary.seconds or max((row["seconds"] for row in run.history.rows), default=0.0)
+    return (
+        "What did it cost?",
+        f"{formatting.size(sent)}, {formatting.duration(took)}",
+        f"traffic and time; training {formatting.duration(trained)} in all",
+    )
+
+
+def _findings(run: Collected) -> str:
+    return findings((found.level, found.text) for found in run.findings)
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------
+
+
+def _absent(what: str, why: str) -> str:
+    return f'<p class="absent">{escape(what)}: not shown, {escape(why)}.</p>'
+
+
+def _figure(figures: Figures, key: str, what: str, why: str = "") -> str:
+    if key in figures.charts:
+        return figure(figures.charts[key])
+    return _absent(what, why or ABSENT.get(key, "there is no data"))
+
+
+def _learning(run: Collected, figures: Figures) -> str:
+    peers = {"none": -1, **{f"peer {peer}": peer for peer in run.history.peers}}
+    pick = f'<div class="bar">{select("pick", "Highlight", peers)}</div>' if run.history.rows else ""
+    losses = "".join(figure(chart) for key, chart in figures.charts.items() if key.startswith("loss"))
+    if losses:
+        losses = f'<h3>Terms of the training loss, by round</h3><div class="small">{losses}</div>'
+    else:
+        losses = _absent("Loss terms", "none are recorded")
+    return pick + _figure(figures, "accuracy", "Accuracy") + losses
+
+
+def _collaboration(run: Collected, figures: Figures) -> str:
+    bar = ""
+    if figures.frames is not None:
+        last = len(figures.frames["list"]) - 1
+        t = figures.frames["list"][-1]["t"]
+        bar = (
+            '<div class="bar"><label for="round">Round</label>'
+            f'<input type="range" id="round" min="0" max="{last}" value="{last}" step="1" '
+            f'aria-valuetext="after round {t}">'
+            f'<output id="round-shown" for="round">after round {t}</output>'
+            '<button type="button" id="play">Play</button></div>'
+        )
+    drawn = _figure(figures, "drawing", "Graph", ABSENT["traffic"])
+    return f'{bar}<div class="pair">{_figure(figures, "weights", "Mixing weights")}{drawn}</div>'
+
+
+def _peers(run: Collected) -> str:
+    recorded = run.history
+    head = [
+        "peer",
+        "model",
+        "group",
+        "rounds",
+        "accuracy %",
+        "best %",
+        "sent",
+        "received",
+        "missed",
+        "training s",
+        "waiting s",
+        "restarts",
+        "ended",
+    ]
+    last = {row["peer"]: row["accuracy"] for row in _last_rows(run)}
+    rows = []
+    for peer in run.summary.peers:
+        spent = recorded.seconds.get(peer.peer, {})
+        accuracy = peer.accuracy if peer.accuracy is not None else last.get(peer.peer)
+        sent = sum(count for (a, _), count in recorded.edges.items() if a == peer.peer)
+        missed = sum(count for (receiver, _), count in recorded.missing.items() if receiver == peer.peer)
+        received = sum(count for (_, b), count in recorded.edges.items() if b == peer.peer)
+        rows.append(
+            [
+                str(peer.peer),
+                peer.model,
+                "" if peer.group is None else str(peer.group),
+                str(peer.rounds_done),
+                formatting.percent(accuracy),
+                formatting.percent(peer.best),
+                formatting.size(peer.bytes_out or sent),
+                formatting.size(peer.bytes_in or received),
+                str(peer.missing or missed),
+                f"{spent.get('training', 0.0):.1f}",
+                f"{spent.get('waiting', 0.0):.1f}",
+                str(run.events.restarts.get(peer.peer, 0)),
+                peer.ended,
+            ]
+        )
+    return table("Peers; a heading sorts by its column", head, rows, key="peers", sortable=True)
+
+
+def _cost(run: Collected, figures: Figures) -> str:
+    kinds = [
+        [kind, f"{messages:.0f}", formatting.size(payload), formatting.size(header)]
+        for kind, (messages, payload, header) in run.history.kinds.items()
+    ]
+    traffic = table("Sent, by kind of message", ["kind", "messages", "payload", "headers"], kinds) if kinds else ""
+    total = {phase: sum(spent[phase] for spent in run.history.seconds.values()) for phase in (*PHASES, "other")}
+    spent = ", ".join(f"{phase} {formatting.duration(value)}" for phase, value in total.items() if value)
+    summed = f'<p class="quiet">All peers together: {escape(spent)}.</p>' if spent else ""
+    if run.info.get("simulated"):
+        summed += '<p class="quiet">Simulated peers take turns, so waiting includes the work of the others.</p>'
+    left = traffic + _figure(figures, "traffic", "Traffic by edge")
+    return f'<div class="pair"><div>{left}</div><div>{_figure(figures, "time", "Time by phase")}{summed}</div></div>'
+
+
+def _models(run: Collected, figures: Figures) -> str:
+    absent = run.learned.absent
+    parts = [
+        ("partition", "Data partition", absent.get("partition", "")),
+        ("confusion", "Confusion matrices", absent.get("confusion", "")),
+        ("points", "Embeddings and prototypes", absent.get("points", "")),
+    ]
+    drawn = [_titled(title, _figure(figures, key, title, why)) for key, title, why in parts]
+    return f'<div class="pair">{"".join(drawn[:2])}</div>{drawn[2]}'
+
+
+def _titled(title: str, content: str) -> str:
+    return f"<div><h3>{escape(title)}</h3>{content}</div>"
+
+
+def _faults(run: Collected) -> str:
+    events = run.events
+    if not events.count:
+        return "<p>No warnings, faults or restarts are in the logs.</p>"
+    shown = f", the first {MAX_EVENTS} of {events.count}" if events.count > MAX_EVENTS else ""
+    rows = [[entry["at"], str(entry["peer"]), entry["level"], entry["text"]] for entry in events.shown]
+    listed = table(f"Events in the logs{shown}", ["time", "peer", "level", "event"], rows)
+    return f'<div class="left">{listed}</div>'
+
+
+def _run_file(run: Collected) -> str:
+    info = run.info
+    versions = info.get("versions")
+    rows = [[package, version] for package, version in versions.items()] if isinstance(versions, dict) else []
+    rows += [[key, str(info[key])] for key in ("host", "cores", "command", "id") if key in info]
+    for files in run.folder.peers():
+        origin = files.origin()
+        if origin is not None:
+            rows.append([f"peer {files.peer} collected from", str(origin.source)])
+    described = table("Versions and origin", ["what", "value"], [[str(a), str(b)] for a, b in rows])
+    text = escape(run.run_file)
+    return (
+        f'<div class="left">{described}</div><details><summary>The run file, with every default filled in</summary>'
+        f'<pre tabindex="0" aria-label="Run file">{text}</pre></details>'
+    )
+
+
+def title(folder: RunFolder) -> str:
+    """Return the title of a run's page."""
+    return f"{folder.root.name} · p2pfl report"
