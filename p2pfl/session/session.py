@@ -112,6 +112,9 @@ class Session:
         every = self.settings.checkpoint_every
         self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
         self._resumed = False
+        self._began = perf_counter()
+        self._elapsed_before = 0.0
+        """Seconds that earlier processes of this peer have taken."""
 
     def _layouts(self) -> Sequence[Layout]:
         with naming_lines():
@@ -145,6 +148,7 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
+            self._began = perf_counter()
             self.endpoint.open(self.rounds_done)
             self._take_snapshot()
             while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
@@ -216,6 +220,7 @@ class Session:
                 "evaluating": now - evaluating,
                 "total": now - began,
             },
+            elapsed=self._elapsed_before + now - self._began,
             sent=self.endpoint.sent,
             received=self.endpoint.received,
             missing=self.endpoint.missing,
@@ -323,7 +328,7 @@ class Session:
         self.folder.clear_result()
         saved = load(self.folder, self.endpoint, self.run_id, self.log)
         if saved is None or self.saver is None:
-            metrics.truncate(self.folder.metrics, 0)
+            self._elapsed_before = metrics.truncate(self.folder.metrics, 0)
             return
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.finished = saved["finished"]
@@ -331,5 +336,5 @@ class Session:
         self.totals = Totals(**saved["totals"])
         self.rounds_done = self.saver.saved = saved["rounds_done"]
         self._evaluate()
-        metrics.truncate(self.folder.metrics, self.rounds_done)
+        self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done)
         self.log.info("resumed t=%d", self.rounds_done)

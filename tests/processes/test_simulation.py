@@ -44,7 +44,7 @@ def outcome(folder: RunFolder) -> list[Any]:
     for files in folder.peers():
         result = files.result()
         assert result is not None
-        records = [{**record, "seconds": None} for record in metrics.read(files.metrics)]
+        records = [{**record, **dict.fromkeys(metrics.MEASURED)} for record in metrics.read(files.metrics)]
         found.append((result.digest, result.rounds_done, result.accuracy, result.sent, result.weights, records))
     return found
 
