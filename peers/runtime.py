@@ -127,6 +127,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
             slot=HostSlot(folder.slots, slots, prefix),
             log=log,
             pid=os.getpid(),
+            alone=True,
             store=store,
         )
         session.resume()

@@ -9,7 +9,7 @@
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
                 "dropped": {"7": 2}, "expired": 0,       as in result.json
-                "seconds": 80.2, "ended": "finished", "log": "<path>"}, …],
+                "seconds": 80.2, "cost": {"cpu_seconds": 21.5}, "ended": "finished", "log": "<path>"}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
      "best": …, "global_accuracy": …,           likewise
      "metrics": {"macro-f1": {"mean": …, "std": …, "lowest": …, "highest": …}, …},   those that the run file names
@@ -17,6 +17,7 @@
      "masked_accuracies": {"personal": {"mean": …, …}, "peak": …},     only scores of each peer's local classes count
      "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
      "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
+     "cost": {"cpu_seconds": 430.1, "cpu_joules": …},    sums over the peers; see p2pfl/session/cost.py
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null}
@@ -73,6 +74,7 @@ class PeerSummary:
     dropped: dict[str, int]
     expired: int
     seconds: float
+    cost: dict[str, float]
     ended: str
     log: str
 
@@ -167,6 +169,7 @@ class Summary:
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
     weighted_accuracy: float | None
+    cost: dict[str, float]
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
     unwritten: str = ""
@@ -245,6 +248,7 @@ def summarize(
         masked_accuracies=spreads(result.masked_accuracies for result in results),
         unmasked_accuracies=spreads(result.unmasked_accuracies for result in results),
         weighted_accuracy=_weighted_accuracy(results),
+        cost=_sums(result.cost for result in results),
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
@@ -284,6 +288,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
+        cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),
         log=str(files.log),
     )
@@ -314,6 +319,14 @@ def _weighted_accuracy(results: Iterable[Result]) -> float | None:
     counts = [(result.correct, result.samples) for result in results]
     correct, samples = (sum(part) for part in zip(*counts, strict=True)) if counts else (0, 0)
     return correct / samples if samples else None
+
+
+def _sums(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for cost in costs:
+        for name, value in cost.items():
+            sums[name] += value
+    return dict(sums)
 
 
 def _total(counts: Mapping[str, Mapping[str, list[int]]]) -> list[int]:

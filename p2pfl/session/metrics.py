@@ -4,6 +4,7 @@
      "loss": {"ce": 0.31, "cont": 1.92, …},            means over the round's training samples, by term
      "seconds": {"training": …, "waiting": …, "queued": …, "evaluating": …, "total": …},
      "elapsed": 41.25,                                  seconds since this peer began the run, up to this record
+     "cost": {"cpu_seconds": 0.7, "cpu_joules": …},     of the round; p2pfl/session/cost.py lists what it may hold
      "sent": {"7": {"Prototypes": [1, 2560, 61]}, …},   messages, payload bytes, header bytes by neighbor and kind
      "received": {…},                                   the same for accepted messages
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
@@ -37,7 +38,7 @@ from p2pfl.messaging.endpoint import Counts
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.files import append_line, read_lines, write_atomically
 
-MEASURED = ("seconds", "elapsed")
+MEASURED = ("seconds", "elapsed", "cost")
 """Keys whose values differ from run to run; all others are bit-identical on one platform."""
 
 
@@ -50,6 +51,7 @@ class RoundRecord:
     loss: dict[str, float]
     seconds: dict[str, float]
     elapsed: float
+    cost: dict[str, float]
     sent: Counts
     received: Counts
     missing: dict[str, list[PeerId]]
@@ -67,6 +69,7 @@ class RoundRecord:
             "loss": {name: number(value, 6) for name, value in self.loss.items()},
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
             "elapsed": round(self.elapsed, 4),
+            "cost": {name: round(value, 4) for name, value in self.cost.items()},
             "sent": self.sent,
             "received": self.received,
             "missing": self.missing,
@@ -132,6 +135,7 @@ class Totals:
     sent: Counts = field(default_factory=dict)
     received: Counts = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
     missing: int = 0
     skipped_rounds: int = 0
     """Rounds that the neighbors completed without this peer."""
@@ -144,8 +148,9 @@ class Totals:
                 for kind, entry in kinds.items():
                     into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
                     into[:] = [a + b for a, b in zip(into, entry, strict=True)]
-        for name, value in record.seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        for sums, values in ((self.seconds, record.seconds), (self.cost, record.cost)):
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value
         self.missing += sum(map(len, record.missing.values()))
         personal = record.evaluations.personal
         if personal is not None and (self.best is None or personal.accuracy > self.best):

@@ -164,6 +164,7 @@ def make_result(
         dropped={str(neighbor): count for neighbor, count in sorted((dropped or {}).items())},
         expired=expired,
         seconds=totals.seconds,
+        cost=totals.cost,
         error=error,
     )
 

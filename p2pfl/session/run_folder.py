@@ -97,6 +97,7 @@ class Result:
         dropped: ``{neighbor: invalid messages from it}``, since the last start.
         expired: messages that arrived, or were not taken, before their round was over, since the last start.
         seconds: time spent by phase.
+        cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
     """
 
     peer: PeerId
@@ -124,6 +125,7 @@ class Result:
     dropped: dict[str, int] = field(default_factory=dict)
     expired: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
 

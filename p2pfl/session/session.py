@@ -28,6 +28,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
+from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
@@ -55,6 +56,7 @@ class Session:
         slot: permission to compute, held while computing and released in every wait.
         log: receives one line per event.
         pid: process id for the status file.
+        alone: the process runs no other peer; what it costs is this peer's.
         on_round: called after each round with the peer and the round.
         faults: fault injector.
         store: holds what was sent until no neighbor can ask for it; default: memory.
@@ -73,6 +75,7 @@ class Session:
         slot: Slot | None = None,
         log: logging.Logger | None = None,
         pid: int = 0,
+        alone: bool = False,
         on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
         faults: Faults | None = None,
         store: BodyStore | None = None,
@@ -82,7 +85,7 @@ class Session:
         self.run_id = run_id
         self.folder = folder
         self.log = log or logging.getLogger("p2pfl.null")
-        self.slot = HeldSlot(slot or FreeSlot())
+        self.slot = HeldSlot(slot or FreeSlot(), CostMeter(alone=alone, device=device, peers=run.peers))
         self.on_round = on_round
         self.faults = faults or NoFaults()
         self.streams = Streams(run.seed, me)
@@ -149,6 +152,7 @@ class Session:
             if not self._resumed:
                 self.resume()
             self._began = perf_counter()
+            self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)
             self._take_snapshot()
             while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
@@ -221,6 +225,7 @@ class Session:
                 "total": now - began,
             },
             elapsed=self._elapsed_before + now - self._began,
+            cost=self.slot.meter.drain(),
             sent=self.endpoint.sent,
             received=self.endpoint.received,
             missing=self.endpoint.missing,
