@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from time import monotonic
 from types import FrameType
 from typing import Any, TextIO
 
@@ -84,7 +85,7 @@ def run_peer(
         with stop_by_exception():
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
-            write_status(Status(me, os.getpid()))
+            write_status(Status(me, os.getpid(), since=monotonic()))
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))

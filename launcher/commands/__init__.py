@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, new, run
+from launcher.commands import collect, compose, describe, inspect, keys, new, run, status
 from launcher.commands.group import commands
 
 for command in (
@@ -19,6 +19,8 @@ for command in (
     run.stop,
     run.peer,
     inspect.list_runs,
+    status.show,
+    status.status,
     inspect.logs,
     inspect.digest,
     inspect.compare,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from launcher.backends.processes import NOT_COLLECTED
+from launcher.backends.processes import NOT_COLLECTED, RUNNING
 from launcher.views import formatting, heat_map
 from launcher.views.evaluation import RunEvaluation
 from launcher.views.summary import Collaboration, PeerSummary, Summary
@@ -106,7 +106,7 @@ def failure_lines(summary: Summary) -> list[str]:
     lines = []
     for ended, peers in by_outcome.items():
         noun = "peer" if len(peers) == 1 else "peers"
-        log = "" if ended in ("stopped", "never started", NOT_COLLECTED) else f"; see {peers[0].log}"
+        log = "" if ended in ("stopped", "never started", NOT_COLLECTED, RUNNING) else f"; see {peers[0].log}"
         lines.append(f"{noun} {formatting.ids(peer.peer for peer in peers)}: {ended}{log}")
     if summary.parts is not None:
         parts = "; ".join(formatting.ids(part) for part in summary.parts)

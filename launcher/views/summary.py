@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.backends.processes import outcome
+from launcher.backends.processes import RUNNING, find_process, outcome
 from launcher.views import formatting
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
@@ -220,15 +220,43 @@ def summarize(
         exit_codes, errors: exit codes of peers and errors that they reported to the launcher, if known.
         seconds: measured duration of the run.
     """
+    summary = _summary(folder, exit_codes or {}, seconds, errors or {})
+    if topology is not None:
+        unfinished = {peer.peer for peer in summary.peers if peer.ended != "finished"}
+        summary = replace(summary, parts=_parts(topology, unfinished))
+    try:
+        write_json(folder.summary, summary.to_dict())
+    except WriteError as error:
+        return replace(summary, unwritten=str(error))
+    return summary
+
+
+def current_summary(folder: RunFolder) -> Summary:
+    """Summarize what the peers have achieved so far, whoever started them; write nothing.
+
+    A peer whose process lives has ``ended`` RUNNING.
+    """
+    try:
+        written = read_json(folder.summary) or {}
+    except RunFolderError:
+        written = {}
+    seconds = written.get("seconds")
+    summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+    peers = [
+        replace(peer, ended=RUNNING) if peer.ended == "died" and find_process(folder, peer.peer) else peer
+        for peer in summary.peers
+    ]
+    return replace(summary, peers=peers)
+
+
+def _summary(
+    folder: RunFolder, exit_codes: Mapping[PeerId, int], seconds: float | None, errors: Mapping[PeerId, str]
+) -> Summary:
     run = settings(folder)
     peer_folders = list(folder.peers())
     results = [result for result in (files.result() for files in peer_folders) if result is not None]
-    peers = [
-        _summarize_peer(files, (exit_codes or {}).get(files.peer), (errors or {}).get(files.peer, ""))
-        for files in peer_folders
-    ]
-    unfinished = {peer.peer for peer in peers if peer.ended != "finished"}
-    summary = Summary(
+    peers = [_summarize_peer(files, exit_codes.get(files.peer), errors.get(files.peer, "")) for files in peer_folders]
+    return Summary(
         name=run["name"],
         algorithm=run["algorithm"]["name"],
         seed=run["seed"],
@@ -236,9 +264,9 @@ def summarize(
         started=folder.info["started"],
         run=str(folder.root),
         seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
-        finished=not unfinished,
+        finished=all(peer.ended == "finished" for peer in peers),
         masked_test=masked_test(run),
-        parts=_parts(topology, unfinished) if topology else None,
+        parts=None,
         peers=peers,
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
@@ -252,11 +280,6 @@ def summarize(
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
-    try:
-        write_json(folder.summary, summary.to_dict())
-    except WriteError as error:
-        return replace(summary, unwritten=str(error))
-    return summary
 
 
 def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:

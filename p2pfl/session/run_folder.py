@@ -61,7 +61,15 @@ LARGEST = 2.0**63
 
 @dataclass
 class Status:
-    """A peer's current activity. ``t`` is its round; ``rounds_done`` counts completed rounds."""
+    """A peer's current activity.
+
+    Attributes:
+        t: its round; ``rounds_done`` counts completed rounds.
+        bytes_out, bytes_in: of the completed rounds.
+        since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
+        unread: messages that have arrived and were not yet used.
+        undelivered: messages that connected neighbors have not yet received, one for each neighbor.
+    """
 
     peer: PeerId
     pid: int
@@ -73,6 +81,9 @@ class Status:
     bytes_out: int = 0
     bytes_in: int = 0
     error: str = ""
+    since: float = 0.0
+    unread: int = 0
+    undelivered: int = 0
 
 
 @dataclass

@@ -107,7 +107,7 @@ class Session:
         )
         self.totals = Totals()
         self.status = Status(me, pid)
-        self._status_file = StatusFile(self.status, folder, run.peers)
+        self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
         self.stopping = False
@@ -270,6 +270,9 @@ class Session:
 
     def _enter(self, phase: Phase, t: int, waits_for: Callable[[], list[PeerId]] = list) -> None:
         self._status_file.enter(phase, t, self.rounds_done, self.evaluations, self.totals, waits_for)
+
+    def _queues(self) -> tuple[int, int]:
+        return self.endpoint.mailbox.unread, self.endpoint.link.undelivered()
 
     def _end(self, phase: Phase, error: str = "") -> Result:
         state = self.algorithm.state_dict()
