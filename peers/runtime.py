@@ -10,7 +10,7 @@ import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import monotonic
 from types import FrameType
 from typing import Any, TextIO
@@ -85,7 +85,9 @@ def run_peer(
         with stop_by_exception():
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
-            write_status(Status(me, os.getpid(), since=monotonic()))
+            last = files.status() or Status(me, 0)  # an earlier process has achieved this
+            starting = Status(me, os.getpid(), "starting", last.t, last.rounds_done, accuracy=last.accuracy)
+            write_status(replace(starting, bytes_out=last.bytes_out, bytes_in=last.bytes_in, since=monotonic()))
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))

@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress, progress_on
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_folder import RunFolder, Status
 
 POLL_INTERVAL = 0.25
 """Seconds between two checks for interrupts, if the warm process reports nothing."""
@@ -58,8 +58,9 @@ def follow(
     processes = PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
+    restarted: set[PeerId] = set()
     with _count_interrupts() as interrupts, progress_on(console) as progress, sigterm_notice(folder, progress):
-        display = Display(progress, folder, shown, run.rounds)
+        display = Display(progress, folder, shown, run.rounds, processes.is_stale)
         warm.fork(folder, peers)
         while processes.running:
             warm_exited = warm.exited
@@ -78,6 +79,7 @@ def follow(
             elif again and processes.started:  # otherwise another warm process would not start any peer either
                 progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
                 processes.expect(again)
+                restarted |= set(again)
                 if warm.exited:
                     progress.print("starting another warm process")
                     warm.restart()
@@ -86,6 +88,9 @@ def follow(
             for peer in exited:
                 if peer in policy.reports:
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
+            for peer, t in _recovered(folder, processes, restarted):
+                restarted.discard(peer)
+                progress.print(f"peer {peer}: recovered, in round {t}")
             display.update(now=not processes.running)
     if warm.stderr:
         with suppress(OSError):
@@ -93,6 +98,16 @@ def follow(
     if not processes.started and not processes.stopping:
         raise LaunchError(f"the process that forks the peers died:\n{warm.stderr.strip() or '(no output)'}")
     return processes
+
+
+def _recovered(
+    folder: RunFolder, processes: PeerProcesses, restarted: Iterable[PeerId]
+) -> Iterator[tuple[PeerId, int]]:
+    """Yield those of the ``restarted`` peers that take part again, and their rounds."""
+    for peer in sorted(restarted):
+        status = folder.peer(peer).status()
+        if status is not None and not processes.is_stale(status) and status.phase not in ("starting", "failed"):
+            yield peer, status.t
 
 
 def _stop(processes: PeerProcesses, warm: WarmProcess, *, kill: bool, progress: Progress) -> None:
@@ -176,6 +191,12 @@ class PeerProcesses:
             self._orphans.discard(peer)
             self.exit_codes.pop(peer, None)
             self.errors.pop(peer, None)
+            self._processes.pop(peer, None)
+
+    def is_stale(self, status: Status) -> bool:
+        """Return whether a peer is about to start, and an earlier process of it has written ``status``."""
+        process = self._processes.get(status.peer)
+        return status.peer in self.running and (process is None or process.pid != status.pid)
 
     def adopt(self, peer: PeerId, process: psutil.Process | None) -> bool:
         """Count ``peer`` as running if it has a process of which no event told. Return whether it has."""

@@ -8,7 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.commands import collect, compose, describe, inspect, keys, new, run, status
+from launcher.commands import collect, compose, describe, doctor, inspect, keys, new, run, status
 from launcher.commands.group import commands
 
 for command in (
@@ -21,6 +21,7 @@ for command in (
     inspect.list_runs,
     status.show,
     status.status,
+    doctor.doctor,
     inspect.logs,
     inspect.digest,
     inspect.compare,

@@ -263,7 +263,8 @@ class RunFolder:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if any(root.iterdir()) and not again:
-                raise RunFolderError(f"{root}: not empty; choose a new or empty folder")
+                resume = f"resume the run in it with `p2pfl resume {root}`, or " * (root / "run.yaml").is_file()
+                raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
             folder = cls(root.resolve())
             for subfolder in (folder.addresses, folder.slots, *(folder.peer(peer).root for peer in peers)):
                 subfolder.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.forked import ForkedHub, run_forked
+from p2pfl.session.gpus import NO_GPU
 from p2pfl.session.peer_log import close_logger, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result, RunFolder, Status
@@ -102,8 +103,7 @@ def simulation_device(run: Run, jobs: int = 1) -> torch.device:
     if run.file.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        reason = P2pflError("cuda, but torch finds no GPU on this host; use device: auto or cpu")
-        raise run.error_at("device", reason)
+        raise run.error_at("device", P2pflError(f"cuda, but {NO_GPU}"))
     if jobs > 1:
         reason = P2pflError("peers on a GPU are simulated in one process; leave out --jobs, or set device: cpu")
         raise run.error_at("device", reason)

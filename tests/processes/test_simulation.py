@@ -243,10 +243,11 @@ def test_resume_without_the_messages_of_others_is_an_error(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for hosts without a GPU")
-def test_a_required_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["simulate", "launch"])
+def test_a_required_gpu_that_is_not_there_is_refused_before_any_peer_starts(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tree(device="auto")))
-    done = command("simulate", file, "--set", "device=cuda", "--run-dir", tmp_path / "run")
+    done = command(kind, file, "--set", "device=cuda", "--run-dir", tmp_path / "run")
     assert done.returncode == 2
     shown = "error: --set device=cuda: device: cuda, but torch finds no GPU on this host; use device: auto or cpu\n"
     assert done.stderr == shown
