@@ -19,14 +19,14 @@ from setproctitle import setproctitle
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, WriteError, error_text
+from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, RunFolderError, WriteError, error_text
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.peer_log import close_logger, details, peer_logger
+from p2pfl.session.peer_log import LogSettings, close_logger, details, peer_logger
 from p2pfl.session.run_folder import RunFolder, Status
 from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import deterministic
@@ -67,7 +67,7 @@ def run_peer(
     setproctitle(f"p2pfl peer {me} {folder.root}")
     files = folder.peer(me)
     try:
-        log = peer_logger(me, files.log, echo)
+        log = peer_logger(me, files.log, echo, _log_settings(folder, me))
     except WriteError as error:
         report_error(str(error))
         return error.exit_code
@@ -193,6 +193,12 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
         await link.close("stopped")
     else:
         await closing
+
+
+def _log_settings(folder: RunFolder, me: PeerId) -> LogSettings:
+    with suppress(RunFolderError):  # reported later, in the log
+        return LogSettings.of(folder.info, me)
+    return LogSettings()
 
 
 def lock_log(log: logging.Logger) -> bool:

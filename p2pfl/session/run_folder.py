@@ -8,7 +8,8 @@
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha
         summary.json        the table printed at the end
         peers/03/
-            peer.log        one line per event, for people
+            peer.log        one entry per event                            (p2pfl.session.peer_log)
+            peer.log.1      the log before, if peer.log became too large
             metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.session.metrics)
             status.json     current activity                               (Status)
             result.json     final outcome                                  (Result)
@@ -302,8 +303,8 @@ class RunFolder:
     @property
     def info(self) -> dict[str, Any]:
         """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host,
-        ``simulated`` and the number of ``jobs``; in a collection also ``collected``: its ``sources``, and the time of
-        the last collection (``at``)."""
+        ``simulated``, the number of ``jobs``, and how peers ``log``; in a collection also ``collected``: its
+        ``sources``, and the time of the last collection (``at``)."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

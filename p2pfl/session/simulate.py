@@ -21,7 +21,7 @@ from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.forked import ForkedHub, run_forked
 from p2pfl.session.gpus import NO_GPU
-from p2pfl.session.peer_log import close_logger, peer_logger
+from p2pfl.session.peer_log import LogSettings, close_logger, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
@@ -62,7 +62,8 @@ def simulate(
     with ExitStack() as files, deterministic(strictly=device.type == "cpu"):
         for me in range(run.peers):
             peer_folder, store = folder.peer(me) if folder else None, None
-            log = peer_logger(me, peer_folder.log if peer_folder else None)
+            settings = LogSettings.of(folder.info, me) if folder else None
+            log = peer_logger(me, peer_folder.log if peer_folder else None, settings=settings)
             files.callback(close_logger, log)
             if peer_folder is not None:
                 peer_folder.sweep()
