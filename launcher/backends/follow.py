@@ -58,7 +58,7 @@ def follow(
     processes = PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
-    restarted: set[PeerId] = set()
+    recoveries = Recoveries(folder, processes)
     with _count_interrupts() as interrupts, progress_on(console) as progress, sigterm_notice(folder, progress):
         display = Display(progress, folder, shown, run.rounds, processes.is_stale)
         warm.fork(folder, peers)
@@ -79,7 +79,7 @@ def follow(
             elif again and processes.started:  # otherwise another warm process would not start any peer either
                 progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
                 processes.expect(again)
-                restarted |= set(again)
+                recoveries.expect(again)
                 if warm.exited:
                     progress.print("starting another warm process")
                     warm.restart()
@@ -88,9 +88,8 @@ def follow(
             for peer in exited:
                 if peer in policy.reports:
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
-            for peer, t in _recovered(folder, processes, restarted):
-                restarted.discard(peer)
-                progress.print(f"peer {peer}: recovered, in round {t}")
+            for peer, t in recoveries.new():
+                progress.print(f"peer {peer}: recovered; completed round {t}")
             display.update(now=not processes.running)
     if warm.stderr:
         with suppress(OSError):
@@ -98,16 +97,6 @@ def follow(
     if not processes.started and not processes.stopping:
         raise LaunchError(f"the process that forks the peers died:\n{warm.stderr.strip() or '(no output)'}")
     return processes
-
-
-def _recovered(
-    folder: RunFolder, processes: PeerProcesses, restarted: Iterable[PeerId]
-) -> Iterator[tuple[PeerId, int]]:
-    """Yield those of the ``restarted`` peers that take part again, and their rounds."""
-    for peer in sorted(restarted):
-        status = folder.peer(peer).status()
-        if status is not None and not processes.is_stale(status) and status.phase not in ("starting", "failed"):
-            yield peer, status.t
 
 
 def _stop(processes: PeerProcesses, warm: WarmProcess, *, kill: bool, progress: Progress) -> None:
@@ -161,6 +150,35 @@ class RestartPolicy:
         if exit_code == -signal.SIGKILL:
             self.reports[peer] += OUT_OF_MEMORY
         return False
+
+
+class Recoveries:
+    """The restarted peers that have not yet completed a round since."""
+
+    def __init__(self, folder: RunFolder, processes: PeerProcesses) -> None:
+        self._folder = folder
+        self._processes = processes
+        self._done: dict[PeerId, int | None] = {}
+        """Rounds that each had completed when it took part again; None before that."""
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """Note that ``peers`` were restarted."""
+        self._done |= dict.fromkeys(peers)
+
+    def new(self) -> list[tuple[PeerId, int]]:
+        """Return the peers that have completed a round since they were restarted, and that round, each peer once."""
+        found = []
+        for peer, before in sorted(self._done.items()):
+            status = self._folder.peer(peer).status()
+            if status is None or self._processes.is_stale(status) or status.phase == "starting":
+                continue
+            if before is None:
+                self._done[peer] = status.rounds_done
+            elif status.rounds_done > before:
+                found.append((peer, status.rounds_done - 1))
+        for peer, _ in found:
+            del self._done[peer]
+        return found
 
 
 class PeerProcesses:
