@@ -7,10 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
 from p2pfl.session.new_run import create
+from p2pfl.session.peer_log import LEVELS
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ class LaunchRequest:
     seed: int | None = None
     rounds: int | None = None
     run_dir: Path | None = None
+    log_format: str = "text"
+    log_levels: Sequence[str] = ()
+    log_size: int | None = None
     launcher_pid: int = field(default_factory=os.getpid)
     """This process, not the child that prepares the run (``in_child``)."""
 
@@ -48,4 +53,26 @@ class LaunchRequest:
 
     def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:
         """Create a run folder. Raises RunFolderError."""
-        return create(run, self.run_dir, launcher_pid=self.launcher_pid, simulated=simulated)
+        log = self._log(run.peers)
+        folder = create(run, self.run_dir, launcher_pid=self.launcher_pid, simulated=simulated)
+        if log:
+            folder.write_info({**folder.info, "log": log})
+        return folder
+
+    def _log(self, peers: int) -> dict[str, Any]:
+        """Return ``log`` of run.json, with what differs from the defaults. Raises LaunchError."""
+        log: dict[str, Any] = {} if self.log_format == "text" else {"format": self.log_format}
+        if self.log_size is not None:
+            log["max_bytes"] = self.log_size << 20
+        for given in self.log_levels:
+            peer, _, level = given.rpartition("=")
+            if level not in LEVELS or (peer and not (peer.isdecimal() and int(peer) < peers)):
+                raise LaunchError(
+                    f"--log-level {given}: should be LEVEL or PEER=LEVEL, e.g. 3=debug, with one of "
+                    f"{', '.join(LEVELS)} and a peer from 0 to {peers - 1}"
+                )
+            if peer:
+                log.setdefault("levels", {})[str(int(peer))] = level
+            else:
+                log["level"] = level
+        return log

@@ -217,8 +217,9 @@ class RecordedRun:
         """Return a tidy table: a row for each peer and round, a column for each number.
 
         Columns are ``peer``, ``t``, ``accuracy``, ``test_loss``, ``correct`` and ``samples`` on the local test split,
-        ``loss.ce`` and other terms of the training loss, ``seconds.training``, …, ``sent.messages``, ``sent.bytes``
-        (with headers), ``received.messages``, ``received.bytes``, ``missing``, and what else the method records.
+        ``loss.ce`` and other terms of the training loss, ``seconds.training``, …, ``elapsed``, ``sent.messages``,
+        ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``, ``missing``, and what else the
+        method records.
 
         Raises:
             MissingExtra: pandas is not installed.

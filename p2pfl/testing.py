@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl.api import PlannedRun, RecordedRun, load
+from p2pfl.session.metrics import MEASURED
 
 __all__ = ["check_parity"]
 
@@ -61,7 +62,7 @@ def first_difference(simulated: RecordedRun, launched: RecordedRun) -> str | Non
         return f"{len(records[1])} rounds of all peers are recorded, but {len(records[0])} simulated"
     for one, other in zip(*records, strict=True):
         for key in {**one, **other}:
-            if key != "seconds" and one.get(key) != other.get(key):
+            if key not in MEASURED and one.get(key) != other.get(key):
                 return (
                     f"peer {one['peer']}, round {one['t']}: {key} is {other.get(key)}, but {one.get(key)} simulated"
                 )

@@ -144,8 +144,11 @@ class Connection:
 
     def is_behind(self) -> bool:
         """Whether the neighbor is there, and has too many entries left to read. On any thread."""
-        queue = self._io.transport.queue
-        return not self.disconnected and self._io.endpoint.journal.waiting(self.peer, self.writer.position) > queue
+        return self.entries_left() > self._io.transport.queue
+
+    def entries_left(self) -> int:
+        """Return how many entries the neighbor, if it is there, has left to read. On any thread."""
+        return 0 if self.disconnected else self._io.endpoint.journal.waiting(self.peer, self.writer.position)
 
     def _watch(self, on: bool) -> None:
         """Have room to send wake the loop only if needed: polling idle sockets costs more than the messages."""

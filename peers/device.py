@@ -10,6 +10,7 @@ import torch
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.schema import RunFile
+from p2pfl.session.gpus import NO_GPU, slice_of
 
 
 def claim_device(run: RunFile, me: PeerId) -> torch.device:
@@ -21,14 +22,13 @@ def claim_device(run: RunFile, me: PeerId) -> torch.device:
     gpus = torch.cuda.device_count() if run.device != "cpu" else 0
     if gpus == 0:
         if run.device == "cuda":
-            raise P2pflError("device: cuda, but torch finds no GPU on this host; use device: auto or cpu")
+            raise P2pflError(f"device: cuda, but {NO_GPU}")
         return torch.device("cpu")
     # cuBLAS is deterministic only with a workspace of fixed size.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     index = me % gpus
-    peers_on_gpu = len(range(index, run.peers, gpus))
     torch.cuda.set_device(index)
-    torch.cuda.set_per_process_memory_fraction(run.gpu.memory_fraction or 1.0 / peers_on_gpu, index)
+    torch.cuda.set_per_process_memory_fraction(slice_of(run, me, gpus).memory, index)
     return torch.device("cuda", index)
 
 

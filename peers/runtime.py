@@ -10,7 +10,8 @@ import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from time import monotonic
 from types import FrameType
 from typing import Any, TextIO
 
@@ -18,14 +19,14 @@ from setproctitle import setproctitle
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, WriteError, error_text
+from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, RunFolderError, WriteError, error_text
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.peer_log import close_logger, details, peer_logger
+from p2pfl.session.peer_log import LogSettings, close_logger, details, peer_logger
 from p2pfl.session.run_folder import RunFolder, Status
 from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import deterministic
@@ -66,7 +67,7 @@ def run_peer(
     setproctitle(f"p2pfl peer {me} {folder.root}")
     files = folder.peer(me)
     try:
-        log = peer_logger(me, files.log, echo)
+        log = peer_logger(me, files.log, echo, _log_settings(folder, me))
     except WriteError as error:
         report_error(str(error))
         return error.exit_code
@@ -84,7 +85,9 @@ def run_peer(
         with stop_by_exception():
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
-            write_status(Status(me, os.getpid()))
+            last = files.status() or Status(me, 0)  # an earlier process has achieved this
+            starting = Status(me, os.getpid(), "starting", last.t, last.rounds_done, accuracy=last.accuracy)
+            write_status(replace(starting, bytes_out=last.bytes_out, bytes_in=last.bytes_in, since=monotonic()))
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))
@@ -127,6 +130,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
             slot=HostSlot(folder.slots, slots, prefix),
             log=log,
             pid=os.getpid(),
+            alone=True,
             store=store,
         )
         session.resume()
@@ -189,6 +193,12 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
         await link.close("stopped")
     else:
         await closing
+
+
+def _log_settings(folder: RunFolder, me: PeerId) -> LogSettings:
+    with suppress(RunFolderError):  # reported later, in the log
+        return LogSettings.of(folder.info, me)
+    return LogSettings()
 
 
 def lock_log(log: logging.Logger) -> bool:

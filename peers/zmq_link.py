@@ -104,6 +104,9 @@ class ZmqLink:
     def checkpointed(self, durable: int) -> None:
         self.io.submit(lambda: self.io.set_durable(durable))
 
+    def undelivered(self) -> int:
+        return sum(connection.entries_left() for connection in self.io.connections.values())
+
     def cut(self, neighbors: frozenset[PeerId]) -> None:
         """Cut off exactly these neighbors from now on (fault injection). Callable from any thread."""
         self.io.submit(lambda: self.io.cut(neighbors))

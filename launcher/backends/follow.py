@@ -20,7 +20,7 @@ from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_folder import RunFolder, Status
 
 POLL_INTERVAL = 0.25
 """Seconds between two checks for interrupts, if the warm process reports nothing."""
@@ -70,12 +70,13 @@ def follow(
     processes = PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
+    recoveries = Recoveries(folder, processes)
     with (
         _count_interrupts() as interrupts,
         watching.progress(console, folder) as progress,
         sigterm_notice(folder, progress),
     ):
-        display = Display(progress, folder, shown, run.rounds)
+        display = Display(progress, folder, shown, run.rounds, processes.is_stale)
         warm.fork(folder, peers)
         while processes.running:
             warm_exited = warm.exited
@@ -94,6 +95,7 @@ def follow(
             elif again and processes.started:  # otherwise another warm process would not start any peer either
                 progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
                 processes.expect(again)
+                recoveries.expect(again)
                 if warm.exited:
                     progress.print("starting another warm process")
                     warm.restart()
@@ -104,6 +106,8 @@ def follow(
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
             for line in notices():
                 progress.print(line)
+            for peer, t in recoveries.new():
+                progress.print(f"peer {peer}: recovered; completed round {t}")
             display.update(now=not processes.running)
     if warm.stderr:
         with suppress(OSError):
@@ -166,6 +170,35 @@ class RestartPolicy:
         return False
 
 
+class Recoveries:
+    """The restarted peers that have not yet completed a round since."""
+
+    def __init__(self, folder: RunFolder, processes: PeerProcesses) -> None:
+        self._folder = folder
+        self._processes = processes
+        self._done: dict[PeerId, int | None] = {}
+        """Rounds that each had completed when it took part again; None before that."""
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        """Note that ``peers`` were restarted."""
+        self._done |= dict.fromkeys(peers)
+
+    def new(self) -> list[tuple[PeerId, int]]:
+        """Return the peers that have completed a round since they were restarted, and that round, each peer once."""
+        found = []
+        for peer, before in sorted(self._done.items()):
+            status = self._folder.peer(peer).status()
+            if status is None or self._processes.is_stale(status) or status.phase == "starting":
+                continue
+            if before is None:
+                self._done[peer] = status.rounds_done
+            elif status.rounds_done > before:
+                found.append((peer, status.rounds_done - 1))
+        for peer, _ in found:
+            del self._done[peer]
+        return found
+
+
 class PeerProcesses:
     """The peers that this launcher has forked: which of them are running, and how the others exited."""
 
@@ -194,6 +227,12 @@ class PeerProcesses:
             self._orphans.discard(peer)
             self.exit_codes.pop(peer, None)
             self.errors.pop(peer, None)
+            self._processes.pop(peer, None)
+
+    def is_stale(self, status: Status) -> bool:
+        """Return whether a peer is about to start, and an earlier process of it has written ``status``."""
+        process = self._processes.get(status.peer)
+        return status.peer in self.running and (process is None or process.pid != status.pid)
 
     def adopt(self, peer: PeerId, process: psutil.Process | None) -> bool:
         """Count ``peer`` as running if it has a process of which no event told. Return whether it has."""

@@ -57,10 +57,11 @@ def launch(
 
     def prepare() -> tuple[RunFolder, _Settings]:
         run = request.load()
-        _check_addresses(run, range(run.peers))
-        _check_keys(run, range(run.peers))
+        check_addresses(run, range(run.peers))
+        check_keys(run, range(run.peers))
         check_limits(run, range(run.peers))
         check_trackers(run)
+        check_gpu(run)
         return request.prepare(run), _Settings.of(run)
 
     warm, (folder, settings) = WarmProcess.after(prepare)
@@ -103,9 +104,10 @@ def resume(
         if all(outcome(folder.peer(peer)) == "finished" for peer in ended):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
-        _check_keys(run, ended)
+        check_keys(run, ended)
         check_limits(run, ended)
         check_trackers(run)
+        check_gpu(run)
         return _Settings.of(run), running, ended
 
     warm, (settings, running, ended) = WarmProcess.after(select)
@@ -122,7 +124,7 @@ def _peers(peers: Sequence[PeerId]) -> str:
     return f"{'peer' if len(peers) == 1 else 'peers'} {formatting.ids(peers)}"
 
 
-def _check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
+def check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
     """Raise RunFileError if the run file assigns an address of another host to one of these peers."""
     transport = run.file.transport
     for peer, address in remote_peers(transport.book(run.peers), peers):
@@ -133,7 +135,7 @@ def _check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
         raise run.error_at("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
 
 
-def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
+def check_keys(run: Run, peers: Iterable[PeerId]) -> None:
     """Raise RunFileError if the keys that these peers need are missing or do not match."""
     from p2pfl.session import key_files
 
@@ -149,6 +151,13 @@ def _check_keys(run: Run, peers: Iterable[PeerId]) -> None:
                 raise KeysError(done.stderr.strip().removeprefix("error: "))
         except KeysError as error:
             raise run.error_at("transport.keys", error) from None
+
+
+def check_gpu(run: Run) -> None:
+    """Raise RunFileError if the run file requires a GPU and this host has none."""
+    from p2pfl.session.gpus import require_gpu
+
+    require_gpu(run)
 
 
 def _run(

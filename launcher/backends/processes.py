@@ -9,6 +9,7 @@ import psutil
 from p2pfl import PeerId
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
 
+RUNNING = "running"
 UNFINISHED = "unfinished: had not ended when collected"
 NOT_COLLECTED = "not collected: no source has its files"
 

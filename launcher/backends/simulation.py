@@ -87,7 +87,8 @@ def _run(
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
     began = time.monotonic()
     with tracking(folder, console.print), watching.progress(console, folder) as progress:
-        display = Display(progress, folder, range(run.peers), run.rounds)
+        me = os.getpid()
+        display = Display(progress, folder, range(run.peers), run.rounds, lambda status: status.pid != me)
         try:
             run_peers(run, folder, lambda peer, t: display.update(), jobs)
         except KeyboardInterrupt:

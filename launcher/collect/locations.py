@@ -34,7 +34,7 @@ IN_CONTAINER = "/run/p2pfl"
 MAX_DEPTH = 2
 """How many levels below the given folder to search for run folders."""
 RUN_FILES = ("run.yaml", "run.json")
-PEER_FILES = ("peer.log", "metrics.jsonl", "chaos.jsonl", "output.log", "status.json", "result.json")
+PEER_FILES = ("peer.log", "peer.log.1", "metrics.jsonl", "chaos.jsonl", "output.log", "status.json", "result.json")
 """In the order of copying: a copied status of a finished peer comes with its result."""
 CHECKPOINTS = ("checkpoint-previous.pt", "checkpoint.pt")
 

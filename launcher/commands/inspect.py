@@ -55,19 +55,42 @@ def _state(line: RunLine) -> str:
 @click.option("-f", "--follow", "follow", is_flag=True, help="Keep printing new entries until the peers exit.")
 @click.option("--grep", "pattern", metavar="REGEX", default="", help="Show only entries that match.")
 @click.option("-i", "--ignore-case", is_flag=True, help="Ignore case in --grep.")
+@click.option("--level", type=click.Choice(["debug", "info", "warning", "error"]), default="debug", help="At least.")
+@click.option("--round", "t", type=click.IntRange(min=0), help="Show only entries about this round.")
+@click.option(
+    "--since",
+    metavar="WHEN",
+    help="Show only entries since then: a timestamp, e.g. 2026-11-22T21:46, or 90s, 10m, 2h before the newest entry.",
+)
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Start with the last N entries.")
-def logs(run: Path, peers: tuple[int, ...], follow: bool, pattern: str, ignore_case: bool, lines: int | None) -> None:
+def logs(
+    run: Path,
+    peers: tuple[int, ...],
+    follow: bool,
+    pattern: str,
+    ignore_case: bool,
+    level: str,
+    t: int | None,
+    since: str | None,
+    lines: int | None,
+) -> None:
     """Print the logs of RUN's peers, merged by time."""
+    from launcher.views.logs import Selection, last, open_logs, read_all, since_newest
     from launcher.views.logs import follow as follow_logs
-    from launcher.views.logs import last, open_logs, read_all
     from p2pfl.session.run_folder import RunFolder
 
     try:
-        matches = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
+        compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}", param_hint="--grep") from None
     folder = RunFolder.open(run)
     files = open_logs(folder, peers)
+    if since and (ago := re.fullmatch(r"(\d+)([smh])", since)):
+        since = since_newest(files, int(ago[1]) * {"s": 1, "m": 60, "h": 3600}[ago[2]])
+    elif since and not re.fullmatch(r"\d{4}-\d\d(-\d\d(T\d\d(:\d\d(:\d\d([.]\d+)?)?)?)?)?", since):
+        problem = f"{since!r} is neither a timestamp like 2026-11-22T21:46 nor a time like 90s, 10m or 2h"
+        raise click.BadParameter(problem, param_hint="--since")
+    matches = Selection(compiled, level, t, since or "")
     several = len(files) > 1
     for entry in last(read_all(files, matches), lines):
         _print_entry(entry, several)

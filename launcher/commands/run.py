@@ -63,6 +63,15 @@ def run_options(command: Command) -> Command:
     """Add the options that ``launch`` and ``simulate`` share."""
     for option in (
         JSON,
+        click.option("--log-size", type=click.IntRange(min=1), help="MB of a peer's log before it is rotated.  [64]"),
+        click.option(
+            "--log-level",
+            "log_levels",
+            multiple=True,
+            metavar="[PEER=]LEVEL",
+            help="Least level to log (debug, info, warning, error), of all peers or one; repeatable.  [info]",
+        ),
+        click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True),
         click.option("--run-dir", type=click.Path(path_type=Path), help="Run folder; must be new or empty."),
         click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N."),
         click.option("--seed", type=click.IntRange(min=0), help="Short for --set seed=N."),

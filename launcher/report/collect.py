@@ -12,7 +12,7 @@ from launcher.report.findings import Finding
 from launcher.report.history import History
 from launcher.report.learned import Learned
 from launcher.report.numbers import mapping
-from launcher.views.summary import Summary, measured_seconds, settings, summarize
+from launcher.views.summary import Summary, current_summary, settings
 from p2pfl.errors import RunFolderError
 from p2pfl.session.files import read_json
 from p2pfl.session.run_folder import RunFolder
@@ -86,7 +86,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
 
 def read_summary(folder: RunFolder) -> Summary:
     """Summarize a run and leave summary.json as it is: its launcher knew by which signal a peer died."""
-    summary = summarize(folder, seconds=measured_seconds(folder), save=False)
+    summary = current_summary(folder)
     known = {mapping(peer).get("peer"): mapping(peer).get("ended") for peer in _recorded(folder).get("peers", [])}
     peers = [
         replace(peer, ended=str(known[peer.peer])) if peer.ended == "died" and known.get(peer.peer) else peer

@@ -1,17 +1,22 @@
 """``p2pfl logs``: the peers' logs merged by time.
 
-An entry is a line with a timestamp and the following lines without one, e.g. a traceback.
+An entry is a line with a timestamp and the following lines without one, e.g. a traceback, or a JSON object.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
@@ -19,9 +24,11 @@ from launcher.backends.processes import find_process
 from launcher.views.formatting import ids
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
+from p2pfl.session.peer_log import LEVELS, rotated
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]\d+")
+ROUNDS = re.compile(r"\bt=(\d+)(?:\.\.(\d+))?")
 POLL_INTERVAL = 0.25
 """Seconds between two checks for new lines."""
 
@@ -40,22 +47,19 @@ class LogFile:
 
     def __init__(self, peer: PeerId, path: Path) -> None:
         self.peer = peer
-        self._path = path
+        self.path = self._path = path
         self._offset = 0
+        self._inode: int | None = None
         self._stamp = ""
 
     def read(self) -> list[Entry]:
         """Return the entries since the last call; leave an incomplete last line for the next one."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                new = file.read()
-        except FileNotFoundError:
-            return []
-        new = new[: new.rfind(b"\n") + 1]
-        self._offset += len(new)
+        new = b""
+        for path in (rotated(self._path), self._path):
+            with suppress(FileNotFoundError), path.open("rb") as file:
+                new += self._read_file(file, path == self._path)
         entries: list[Entry] = []
-        for line in new.decode(errors="replace").removesuffix("\n").split("\n") if new else ():
+        for line in map(as_text, new.decode(errors="replace").removesuffix("\n").split("\n") if new else ()):
             if found := STAMP.match(line):
                 self._stamp = found.group()
             if found or not entries:
@@ -63,6 +67,66 @@ class LogFile:
             else:
                 entries[-1].text += "\n" + line
         return entries
+
+    def _read_file(self, file: BinaryIO, current: bool) -> bytes:
+        """Return what is new in a file: of the rotated one, what was not read before it was rotated."""
+        inode = os.fstat(file.fileno()).st_ino
+        if not current and self._inode not in (None, inode):
+            return b""  # it was read as a whole before
+        if inode != self._inode:
+            self._inode, self._offset = inode, 0
+        file.seek(self._offset)
+        new = file.read()
+        new = new[: new.rfind(b"\n") + 1]
+        self._offset += len(new)
+        return new
+
+
+def as_text(line: str) -> str:
+    """Return the text of a line that holds a JSON entry; other lines as they are."""
+    if not line.startswith("{"):
+        return line
+    try:
+        entry = json.loads(line)
+        text = " | ".join([f"{entry['time']} {entry['level']:<7} {entry['message']}", *entry.get("details", ())])
+        return "\n".join([text, *([entry["traceback"]] if "traceback" in entry else [])])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return line
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which entries to show: those that match ``pattern``, of ``level`` or worse, of one round, not before ``since``.
+
+    ``since`` is the beginning of a timestamp.
+    """
+
+    pattern: re.Pattern[str]
+    level: str = "debug"
+    round: int | None = None
+    since: str = ""
+
+    def __call__(self, text: str) -> bool:
+        words = text.split(None, 2)
+        level = words[1].lower() if len(words) > 1 else ""
+        if level in LEVELS and LEVELS.index(level) < LEVELS.index(self.level):
+            return False
+        if self.since and text[: len(self.since)] < self.since:
+            return False
+        if self.round is not None and not any(
+            int(first) <= self.round <= int(last or first) for first, last in ROUNDS.findall(text)
+        ):
+            return False
+        return self.pattern.search(text) is not None
+
+
+def since_newest(logs: Sequence[LogFile], seconds: float) -> str:
+    """Return the timestamp so many seconds before the newest entry; nothing without one."""
+    stamps = [entry.stamp for log in logs for entry in LogFile(log.peer, log.path).read() if entry.stamp]
+    if not stamps:
+        return ""
+    newest = datetime.fromisoformat(max(stamps).replace(",", "."))
+    return (newest - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
 
 def open_logs(folder: RunFolder, peers: Sequence[PeerId]) -> list[LogFile]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from launcher.backends.processes import NOT_COLLECTED
+from launcher.backends.processes import NOT_COLLECTED, RUNNING
 from launcher.views import formatting, heat_map
 from launcher.views.evaluation import RunEvaluation
 from launcher.views.summary import Collaboration, PeerSummary, Summary
@@ -28,8 +28,27 @@ def print_summary(summary: Summary, console: Console) -> None:
     if summary.collaboration is not None:
         console.print()
         _print_collaboration(summary.collaboration, console)
+    if summary.seconds is not None or summary.cost:
+        console.print()
     if summary.seconds is not None:
-        console.print(f"\ntotal time: {formatting.duration(summary.seconds)}, from the start of the peers")
+        console.print(f"total time: {formatting.duration(summary.seconds)}, from the start of the peers")
+    if summary.cost:
+        console.print(_cost_line(summary.cost))
+
+
+def _cost_line(cost: Mapping[str, float]) -> str:
+    """Return what the rounds of all peers cost together."""
+    seconds = [
+        f"{formatting.duration(cost[name])} of {unit}"
+        for name, unit in (("cpu_seconds", "CPU"), ("gpu_seconds", "GPU"))
+        if name in cost
+    ]
+    joules = [
+        f"{cost[name]:.0f} J by {source} (estimate)"
+        for name, source in (("cpu_joules", "RAPL"), ("gpu_joules", "NVML"))
+        if name in cost
+    ]
+    return f"rounds of all peers: {', '.join(seconds + joules)}"
 
 
 def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
@@ -87,7 +106,7 @@ def failure_lines(summary: Summary) -> list[str]:
     lines = []
     for ended, peers in by_outcome.items():
         noun = "peer" if len(peers) == 1 else "peers"
-        log = "" if ended in ("stopped", "never started", NOT_COLLECTED) else f"; see {peers[0].log}"
+        log = "" if ended in ("stopped", "never started", NOT_COLLECTED, RUNNING) else f"; see {peers[0].log}"
         lines.append(f"{noun} {formatting.ids(peer.peer for peer in peers)}: {ended}{log}")
     if summary.parts is not None:
         parts = "; ".join(formatting.ids(part) for part in summary.parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -17,7 +17,7 @@ from rich.text import Text
 from launcher.views import formatting
 from launcher.views.snapshot import Snapshot
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_folder import RunFolder, Status
 from p2pfl.terminal import printable
 
 UPDATE_INTERVAL = 0.25
@@ -83,11 +83,18 @@ class Clock:
 
 
 class Display:
-    """Shows the state of the run in ``folder`` on ``progress``."""
+    """Shows the state of the run in ``folder`` on ``progress``; ``is_stale`` as for ``Snapshot.take``."""
 
-    def __init__(self, progress: Progress, folder: RunFolder, peers: Sequence[PeerId], rounds: int) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        folder: RunFolder,
+        peers: Sequence[PeerId],
+        rounds: int,
+        is_stale: Callable[[Status], bool] = lambda status: False,
+    ) -> None:
         self._progress = progress
-        self._take = partial(Snapshot.take, folder, peers, rounds)
+        self._take = partial(Snapshot.take, folder, peers, rounds, is_stale)
         self._due = 0.0
 
     def update(self, *, now: bool = False) -> None:
@@ -179,6 +186,8 @@ def _slowest(snapshot: Snapshot) -> str:
     status = snapshot.slowest
     if status is None:
         return "no peer has started yet"
+    if status.phase == "starting":
+        return f"slowest: peer {status.peer}, starting"
     doing = f"waiting for {formatting.ids(status.waiting_for)}" if status.waiting_for else status.phase
     return f"slowest: peer {status.peer} in round {status.t}, {doing}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -21,9 +21,24 @@ class Snapshot:
     statuses: list[Status]
 
     @classmethod
-    def take(cls, folder: RunFolder, peers: Sequence[PeerId], rounds: int) -> Snapshot:
-        found = (folder.peer(peer).status() for peer in peers)
-        return cls(len(peers), rounds, [status for status in found if status is not None])
+    def take(
+        cls,
+        folder: RunFolder,
+        peers: Sequence[PeerId],
+        rounds: int,
+        is_stale: Callable[[Status], bool] = lambda status: False,
+    ) -> Snapshot:
+        """Read the statuses.
+
+        Args:
+            is_stale: whether an earlier process of a peer that is about to start has written a status. What the peer
+                has achieved counts, but it does nothing yet.
+        """
+        found = [status for peer in peers if (status := folder.peer(peer).status()) is not None]
+        for status in found:
+            if is_stale(status):
+                status.phase, status.waiting_for = "starting", []
+        return cls(len(peers), rounds, found)
 
     @cached_property
     def done(self) -> list[int]:

@@ -9,7 +9,7 @@
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
                 "dropped": {"7": 2}, "expired": 0,       as in result.json
-                "seconds": 80.2, "ended": "finished", "log": "<path>"}, …],
+                "seconds": 80.2, "cost": {"cpu_seconds": 21.5}, "ended": "finished", "log": "<path>"}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
      "best": …, "global_accuracy": …,           likewise
      "metrics": {"macro-f1": {"mean": …, "std": …, "lowest": …, "highest": …}, …},   those that the run file names
@@ -17,6 +17,7 @@
      "masked_accuracies": {"personal": {"mean": …, …}, "peak": …},     only scores of each peer's local classes count
      "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
      "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
+     "cost": {"cpu_seconds": 430.1, "cpu_joules": …},    sums over the peers; see p2pfl/session/cost.py
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null}
@@ -42,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.backends.processes import outcome
+from launcher.backends.processes import RUNNING, find_process, outcome
 from launcher.views import formatting
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
@@ -73,6 +74,7 @@ class PeerSummary:
     dropped: dict[str, int]
     expired: int
     seconds: float
+    cost: dict[str, float]
     ended: str
     log: str
 
@@ -167,6 +169,7 @@ class Summary:
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
     weighted_accuracy: float | None
+    cost: dict[str, float]
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
     unwritten: str = ""
@@ -210,25 +213,50 @@ def summarize(
     seconds: float | None = None,
     topology: Topology | None = None,
     errors: Mapping[PeerId, str] | None = None,
-    *,
-    save: bool = True,
 ) -> Summary:
     """Summarize the peers' results and write summary.json.
 
     Args:
         exit_codes, errors: exit codes of peers and errors that they reported to the launcher, if known.
         seconds: measured duration of the run.
-        save: write the file; otherwise only return the summary.
     """
+    summary = _summary(folder, exit_codes or {}, seconds, errors or {})
+    if topology is not None:
+        unfinished = {peer.peer for peer in summary.peers if peer.ended != "finished"}
+        summary = replace(summary, parts=_parts(topology, unfinished))
+    try:
+        write_json(folder.summary, summary.to_dict())
+    except WriteError as error:
+        return replace(summary, unwritten=str(error))
+    return summary
+
+
+def current_summary(folder: RunFolder) -> Summary:
+    """Summarize what the peers have achieved so far, whoever started them; write nothing.
+
+    A peer whose process lives has ``ended`` RUNNING.
+    """
+    try:
+        written = read_json(folder.summary) or {}
+    except RunFolderError:
+        written = {}
+    seconds = written.get("seconds")
+    summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+    peers = [
+        replace(peer, ended=RUNNING) if peer.ended == "died" and find_process(folder, peer.peer) else peer
+        for peer in summary.peers
+    ]
+    return replace(summary, peers=peers)
+
+
+def _summary(
+    folder: RunFolder, exit_codes: Mapping[PeerId, int], seconds: float | None, errors: Mapping[PeerId, str]
+) -> Summary:
     run = settings(folder)
     peer_folders = list(folder.peers())
     results = [result for result in (files.result() for files in peer_folders) if result is not None]
-    peers = [
-        _summarize_peer(files, (exit_codes or {}).get(files.peer), (errors or {}).get(files.peer, ""))
-        for files in peer_folders
-    ]
-    unfinished = {peer.peer for peer in peers if peer.ended != "finished"}
-    summary = Summary(
+    peers = [_summarize_peer(files, exit_codes.get(files.peer), errors.get(files.peer, "")) for files in peer_folders]
+    return Summary(
         name=run["name"],
         algorithm=run["algorithm"]["name"],
         seed=run["seed"],
@@ -236,9 +264,9 @@ def summarize(
         started=folder.info["started"],
         run=str(folder.root),
         seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
-        finished=not unfinished,
+        finished=all(peer.ended == "finished" for peer in peers),
         masked_test=masked_test(run),
-        parts=_parts(topology, unfinished) if topology else None,
+        parts=None,
         peers=peers,
         accuracy=Spread.of(peer.accuracy for peer in peers),
         best=Spread.of(peer.best for peer in peers),
@@ -248,16 +276,10 @@ def summarize(
         masked_accuracies=spreads(result.masked_accuracies for result in results),
         unmasked_accuracies=spreads(result.unmasked_accuracies for result in results),
         weighted_accuracy=_weighted_accuracy(results),
+        cost=_sums(result.cost for result in results),
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
     )
-    if not save:
-        return summary
-    try:
-        write_json(folder.summary, summary.to_dict())
-    except WriteError as error:
-        return replace(summary, unwritten=str(error))
-    return summary
 
 
 def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
@@ -289,6 +311,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
+        cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),
         log=str(files.log),
     )
@@ -319,6 +342,14 @@ def _weighted_accuracy(results: Iterable[Result]) -> float | None:
     counts = [(result.correct, result.samples) for result in results]
     correct, samples = (sum(part) for part in zip(*counts, strict=True)) if counts else (0, 0)
     return correct / samples if samples else None
+
+
+def _sums(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for cost in costs:
+        for name, value in cost.items():
+            sums[name] += value
+    return dict(sums)
 
 
 def _total(counts: Mapping[str, Mapping[str, list[int]]]) -> list[int]:

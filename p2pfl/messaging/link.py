@@ -24,5 +24,8 @@ class Link(Protocol):
     def nothing(self, to: PeerId, t: int) -> None:
         """Tell a neighbor not to wait for messages to this peer's receivers in round ``t``: it is not one of them."""
 
+    def undelivered(self) -> int:
+        """Return how many messages connected neighbors have not yet received, one for each neighbor."""
+
     def checkpointed(self, durable: int) -> None:
         """Tell the neighbors that they need not keep messages of rounds before ``durable`` for this peer."""

@@ -70,5 +70,8 @@ class LocalLink:
     def nothing(self, to: PeerId, t: int) -> None:
         self.hub.endpoints[to].mailbox.nothing(self.me, t)
 
+    def undelivered(self) -> int:
+        return 0
+
     def checkpointed(self, durable: int) -> None:
         return

@@ -162,6 +162,11 @@ class Mailbox:
         """Keys whose messages are being waited for."""
         return [key for wait in self._waits for key in wait.missing.values()]
 
+    @property
+    def unread(self) -> int:
+        """Messages that have arrived and were not yet taken."""
+        return sum(map(len, self._queues.values()))
+
     def fail(self, error: BaseException) -> None:
         """End all waits with an error, now and later."""
         self.failure = error

@@ -6,6 +6,8 @@ import asyncio
 from time import perf_counter
 from typing import Any, Protocol
 
+from p2pfl.session.cost import CostMeter
+
 
 class Slot(Protocol):
     """One peer's access to the compute slots of its host."""
@@ -32,8 +34,10 @@ class HeldSlot:
     which that task might be waiting without, nor release it.
     """
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: Slot, meter: CostMeter | None = None) -> None:
         self.slot = slot
+        self.meter = meter or CostMeter()
+        """Is told when the session computes."""
         self.queued = 0.0
         """Seconds; the session resets it in every round."""
         self._held = False
@@ -49,9 +53,11 @@ class HeldSlot:
             await self.slot.acquire()
             self._held = True
             self.queued += perf_counter() - began
+            self.meter.begin()
 
     def release(self) -> None:
         if self._held and not self._foreign():
+            self.meter.end()
             self.slot.release()
             self._held = False
 

@@ -2,7 +2,9 @@
 
     {"peer": 3, "t": 12,
      "loss": {"ce": 0.31, "cont": 1.92, …},            means over the round's training samples, by term
-     "seconds": {"training": …, "waiting": …, "sending": …, "queued": …, "evaluating": …, "total": …},
+     "seconds": {"training": â¦, "waiting": â¦, "sending": â¦, "queued": â¦, "evaluating": â¦, "total": â¦},
+     "elapsed": 41.25,                                  seconds since this peer began the run, up to this record
+     "cost": {"cpu_seconds": 0.7, "cpu_joules": â¦},     of the round; p2pfl/session/cost.py lists what it may hold
      "sent": {"7": {"Prototypes": [1, 2560, 61]}, …},   messages, payload bytes, header bytes by neighbor and kind
      "received": {…},                                   the same for accepted messages
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
@@ -16,7 +18,9 @@
      "extra_metrics": {"peak": {…}, …},                 the method's additional evaluations
      "diagnostics": {"alpha": 0.8, …}}                  the method's additional numbers
 
-NaN and infinity are null. Aggregation and everything else take what remains of ``total``.
+``elapsed`` is of a monotonic clock. A peer that resumes counts on from its last record, also if it repeats rounds;
+the time when it was not running does not count. NaN and infinity are null. Aggregation and everything else take
+what remains of ``total``.
 """
 
 from __future__ import annotations
@@ -34,6 +38,9 @@ from p2pfl.messaging.endpoint import Counts
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.files import append_line, read_lines, write_atomically
 
+MEASURED = ("seconds", "elapsed", "cost")
+"""Keys whose values differ from run to run; all others are bit-identical on one platform."""
+
 
 @dataclass
 class RoundRecord:
@@ -43,6 +50,8 @@ class RoundRecord:
     t: int
     loss: dict[str, float]
     seconds: dict[str, float]
+    elapsed: float
+    cost: dict[str, float]
     sent: Counts
     received: Counts
     missing: dict[str, list[PeerId]]
@@ -59,6 +68,8 @@ class RoundRecord:
             "t": self.t,
             "loss": {name: number(value, 6) for name, value in self.loss.items()},
             "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "elapsed": round(self.elapsed, 4),
+            "cost": {name: round(value, 4) for name, value in self.cost.items()},
             "sent": self.sent,
             "received": self.received,
             "missing": self.missing,
@@ -95,15 +106,21 @@ def append(path: Path, record: RoundRecord) -> None:
     append_line(path, record.to_json())
 
 
-def truncate(path: Path, t: int) -> None:
+def truncate(path: Path, t: int) -> float:
     """Drop damaged records and those of round ``t`` and later: a peer that resumes writes them again.
 
     The others are on disk before they replace the file, since the peer does not write them again.
+
+    Returns:
+        The seconds that the peer had taken up to the last record, dropped or not.
     """
-    if path.exists():
-        kept = "".join(json.dumps(record) + "\n" for record in read(path) if record["t"] < t).encode()
-        if kept != path.read_bytes():
-            write_atomically(path, kept, durable=True)
+    if not path.exists():
+        return 0.0
+    records = read(path)
+    kept = "".join(json.dumps(record) + "\n" for record in records if record["t"] < t).encode()
+    if kept != path.read_bytes():
+        write_atomically(path, kept, durable=True)
+    return max((record.get("elapsed", 0.0) for record in records), default=0.0)  # none in those of old versions
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -118,6 +135,7 @@ class Totals:
     sent: Counts = field(default_factory=dict)
     received: Counts = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
     missing: int = 0
     skipped_rounds: int = 0
     """Rounds that the neighbors completed without this peer."""
@@ -130,8 +148,9 @@ class Totals:
                 for kind, entry in kinds.items():
                     into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
                     into[:] = [a + b for a, b in zip(into, entry, strict=True)]
-        for name, value in record.seconds.items():
-            self.seconds[name] = self.seconds.get(name, 0.0) + value
+        for sums, values in ((self.seconds, record.seconds), (self.cost, record.cost)):
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value
         self.missing += sum(map(len, record.missing.values()))
         personal = record.evaluations.personal
         if personal is not None and (self.best is None or personal.accuracy > self.best):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from p2pfl import PeerId
@@ -31,10 +31,18 @@ class StatusFile:
 
     Args:
         peers: number of peers of the run.
+        queues: returns how many messages are unread and undelivered. Asked only when something else has changed.
     """
 
-    def __init__(self, status: Status, folder: PeerFolder | None, peers: int = 1) -> None:
+    def __init__(
+        self,
+        status: Status,
+        folder: PeerFolder | None,
+        peers: int = 1,
+        queues: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
         self.status = status
+        self._queues = queues
         self._folder = folder
         self._every = max(STATUS_EVERY, min(peers / STATUS_UPDATES, LONGEST))
         self._totals = Totals()
@@ -56,6 +64,7 @@ class StatusFile:
     ) -> None:
         """Update the status for a new phase, and write it if an update is due or the phase is final."""
         self.status.phase = phase
+        self.status.since = round(monotonic(), 2)
         self.status.t = t
         self.status.rounds_done = rounds_done
         self.status.accuracy = evaluations.personal.accuracy if evaluations.personal else None
@@ -73,13 +82,15 @@ class StatusFile:
         if self._counted != self.status.rounds_done:  # a sum over all neighbors, which changes between rounds only
             self._counted = self.status.rounds_done
             self.status.bytes_out, self.status.bytes_in = self._totals.bytes_out(), self._totals.bytes_in()
-        if (current := replace(self.status)) != self._written:
+        if self.status != self._written:
+            self.status.unread, self.status.undelivered = self._queues()
+            current = replace(self.status)
             try:
                 self._folder.write_status(current, in_place=self._written is not None and not now)
             except WriteError:  # only observers need it; try again later
                 return
             self._written = current
-        if current.phase != "waiting":  # the others do not change before the next call of ``enter``
+        if self.status.phase != "waiting":  # the others do not change before the next call of ``enter``
             self._stale.clear()
 
     async def keep_current(self) -> None:
@@ -164,6 +175,7 @@ def make_result(
         dropped={str(neighbor): count for neighbor, count in sorted((dropped or {}).items())},
         expired=expired,
         seconds=totals.seconds,
+        cost=totals.cost,
         error=error,
     )
 

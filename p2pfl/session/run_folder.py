@@ -9,7 +9,8 @@
         summary.json        the table printed at the end
         report.html         the page of `p2pfl report`
         peers/03/
-            peer.log        one line per event, for people
+            peer.log        one entry per event                            (p2pfl.session.peer_log)
+            peer.log.1      the log before, if peer.log became too large
             metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.session.metrics)
             status.json     current activity                               (Status)
             result.json     final outcome                                  (Result)
@@ -62,7 +63,15 @@ LARGEST = 2.0**63
 
 @dataclass
 class Status:
-    """A peer's current activity. ``t`` is its round; ``rounds_done`` counts completed rounds."""
+    """A peer's current activity.
+
+    Attributes:
+        t: its round; ``rounds_done`` counts completed rounds.
+        bytes_out, bytes_in: of the completed rounds.
+        since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
+        unread: messages that have arrived and were not yet used.
+        undelivered: messages that connected neighbors have not yet received, one for each neighbor.
+    """
 
     peer: PeerId
     pid: int
@@ -74,6 +83,9 @@ class Status:
     bytes_out: int = 0
     bytes_in: int = 0
     error: str = ""
+    since: float = 0.0
+    unread: int = 0
+    undelivered: int = 0
 
 
 @dataclass
@@ -98,6 +110,7 @@ class Result:
         dropped: ``{neighbor: invalid messages from it}``, since the last start.
         expired: messages that arrived, or were not taken, before their round was over, since the last start.
         seconds: time spent by phase.
+        cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
     """
 
     peer: PeerId
@@ -125,6 +138,7 @@ class Result:
     dropped: dict[str, int] = field(default_factory=dict)
     expired: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
 
@@ -251,7 +265,8 @@ class RunFolder:
         try:
             root.mkdir(parents=True, exist_ok=True)
             if any(root.iterdir()) and not again:
-                raise RunFolderError(f"{root}: not empty; choose a new or empty folder")
+                resume = f"resume the run in it with `p2pfl resume {root}`, or " * (root / "run.yaml").is_file()
+                raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
             folder = cls(root.resolve())
             for subfolder in (folder.addresses, folder.slots, *(folder.peer(peer).root for peer in peers)):
                 subfolder.mkdir(parents=True, exist_ok=True)
@@ -289,8 +304,8 @@ class RunFolder:
     @property
     def info(self) -> dict[str, Any]:
         """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host,
-        ``simulated`` and the number of ``jobs``; in a collection also ``collected``: its ``sources``, and the time of
-        the last collection (``at``)."""
+        ``simulated``, the number of ``jobs``, and how peers ``log``; in a collection also ``collected``: its
+        ``sources``, and the time of the last collection (``at``)."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

@@ -28,6 +28,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
+from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
@@ -55,6 +56,7 @@ class Session:
         slot: permission to compute, held while computing and released in every wait.
         log: receives one line per event.
         pid: process id for the status file.
+        alone: the process runs no other peer; what it costs is this peer's.
         on_round: called after each round with the peer and the round.
         faults: fault injector.
         store: holds what was sent until no neighbor can ask for it; default: memory.
@@ -73,6 +75,7 @@ class Session:
         slot: Slot | None = None,
         log: logging.Logger | None = None,
         pid: int = 0,
+        alone: bool = False,
         on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
         faults: Faults | None = None,
         store: BodyStore | None = None,
@@ -82,7 +85,7 @@ class Session:
         self.run_id = run_id
         self.folder = folder
         self.log = log or logging.getLogger("p2pfl.null")
-        self.slot = HeldSlot(slot or FreeSlot())
+        self.slot = HeldSlot(slot or FreeSlot(), CostMeter(alone=alone, device=device, peers=run.peers))
         self.on_round = on_round
         self.faults = faults or NoFaults()
         self.streams = Streams(run.seed, me)
@@ -104,7 +107,7 @@ class Session:
         )
         self.totals = Totals()
         self.status = Status(me, pid)
-        self._status_file = StatusFile(self.status, folder, run.peers)
+        self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
         self.stopping = False
@@ -112,6 +115,9 @@ class Session:
         every = self.settings.checkpoint_every
         self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
         self._resumed = False
+        self._began = perf_counter()
+        self._elapsed_before = 0.0
+        """Seconds that earlier processes of this peer have taken."""
 
     def _layouts(self) -> Sequence[Layout]:
         with naming_lines():
@@ -158,6 +164,8 @@ class Session:
         try:
             if not self._resumed:
                 self.resume()
+            self._began = perf_counter()
+            self.slot.meter.drain()
             self.endpoint.open(self.rounds_done)
             self._take_snapshot()
             while self.rounds_done < self.settings.rounds and not self.algorithm.finished:
@@ -230,6 +238,8 @@ class Session:
                 "evaluating": now - evaluating,
                 "total": now - began,
             },
+            elapsed=self._elapsed_before + now - self._began,
+            cost=self.slot.meter.drain(),
             sent=self.endpoint.sent,
             received=self.endpoint.received,
             missing=self.endpoint.missing,
@@ -274,6 +284,9 @@ class Session:
 
     def _enter(self, phase: Phase, t: int, waits_for: Callable[[], list[PeerId]] = list) -> None:
         self._status_file.enter(phase, t, self.rounds_done, self.evaluations, self.totals, waits_for)
+
+    def _queues(self) -> tuple[int, int]:
+        return self.endpoint.mailbox.unread, self.endpoint.link.undelivered()
 
     def _end(self, phase: Phase, error: str = "") -> Result:
         state = self.algorithm.state_dict()
@@ -337,7 +350,7 @@ class Session:
         self.folder.clear_result()
         saved = load(self.folder, self.endpoint, self.run_id, self.log)
         if saved is None or self.saver is None:
-            metrics.truncate(self.folder.metrics, 0)
+            self._elapsed_before = metrics.truncate(self.folder.metrics, 0)
             return
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.finished = saved["finished"]
@@ -345,5 +358,5 @@ class Session:
         self.totals = Totals(**saved["totals"])
         self.rounds_done = self.saver.saved = saved["rounds_done"]
         self._evaluate()
-        metrics.truncate(self.folder.metrics, self.rounds_done)
+        self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done)
         self.log.info("resumed t=%d", self.rounds_done)

@@ -20,7 +20,8 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.forked import ForkedHub, failure_of, run_forked
-from p2pfl.session.peer_log import close_logger, peer_logger
+from p2pfl.session.gpus import NO_GPU
+from p2pfl.session.peer_log import LogSettings, close_logger, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
@@ -61,7 +62,8 @@ def simulate(
     with ExitStack() as files, deterministic(strictly=device.type == "cpu"):
         for me in range(run.peers):
             peer_folder, store = folder.peer(me) if folder else None, None
-            log = peer_logger(me, peer_folder.log if peer_folder else None)
+            settings = LogSettings.of(folder.info, me) if folder else None
+            log = peer_logger(me, peer_folder.log if peer_folder else None, settings=settings)
             files.callback(close_logger, log)
             if peer_folder is not None:
                 peer_folder.sweep()
@@ -102,8 +104,7 @@ def simulation_device(run: Run, jobs: int = 1) -> torch.device:
     if run.file.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        reason = P2pflError("cuda, but torch finds no GPU on this host; use device: auto or cpu")
-        raise run.error_at("device", reason)
+        raise run.error_at("device", P2pflError(f"cuda, but {NO_GPU}"))
     if jobs > 1:
         reason = P2pflError("peers on a GPU are simulated in one process; leave out --jobs, or set device: cpu")
         raise run.error_at("device", reason)

@@ -106,7 +106,10 @@ def _simulated(name: str) -> Pinned:
         for result in simulate(run, folder):
             files = folder.peer(result.peer)
             state = checkpoint.read(files.checkpoint)["algorithm"]
-            records = [{k: v for k, v in record.items() if k != "seconds"} for record in metrics.read(files.metrics)]
+            records = [
+                {k: v for k, v in record.items() if k not in metrics.MEASURED}
+                for record in metrics.read(files.metrics)
+            ]
             peers[str(result.peer)] = {
                 "rounds_done": result.rounds_done,
                 "accuracy": result.accuracy,

@@ -36,7 +36,7 @@ def outcome(results: Any) -> list[tuple[Any, ...]]:
 
 def records(folder: Any, peer: int) -> list[dict[str, Any]]:
     return [
-        {key: value for key, value in record.items() if key != "seconds"}
+        {key: value for key, value in record.items() if key not in metrics.MEASURED}
         for record in metrics.read(folder.peer(peer).metrics)
     ]
 

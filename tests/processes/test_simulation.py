@@ -44,7 +44,7 @@ def outcome(folder: RunFolder) -> list[Any]:
     for files in folder.peers():
         result = files.result()
         assert result is not None
-        records = [{**record, "seconds": None} for record in metrics.read(files.metrics)]
+        records = [{**record, **dict.fromkeys(metrics.MEASURED)} for record in metrics.read(files.metrics)]
         found.append((result.digest, result.rounds_done, result.accuracy, result.sent, result.weights, records))
     return found
 
@@ -242,11 +242,28 @@ def test_resume_without_the_messages_of_others_is_an_error(
 # ---- the device ------------------------------------------------------------------------------------------------
 
 
+def test_log_options_hold_for_each_peer_and_in_later_parts_of_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tree(peers=2, rounds=1)))
+    options = ["--log-format", "json", "--log-level", "error", "--log-level", "1=info", "--log-size", 2]
+    done = command("simulate", file, "--run-dir", tmp_path / "run", *options)
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder(tmp_path / "run")
+    assert folder.info["log"] == {"format": "json", "level": "error", "levels": {"1": "info"}, "max_bytes": 2 << 20}
+    assert folder.peer(0).log.read_text() == ""
+    entries = [json.loads(line) for line in folder.peer(1).log.read_text().splitlines()]
+    assert any(entry["message"].startswith("round done t=0 ") for entry in entries)
+    refused = command("simulate", file, "--log-level", "2=info")
+    assert refused.returncode == 1
+    assert "--log-level 2=info: should be LEVEL or PEER=LEVEL" in refused.stderr
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for hosts without a GPU")
-def test_a_required_gpu_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["simulate", "launch"])
+def test_a_required_gpu_that_is_not_there_is_refused_before_any_peer_starts(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tree(device="auto")))
-    done = command("simulate", file, "--set", "device=cuda", "--run-dir", tmp_path / "run")
+    done = command(kind, file, "--set", "device=cuda", "--run-dir", tmp_path / "run")
     assert done.returncode == 2
     shown = "error: --set device=cuda: device: cuda, but torch finds no GPU on this host; use device: auto or cpu\n"
     assert done.stderr == shown

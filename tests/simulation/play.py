@@ -18,7 +18,7 @@ from p2pfl.errors import P2pflError
 from p2pfl.messaging import edge, schema
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
-from p2pfl.session import checkpoint, compute_slot, files, metrics, reporting, saving, session
+from p2pfl.session import checkpoint, compute_slot, cost, files, metrics, reporting, saving, session
 from p2pfl.session.run_folder import Result
 from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
@@ -81,6 +81,7 @@ def _simulated() -> Iterator[None]:
         for module, name, value in (
             (session, "make_algorithm", method),
             *((module, "perf_counter", now) for module in (session, saving, compute_slot, reporting)),
+            *((cost, name, now) for name in ("perf_counter", "process_time")),
             (reporting, "STATUS_EVERY", FOREVER),
             (edge, "BY_VALUE", 0),
             (edge, "CHUNK", 8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -99,3 +100,66 @@ def test_reads_a_growing_log_in_whole_lines(tmp_path: Path) -> None:
 def test_follow_does_not_wait_for_a_peer_without_launcher(make_folder: MakeFolder) -> None:
     folder = make_folder(results={0: None})
     assert logs.has_ended(folder, folder.peer(0))
+
+
+def entry(second: int, text: str, level: str = "INFO") -> str:
+    return f"2026-11-21T02:41:{second:02d}.000 {level:<7} {text}\n"
+
+
+@pytest.fixture
+def varied(make_folder: MakeFolder) -> RunFolder:
+    folder = make_folder(peers=2)
+    folder.peer(0).log.write_text(
+        entry(1, "round done t=0") + entry(10, "skipped rounds t=1..3", "WARNING") + entry(40, "failed", "ERROR")
+    )
+    folder.peer(1).log.write_text(
+        '{"time": "2026-11-21T02:41:20.000", "level": "INFO", "peer": 1, "message": "round done t=2", '
+        '"details": ["loss ce=1", "sent 3"]}\n'
+        '{"time": "2026-11-21T02:41:50.000", "level": "ERROR", "peer": 1, "message": "\\u001b[2Jno", '
+        '"traceback": "Traceback:\\n  ValueError"}\n{"damaged\n'
+    )
+    return folder
+
+
+def test_json_entries_are_shown_as_text(varied: RunFolder, invoke: Invoke) -> None:
+    assert lines(invoke("logs", varied.root, "--peer", 1)) == [
+        "20 round done t=2 | loss ce=1 | sent 3",
+        r"2026-11-21T02:41:50.000 ERROR   \x1b[2Jno".replace("2026-11-21T02:41:", "").replace(".000 INFO   ", ""),
+        "Traceback:",
+        "  ValueError",
+        '{"damaged',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        (["--level", "warning"], ["10", "40", "50"]),
+        (["--level", "error"], ["40", "50"]),
+        (["--round", 2], ["10", "20"]),
+        (["--round", 0], ["01"]),
+        (["--since", "30s"], ["20", "40", "50"]),
+        (["--since", "1h"], ["01", "10", "20", "40", "50"]),
+        (["--since", "2026-11-21T02:41:2"], []),
+        (["--since", "2026-11-21T02:41:20"], ["20", "40", "50"]),
+        (["--since", "2026-11-21"], ["01", "10", "20", "40", "50"]),
+        (["--level", "warning", "--round", 2], ["10"]),
+    ],
+)
+def test_selects_entries(varied: RunFolder, invoke: Invoke, options: list[object], seconds: list[str]) -> None:
+    outcome = invoke("logs", varied.root, *options)
+    assert re.findall(r"T02:41:(\d\d)", outcome.stdout) == seconds
+    assert (outcome.exit_code == 2) == (not seconds)
+
+
+def test_reads_a_log_that_is_rotated_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "peer.log"
+    path.with_name("peer.log.1").write_text(stamp(1, "one"))
+    path.write_text(stamp(2, "two"))
+    log = LogFile(0, path)
+    assert [entry.text[-3:] for entry in log.read()] == ["one", "two"]
+    path.write_text(stamp(2, "two") + stamp(3, "six"))
+    path.replace(path.with_name("peer.log.1"))
+    path.write_text(stamp(4, "ten"))
+    assert [entry.text[-3:] for entry in log.read()] == ["six", "ten"]
+    assert log.read() == []

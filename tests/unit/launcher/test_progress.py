@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_a_snapshot_reads_the_status_files(make_folder: MakeFolder) -> None:
     assert found.fraction == pytest.approx(4 / 9)
     assert found.accuracy == 0.5
     assert found.phases == {"finished": 2, "starting": 1}
+
+
+def test_what_earlier_processes_of_starting_peers_did_is_not_shown(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=2, results={0: {"accuracy": 0.5, "phase": "stopped"}})
+    found = Snapshot.take(folder, range(2), 3, lambda status: status.peer == 0)
+    assert found.phases == {"starting": 1, "finished": 1}
+    assert (found.done, found.accuracy) == ([3, 3], 0.5)
+    lines = LineProgress(console(width=80))
+    lines.update(replace(found, statuses=found.statuses[:1], peers=1, rounds=4))
+    assert "slowest: peer 0, starting" in output(lines._console)
 
 
 def test_the_slowest_peer_is_one_that_computes() -> None:

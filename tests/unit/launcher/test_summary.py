@@ -31,6 +31,7 @@ FOUR = {
         "unmasked_accuracies": {"personal": 0.9 - peer / 10, "peak": 0.9 - peer / 20},
         "masked_accuracies": {"personal": 0.95 - peer / 10, "peak": 0.9 - peer / 20},
         "seconds": {"training": 2.0, "total": 3.5},
+        "cost": {"cpu_seconds": 30.0, "gpu_seconds": 15.0, "cpu_joules": 100.25},
     }
     for peer in range(4)
 }
@@ -41,6 +42,12 @@ def printed(summary: Summary) -> str:
     print_summary(summary, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def test_prints_what_the_rounds_of_all_peers_cost(make_folder: MakeFolder) -> None:
+    summary = summarize(make_folder(peers=4, results=FOUR))
+    assert summary.cost == {"cpu_seconds": 120.0, "gpu_seconds": 60.0, "cpu_joules": 401.0}
+    assert "rounds of all peers: 2:00 of CPU, 1:00 of GPU, 401 J by RAPL (estimate)\n" in printed(summary)
 
 
 def test_summarizes_results_and_writes_the_summary(make_folder: MakeFolder) -> None:

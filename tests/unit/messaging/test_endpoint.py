@@ -58,6 +58,9 @@ class ScriptedLink:
     def nothing(self, to: int, t: int) -> None:
         self.nothings.append((to, t))
 
+    def undelivered(self) -> int:
+        return 0
+
     def checkpointed(self, durable: int) -> None:
         return
 

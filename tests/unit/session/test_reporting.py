@@ -93,6 +93,39 @@ def test_the_status_has_the_bytes_of_the_completed_rounds(files: PeerFolder, clo
     assert (status.bytes_out, status.bytes_in) == (220, 0)
 
 
+def test_the_status_has_the_time_when_its_phase_began(
+    files: PeerFolder, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = StatusFile(Status(0, 1), files)
+    monkeypatch.setattr(reporting, "monotonic", lambda: 1234.567)
+    enter(file, "training", 1)
+    monkeypatch.setattr(reporting, "monotonic", lambda: 1240.0)
+    clock.now += 1
+    file.write()
+    status = files.status()
+    assert status is not None
+    assert status.since == 1234.57
+
+
+def test_queues_are_counted_only_when_the_status_is_written_anyway(files: PeerFolder, clock: Clock) -> None:
+    asked = 0
+
+    def queues() -> tuple[int, int]:
+        nonlocal asked
+        asked += 1
+        return asked, 10 * asked
+
+    file = StatusFile(Status(0, 1), files, queues=queues)
+    enter(file, "waiting", 1)
+    for _ in range(5):
+        clock.now += 1
+        file.write()
+    assert asked == 1
+    status = files.status()
+    assert status is not None
+    assert (status.unread, status.undelivered) == (1, 10)
+
+
 def test_a_reader_waits_until_an_update_is_complete(files: PeerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     mixture, new = b'{"peer": 0, "pid": 1, "t": 1 2}\n', b'{"peer": 0, "pid": 1, "t": 12}\n'
     contents = iter([mixture, new, new])

@@ -187,6 +187,15 @@ def test_truncation_that_drops_nothing_writes_nothing(folder: RunFolder, monkeyp
     assert path.read_text() == THREE
 
 
+def test_truncation_returns_the_seconds_up_to_the_last_record_dropped_or_not(folder: RunFolder) -> None:
+    path = folder.peer(0).metrics
+    assert metrics.truncate(path, 0) == 0
+    path.write_text(THREE)
+    assert metrics.truncate(path, 3) == 0
+    path.write_text('{"t": 0, "elapsed": 1.5}\n{"t": 1, "elapsed": 4.0}\n')
+    assert metrics.truncate(path, 1) == 4.0
+
+
 def test_truncate_raises_if_records_are_unreadable(folder: RunFolder) -> None:
     path = folder.peer(0).metrics
     path.mkdir()

@@ -32,6 +32,8 @@ RECORD = {
     "t": int,
     "loss": dict,
     "seconds": dict,
+    "elapsed": float,
+    "cost": dict,
     "sent": dict,
     "received": dict,
     "missing": dict,
@@ -69,6 +71,8 @@ def test_metrics_have_one_documented_record_per_round(finished: Any) -> None:
             assert record["missing"] == {}
             assert record["seconds"].keys() == {"training", "waiting", "queued", "evaluating", "total"}
             assert 0 < record["seconds"]["training"] <= record["seconds"]["total"]
+            assert record["cost"].keys() == {"cpu_seconds"}
+            assert record["cost"]["cpu_seconds"] > 0
             assert record["loss"].keys() == {"ce"}
             assert sum(record["weights"].values()) == pytest.approx(1)
             assert record["sources"] == record["receivers"] == 3
@@ -79,6 +83,28 @@ def test_metrics_have_one_documented_record_per_round(finished: Any) -> None:
                     ((messages, payload, header),) = kinds.values()
                     assert messages == 1
                     assert payload > header > 0
+
+
+def test_elapsed_seconds_grow_by_at_least_the_time_of_the_round(finished: Any) -> None:
+    folder, _ = finished
+    for files in folder.peers():
+        records = metrics.read(files.metrics)
+        ends = [0.0, *(record["elapsed"] for record in records)]
+        for before, end, record in zip(ends, ends[1:], records, strict=False):
+            assert end - before >= record["seconds"]["total"] - 0.001  # rounded
+
+
+def test_a_resumed_peer_counts_elapsed_seconds_on(tmp_path: Path, make_run: Any, prepare: Any) -> None:
+    run = make_run(rounds=2, peers=2)
+    folder = prepare(tmp_path / "run", run)
+    simulate(run, folder)
+    path = folder.peer(1).metrics
+    records = metrics.read(path)
+    records[1]["elapsed"] = 1000.0
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    simulate(make_run(rounds=3, peers=2), folder)
+    assert 1000 < metrics.read(path)[2]["elapsed"] < 2000
+    assert metrics.read(folder.peer(0).metrics)[2]["elapsed"] < 1000
 
 
 def test_evaluates_when_due_and_in_the_last_round(finished: Any) -> None:
@@ -198,7 +224,9 @@ def test_log_has_a_line_per_round(finished: Any) -> None:
     text = folder.peer(1).log.read_text()
     line = r"round done t={t}( accuracy=0\.\d+ best=0\.\d+)? train=\S+s wait=\S+s"
     for t in range(5):
-        assert re.search(line.replace("{t}", f"{t}") + r" \| loss ce=.* \| largest weights .* \| sent ", text), text
+        assert re.search(
+            line.replace("{t}", f"{t}") + r" \| loss ce=.*\n? +\| largest weights .*\n? +\| sent ", text
+        ), text
     assert " accuracy=" in text
 
 

@@ -1,0 +1,269 @@
+"""``p2pfl status``: what each peer of a run does now, and who holds up whom."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean
+
+import psutil
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from launcher.backends.processes import find_process, outcome
+from launcher.views import formatting
+from launcher.views.summary import settings
+from p2pfl import PeerId
+from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder, Status
+from p2pfl.terminal import printable
+
+WATCH_INTERVAL = 1.0
+"""Minimum seconds between two updates of ``--watch``."""
+MAX_LOAD = 0.05
+"""Maximum fraction of a core that ``--watch`` takes: with many peers there are fewer updates."""
+MAX_HOLDS = 5
+"""Most lines about peers that hold up others."""
+SUSPENDED = "suspended"
+
+
+@dataclass(frozen=True)
+class PeerLine:
+    """One peer.
+
+    Attributes:
+        alive: whether its process lives; None in a collection, where that is unknown.
+        state: its phase if it is alive, else how it ended.
+        t: its round; ``rounds_done`` counts completed ones.
+        waiting_for: neighbors whose messages it waits for.
+        seconds: for how long it has been in this phase; None if unknown.
+        bytes_out, bytes_in: of the completed rounds.
+        memory: bytes, shared pages divided among the processes that share them; None unless it is alive.
+        unread: messages that arrived and were not yet used.
+        undelivered: messages that neighbors have not yet received.
+    """
+
+    peer: PeerId
+    alive: bool | None
+    state: str
+    t: int
+    rounds_done: int
+    accuracy: float | None
+    waiting_for: list[PeerId]
+    seconds: float | None
+    bytes_out: int
+    bytes_in: int
+    memory: int | None
+    unread: int
+    undelivered: int
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A peer that others wait for, directly or through others.
+
+    Attributes:
+        edges: [source, receiver] pairs: the messages of ``source`` that are missing first.
+        peers: all that wait because of it.
+        why: what it does instead of sending.
+    """
+
+    source: PeerId
+    edges: list[tuple[PeerId, PeerId]]
+    peers: list[PeerId]
+    why: str
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The peers of a run now, and who holds up others, the one with the most victims first."""
+
+    run: str
+    name: str
+    rounds: int
+    alive: int
+    peers: list[PeerLine]
+    holds: list[Hold]
+
+    @classmethod
+    def take(cls, folder: RunFolder) -> RunStatus:
+        """Look at all peers. Raises RunFolderError if run.yaml or run.json is unusable."""
+        run, started_by = settings(folder), folder.info.get("launcher_pid")
+        starting = started_by is not None and psutil.pid_exists(started_by)
+        peers = [_peer_line(folder, files, starting) for files in folder.peers()]
+        alive = sum(peer.alive or False for peer in peers)
+        return cls(str(folder.root), run["name"], run["rounds"], alive, peers, holds(peers))
+
+
+def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine:
+    status, collected = files.status(), files.origin() is not None
+    process = find_process(folder, files.peer)
+    known = status or Status(files.peer, 0)
+    if process is None or known.phase in FINAL:
+        state = "starting" if status is None and starting and not collected else outcome(files)
+    else:
+        state = SUSPENDED if _is_suspended(process) else known.phase
+    living = process is not None and known.phase not in FINAL
+    seconds = time.monotonic() - known.since if living and known.since else None
+    return PeerLine(
+        peer=files.peer,
+        alive=None if collected else process is not None,
+        state=state,
+        t=known.t,
+        rounds_done=known.rounds_done,
+        accuracy=known.accuracy,
+        waiting_for=known.waiting_for if living and known.phase == "waiting" else [],
+        seconds=seconds if seconds is not None and seconds >= 0 else None,  # negative: of another boot
+        bytes_out=known.bytes_out,
+        bytes_in=known.bytes_in,
+        memory=None if process is None else _memory(process),
+        unread=known.unread if living else 0,
+        undelivered=known.undelivered if living else 0,
+    )
+
+
+def _is_suspended(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    return False
+
+
+def _memory(process: psutil.Process) -> int | None:
+    """Forked peers share most of their memory: what each has resident would count that many times."""
+    with suppress(psutil.Error, OSError):
+        return int(process.memory_full_info().pss)
+    with suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return None
+
+
+# ---- who holds up whom
+
+
+def holds(peers: Sequence[PeerLine]) -> list[Hold]:
+    """Return the peers that others wait for and that wait for none of them, the one with the most victims first.
+
+    A peer that waits for one in an earlier round, or in the same, is followed to what that one waits for. A peer in a
+    later round has sent its message: then the connection holds up. So it does if peers wait for each other.
+    """
+    lines = {line.peer: line for line in peers}
+    edges: dict[PeerId, set[tuple[PeerId, PeerId]]] = defaultdict(set)
+    victims: dict[PeerId, set[PeerId]] = defaultdict(set)
+    for line in peers:
+        for source, edge in _first_missing(line.peer, lines):
+            edges[source].add(edge)
+            victims[source].add(line.peer)
+    found = [
+        Hold(source, sorted(edges[source]), sorted(victims[source]), _why(source, edges[source], lines))
+        for source in edges
+    ]
+    return sorted(found, key=lambda hold: (-len(hold.peers), hold.source))
+
+
+def _first_missing(peer: PeerId, lines: Mapping[PeerId, PeerLine]) -> Iterator[tuple[PeerId, tuple[PeerId, PeerId]]]:
+    """Yield who keeps ``peer`` waiting in the end, and the edge whose message is missing first."""
+    seen, follow = {peer}, [peer]
+    while follow:
+        receiver = follow.pop()
+        for source in lines[receiver].waiting_for:
+            line = lines.get(source)
+            if line is None or not line.waiting_for or line.t > lines[receiver].t or source == peer:
+                yield source, (source, receiver)
+            elif source not in seen:
+                seen.add(source)
+                follow.append(source)
+
+
+def _why(source: PeerId, edges: set[tuple[PeerId, PeerId]], lines: Mapping[PeerId, PeerLine]) -> str:
+    line = lines.get(source)
+    if line is None:
+        return "not in this run folder"
+    if line.waiting_for and any(receiver in line.waiting_for for _, receiver in edges):
+        return "they wait for each other: messages are on their way, or the connection is lost"
+    if any(line.t > lines[receiver].t for _, receiver in edges):
+        return f"already in round {line.t}: its message is on its way, or the connection is lost"
+    return describe(line)
+
+
+def describe(line: PeerLine) -> str:
+    """``training in round 3 for 0:12``"""
+    if not line.alive or line.state in FINAL:
+        return line.state
+    duration = "" if line.seconds is None else f" for {formatting.duration(line.seconds)}"
+    place = "" if line.state == "starting" else f" in round {line.t}"
+    return f"{line.state}{place}{duration}"
+
+
+# ---- what is printed
+
+
+def render(status: RunStatus) -> RenderableType:
+    """Return a table of the peers, and what holds them up."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues"):
+        left = column in ("state", "waits for")
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for line in status.peers:
+        table.add_row(*map(_cell, _columns(line, status.rounds)))
+    return Group(*(Text(printable(line)) for line in [_head(status)]), table, *map(Text, _lines(status)))
+
+
+def _columns(line: PeerLine, rounds: int) -> tuple[str, ...]:
+    return (
+        str(line.peer),
+        line.state.partition(":")[0],
+        str(line.t),
+        f"{line.rounds_done}/{rounds}",
+        formatting.percent(line.accuracy),
+        formatting.ids(line.waiting_for, most=4),
+        "" if line.seconds is None else formatting.duration(line.seconds),
+        formatting.size(line.bytes_out),
+        formatting.size(line.bytes_in),
+        "" if line.memory is None else formatting.size(line.memory),
+        f"{line.unread} in, {line.undelivered} out" if line.unread or line.undelivered else "",
+    )
+
+
+def _cell(text: str) -> Text:
+    return Text(printable(text))
+
+
+def _head(status: RunStatus) -> str:
+    known = [line.accuracy for line in status.peers if line.accuracy is not None]
+    done = [line.rounds_done for line in status.peers]
+    parts = [
+        f"{status.name}: {status.alive} of {len(status.peers)} peers alive",
+        f"rounds {min(done)} to {max(done)} of {status.rounds}" if done else "no peers",
+        f"accuracy {formatting.percent(fmean(known) if known else None)} %",
+    ]
+    return " | ".join(parts)
+
+
+def _lines(status: RunStatus) -> list[str]:
+    """Return a line for each peer that holds up others, and each that ended with an error."""
+    lines = []
+    for hold in status.holds[:MAX_HOLDS]:
+        edges = ", ".join(f"{source} → {receiver}" for source, receiver in hold.edges[:4])
+        more = ", …" if len(hold.edges) > 4 else ""
+        noun = "peer" if len(hold.peers) == 1 else "peers"
+        lines.append(
+            f"peer {hold.source} ({hold.why}) holds up {noun} {formatting.ids(hold.peers)}: edge {edges}{more}"
+        )
+    if len(status.holds) > MAX_HOLDS:
+        lines.append(f"… and {len(status.holds) - MAX_HOLDS} more")
+    lines += [f"peer {line.peer}: {line.state}" for line in status.peers if ":" in line.state]
+    return [printable(line) for line in lines]
+
+
+def watch(folder: RunFolder) -> Iterator[RunStatus]:
+    """Yield the status again and again until no peer is alive or about to start."""
+    while True:
+        began = time.thread_time()
+        status = RunStatus.take(folder)
+        yield status
+        if not any(line.alive or line.state == "starting" for line in status.peers):
+            return
+        time.sleep(max(WATCH_INTERVAL, (time.thread_time() - began) / MAX_LOAD))

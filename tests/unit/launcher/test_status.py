@@ -1,0 +1,155 @@
+"""p2pfl show and p2pfl status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from launcher.views.status import Hold, PeerLine, holds
+from p2pfl.session.run_folder import Origin, Status
+from tests.launcher_fixtures import Invoke, MakeFolder
+
+LINE = PeerLine(0, True, "training", 3, 3, None, [], 12.0, 0, 0, None, 0, 0)
+
+
+def lines(waits: Mapping[int, tuple[int, ...]], rounds: Mapping[int, int] | None = None) -> list[PeerLine]:
+    """Peers in round 3, or in those of ``rounds``; peers without an entry in ``waits`` train."""
+    return [
+        replace(
+            LINE,
+            peer=peer,
+            state="waiting" if peer in waits else "training",
+            waiting_for=list(waits.get(peer, ())),
+            t=(rounds or {}).get(peer, 3),
+        )
+        for peer in range(5)
+    ]
+
+
+def test_the_peer_that_computes_holds_up_those_that_wait_for_it_through_others() -> None:
+    found = holds(lines({0: (1,), 1: (2,), 3: (2,)}))
+    assert found == [Hold(2, [(2, 1), (2, 3)], [0, 1, 3], "training in round 3 for 0:12")]
+
+
+def test_whoever_holds_up_most_peers_comes_first() -> None:
+    found = holds(lines({0: (4,), 1: (3, 4), 2: (3,)}, {}))
+    assert [(hold.source, hold.peers) for hold in found] == [(3, [1, 2]), (4, [0, 1])]
+    found = holds(lines({0: (4,), 1: (4,), 2: (3,)}))
+    assert [(hold.source, hold.peers) for hold in found] == [(4, [0, 1]), (3, [2])]
+
+
+def test_a_message_of_a_peer_that_is_ahead_is_on_its_way() -> None:
+    found = holds(lines({0: (1,), 1: (2,)}, {1: 4}))
+    assert [(hold.source, hold.peers) for hold in found] == [(1, [0]), (2, [1])]
+    ahead = found[0]
+    assert ahead.edges == [(1, 0)]
+    assert ahead.why == "already in round 4: its message is on its way, or the connection is lost"
+
+
+def test_peers_that_wait_for_each_other_are_named() -> None:
+    found = holds(lines({0: (1,), 1: (0,), 2: (0,)}))
+    assert {edge for hold in found for edge in hold.edges} >= {(0, 1), (1, 0)}
+    assert all(hold.why.startswith("they wait for each other") for hold in found)
+
+
+def test_following_the_waits_ends_in_a_ring_of_them() -> None:
+    found = holds(lines({peer: ((peer + 1) % 5,) for peer in range(5)}))
+    assert {peer for hold in found for peer in hold.peers} == set(range(5))
+
+
+def test_shows_how_a_peer_ended_and_who_waits_for_it(
+    make_folder: MakeFolder, invoke: Invoke, make_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = make_folder(peers=4, results={1: None, 2: {"phase": "failed", "error": "no \x1b[2Jroom"}, 3: None})
+    process = make_process(folder, 3)
+    since = time.monotonic() - 75.0
+    folder.peer(3).write_status(
+        Status(3, process.pid, "waiting", 2, 2, [2], 0.5, 1500, 2500, since=since, unread=4, undelivered=5)
+    )
+    outcome = invoke("status", folder.root)
+    assert outcome.exit_code == 0
+    head, _, zero, one, two, three, *rest = outcome.stdout.splitlines()
+    assert head.split(" | ")[0] == "toy: 1 of 4 peers alive"
+    assert zero.split()[:4] == ["0", "finished", "2", "3/3"]
+    assert one.split()[:4] == ["1", "never", "started", "0"]
+    assert two.split()[:2] == ["2", "failed"]
+    assert three.split()[:10] == ["3", "waiting", "2", "2/3", "50.0", "2", "1:15", "1.5", "kB", "2.5"]
+    assert three.split("MB  ")[-1].strip() == "4 in, 5 out"
+    assert rest == [
+        r"peer 2 (failed: no \x1b[2Jroom) holds up peer 3: edge 2 → 3",
+        r"peer 2: failed: no \x1b[2Jroom",
+    ]
+
+
+def test_status_as_json_names_its_fields(make_folder: MakeFolder, invoke: Invoke) -> None:
+    found = json.loads(invoke("status", make_folder().root, "--json").stdout)
+    assert (found["name"], found["rounds"], found["alive"], found["holds"]) == ("toy", 3, 0, [])
+    assert found["peers"][1]["alive"] is False
+    assert found["peers"][1]["state"] == "finished"
+
+
+def test_watching_an_ended_run_prints_it_once(make_folder: MakeFolder, invoke: Invoke) -> None:
+    folder = make_folder()
+    assert invoke("status", folder.root, "--watch").stdout == invoke("status", folder.root).stdout
+    assert len(invoke("status", folder.root, "--watch", "--json").stdout.splitlines()) == 1
+
+
+def test_peers_of_a_starting_launcher_are_starting(make_folder: MakeFolder, invoke: Invoke) -> None:
+    folder = make_folder(results={0: None, 1: None})
+    folder.write_info({**folder.info, "launcher_pid": os.getpid()})
+    found = json.loads(invoke("status", folder.root, "--json").stdout)
+    assert [peer["state"] for peer in found["peers"]] == ["starting", "starting"]
+
+
+def test_peers_of_a_collection_may_live_elsewhere(make_folder: MakeFolder, invoke: Invoke) -> None:
+    folder = make_folder(results={0: None})
+    folder.peer(0).write_status(Status(0, os.getpid(), "training", 1, 1))
+    folder.peer(0).write_origin(Origin("host:/run", "2026-11-21T09:30:00+00:00"))
+    found = json.loads(invoke("status", folder.root, "--json").stdout)
+    assert found["peers"][0]["alive"] is None
+    assert found["peers"][0]["state"] == "unfinished: had not ended when collected"
+
+
+def test_a_suspended_peer_is_called_so(
+    make_folder: MakeFolder, invoke: Invoke, make_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = make_folder(results={0: None, 1: None})
+    process = make_process(folder, 0)
+    process.send_signal(19)
+    assert os.waitid(os.P_PID, process.pid, os.WSTOPPED) is not None
+    found = json.loads(invoke("status", folder.root, "--json").stdout)
+    assert found["peers"][0]["state"] == "suspended"
+    process.send_signal(18)
+
+
+# ---- show
+
+
+def test_shows_a_finished_run_whoever_started_its_peers(make_folder: MakeFolder, invoke: Invoke) -> None:
+    folder = make_folder(results={0: {"accuracy": 0.75}})
+    outcome = invoke("show", folder.root)
+    assert outcome.exit_code == 0
+    assert "accuracy: 75.0 ± 0.0 %" in outcome.stdout
+    assert "total time" not in outcome.stdout
+    assert not folder.summary.exists()
+    folder.summary.write_text('{"seconds": 75.0}')
+    assert "total time: 1:15" in invoke("show", folder.root).stdout
+    folder.summary.write_text("damaged")
+    assert invoke("show", folder.root).exit_code == 0
+
+
+def test_shows_which_peers_of_an_unfinished_run_still_run(
+    make_folder: MakeFolder, invoke: Invoke, make_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = make_folder(peers=3, results={1: None, 2: None})
+    make_process(folder, 1)
+    folder.peer(2).write_status(Status(2, 2**22 + 1, "training", 1, 1))
+    outcome = invoke("show", folder.root)
+    assert outcome.exit_code == 1
+    assert outcome.stderr.splitlines() == ["peer 1: running", f"peer 2: died; see {folder.peer(2).log}"]
+    found = json.loads(invoke("show", folder.root, "--json").stdout)
+    assert [peer["ended"] for peer in found["peers"]] == ["finished", "running", "died"]
