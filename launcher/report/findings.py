@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from launcher.backends.processes import RUNNING
 from launcher.report.events import Events
 from launcher.report.history import History
 from launcher.views.formatting import duration, ids, percent
@@ -41,9 +42,11 @@ def find(summary: Summary, history: History, events: Events) -> list[Finding]:
 def _ended(summary: Summary) -> list[Finding]:
     ways: dict[str, list[int]] = {}
     for peer in summary.peers:
-        if peer.ended != "finished":
+        if peer.ended not in ("finished", RUNNING):
             ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds", []).append(peer.peer)
-    return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()]
+    running = [peer.peer for peer in summary.peers if peer.ended == RUNNING]
+    still = [Finding("look", f"{_peers(running)}: still running; this is what is recorded so far.")] * bool(running)
+    return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()] + still
 
 
 def _inaccurate(summary: Summary) -> list[Finding]:

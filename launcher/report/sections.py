@@ -14,6 +14,7 @@ from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
 from launcher.report.page import document, escape, figure, findings, select, table, tiles
 from launcher.views import formatting
+from launcher.views.print_summary import cost_text
 from p2pfl.session.run_folder import RunFolder
 
 ABSENT = {
@@ -24,7 +25,7 @@ ABSENT = {
 }
 """Why a figure is missing, if nothing else is known."""
 
-
+JOULES = {"cpu_joules", "gpu_joules"}
 ALIKE = (0.8, 1.25)
 """Ratios of the weights within groups to those across between which the groups make no difference."""
 
@@ -178,6 +179,7 @@ def _collaboration(run: Collected, figures: Figures) -> str:
 
 def _peers(run: Collected) -> str:
     recorded = run.history
+    joules = any(peer.cost.keys() & JOULES for peer in run.summary.peers)
     head = [
         "peer",
         "model",
@@ -190,6 +192,8 @@ def _peers(run: Collected) -> str:
         "missed",
         "training s",
         "waiting s",
+        "CPU s",
+        *(["joules"] if joules else []),
         "restarts",
         "ended",
     ]
@@ -214,6 +218,8 @@ def _peers(run: Collected) -> str:
                 str(peer.missing or missed),
                 f"{spent.get('training', 0.0):.1f}",
                 f"{spent.get('waiting', 0.0):.1f}",
+                f"{peer.cost['cpu_seconds']:.1f}" if "cpu_seconds" in peer.cost else "–",
+                *([f"{sum(peer.cost.get(key, 0.0) for key in JOULES):.0f}"] if joules else []),
                 str(run.events.restarts.get(peer.peer, 0)),
                 peer.ended,
             ]
@@ -230,6 +236,8 @@ def _cost(run: Collected, figures: Figures) -> str:
     total = {phase: sum(spent[phase] for spent in run.history.seconds.values()) for phase in (*PHASES, "other")}
     spent = ", ".join(f"{phase} {formatting.duration(value)}" for phase, value in total.items() if value)
     summed = f'<p class="quiet">All peers together: {escape(spent)}.</p>' if spent else ""
+    if run.summary.cost:
+        summed += f'<p class="quiet">Their rounds used {escape(cost_text(run.summary.cost))}.</p>'
     if run.info.get("simulated"):
         summed += '<p class="quiet">Simulated peers take turns, so waiting includes the work of the others.</p>'
     left = traffic + _figure(figures, "traffic", "Traffic by edge")

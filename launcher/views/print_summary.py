@@ -33,11 +33,11 @@ def print_summary(summary: Summary, console: Console) -> None:
     if summary.seconds is not None:
         console.print(f"total time: {formatting.duration(summary.seconds)}, from the start of the peers")
     if summary.cost:
-        console.print(_cost_line(summary.cost))
+        console.print(f"rounds of all peers: {cost_text(summary.cost)}")
 
 
-def _cost_line(cost: Mapping[str, float]) -> str:
-    """Return what the rounds of all peers cost together."""
+def cost_text(cost: Mapping[str, float]) -> str:
+    """Return what rounds cost: seconds of CPU and GPU, and joules where they were measured."""
     seconds = [
         f"{formatting.duration(cost[name])} of {unit}"
         for name, unit in (("cpu_seconds", "CPU"), ("gpu_seconds", "GPU"))
@@ -48,7 +48,7 @@ def _cost_line(cost: Mapping[str, float]) -> str:
         for name, source in (("cpu_joules", "RAPL"), ("gpu_joules", "NVML"))
         if name in cost
     ]
-    return f"rounds of all peers: {', '.join(seconds + joules)}"
+    return ", ".join(seconds + joules)
 
 
 def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
