@@ -33,13 +33,13 @@ def print_summary(summary: Summary, console: Console) -> None:
     if summary.seconds is not None:
         console.print(f"total time: {formatting.duration(summary.seconds)}, from the start of the peers")
     if summary.cost:
-        console.print(f"rounds of all peers: {cost_text(summary.cost)}")
+        console.print(f"cost: {cost_text(summary.cost)}")
 
 
 def cost_text(cost: Mapping[str, float]) -> str:
     """Return what rounds cost: seconds of CPU and GPU, and joules where they were measured."""
     seconds = [
-        f"{formatting.duration(cost[name])} of {unit}"
+        f"{formatting.duration(cost[name])} of {unit} time"
         for name, unit in (("cpu_seconds", "CPU"), ("gpu_seconds", "GPU"))
         if name in cost
     ]

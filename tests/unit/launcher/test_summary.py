@@ -47,7 +47,7 @@ def printed(summary: Summary) -> str:
 def test_prints_what_the_rounds_of_all_peers_cost(make_folder: MakeFolder) -> None:
     summary = summarize(make_folder(peers=4, results=FOUR))
     assert summary.cost == {"cpu_seconds": 120.0, "gpu_seconds": 60.0, "cpu_joules": 401.0}
-    assert "rounds of all peers: 2:00 of CPU, 1:00 of GPU, 401 J by RAPL (estimate)\n" in printed(summary)
+    assert "cost: 2:00 of CPU time, 1:00 of GPU time, 401 J by RAPL (estimate)\n" in printed(summary)
 
 
 def test_summarizes_results_and_writes_the_summary(make_folder: MakeFolder) -> None:

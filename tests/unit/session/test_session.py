@@ -69,7 +69,7 @@ def test_metrics_have_one_documented_record_per_round(finished: Any) -> None:
             assert all(isinstance(record[key], kind) for key, kind in RECORD.items())
             assert record["peer"] == peer_folder.peer
             assert record["missing"] == {}
-            assert record["seconds"].keys() == {"training", "waiting", "queued", "evaluating", "total"}
+            assert record["seconds"].keys() == {"training", "waiting", "sending", "queued", "evaluating", "total"}
             assert 0 < record["seconds"]["training"] <= record["seconds"]["total"]
             assert record["cost"].keys() == {"cpu_seconds"}
             assert record["cost"]["cpu_seconds"] > 0
