@@ -255,15 +255,20 @@ class LiveView(App[None]):
 
     def on_mount(self) -> None:
         self.query_one(Peers).focus()
+        self._listen()
         self._update()
+        self.set_interval(INTERVAL, self._listen)
 
-    def _update(self) -> None:
-        """Read and draw what is new, and come again: later if all since the last time has taken long."""
+    def _listen(self) -> None:
+        """Read the launcher's lines, and end with it. At a fixed pace: it waits for that, however long drawing takes."""
         lines = [] if self._poll is None else self._poll()
         if lines is None:
             self.exit()
-            return
-        self.state.add(lines)
+        else:
+            self.state.add(lines)
+
+    def _update(self) -> None:
+        """Read and draw what is new, and come again: later if all since the last time has taken long."""
         self.state.read()
         self.show_state()
         used, self._used = time.process_time() - self._used, time.process_time()

@@ -193,7 +193,7 @@ def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="not empty; choose a new or empty folder"):
         run.launch(tmp_path / "used")
     launched = run.launch(tmp_path / "run")
-    with pytest.raises(RunFailed, match=r"peer 0: /.*/run/plugins/my_method\.py:\d+: KeyError: 7; peer 1"):
+    with pytest.raises(RunFailed, match=r"peer 0: my_method\.py:\d+: round 0: KeyError: 7; peer 1"):
         launched.wait()
 
 

@@ -201,7 +201,7 @@ async def test_the_end_of_the_launcher_ends_the_view_and_its_lines_are_shown(sta
     app = LiveView(state, "toy", lambda: told.pop(0))
     async with app.run_test(size=(80, 24)):
         assert "restarting" in str(app.query_one("#notices", Static).render())
-        app._update()
+        app._listen()
     assert app.return_code == 0
 
 
