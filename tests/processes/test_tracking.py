@@ -104,7 +104,7 @@ def test_a_run_ends_normally_although_its_tracker_raises(
     library(RAISES)
     file.write_text(file.read_text() + "track: [wandb]\n")
     outcome = invoke("launch", file, "--run-dir", tmp_path / "run")
-    assert outcome.exit_code == 0
+    assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
     assert "tracker wandb failed: PermissionError: no key" in outcome.stdout
     assert all(files.status().phase == "finished" for files in RunFolder.open(tmp_path / "run").peers())  # type: ignore[union-attr]
 
