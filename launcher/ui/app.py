@@ -260,7 +260,7 @@ class LiveView(App[None]):
         self.set_interval(INTERVAL, self._listen)
 
     def _listen(self) -> None:
-        """Read the launcher's lines, and end with it. At a fixed pace, however long drawing takes: it waits for that."""
+        """Read the launcher's lines, and end with it: at a fixed pace, since it waits for that."""
         lines = [] if self._poll is None else self._poll()
         if lines is None:
             self.exit()

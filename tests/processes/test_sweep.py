@@ -118,6 +118,7 @@ def test_runs_that_a_killed_sweep_left_running_are_waited_for(start: Start, file
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it")
 def test_ctrl_c_stops_the_run_and_the_same_folder_continues(start: Start, file: Path, tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "s")
     first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
@@ -154,6 +155,7 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it")
 def test_a_search_continues_its_trials(start: Start, file: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = tmp_path / "space.yaml"
