@@ -26,16 +26,18 @@ from launcher.commands.group import echo
 def report(
     runs: tuple[Path, ...], output: Path | None, png: Path | None, pdf: Path | None, without_models: bool
 ) -> None:
-    """Write one HTML page about RUN, or about how several compare.
+    """Write one HTML page about RUN, or about how several compare. A sweep stands for its runs.
 
     The page needs no network and no other file. Needs the extra `report`.
     """
     from launcher.report.command import NAME, write
-    from p2pfl.session.run_folder import RunFolder
+    from launcher.sweep.folder import expand
 
-    folders = [RunFolder.open(run) for run in runs]
-    page = output or (folders[0].root if len(folders) == 1 else Path()) / NAME
-    for file in write(folders, page, models=not without_models, png=png, pdf=pdf):
+    members = expand(runs)
+    if not members:
+        raise click.UsageError(f"no run of {', '.join(map(str, runs))} has begun")
+    page = output or (runs[0] if len(runs) == 1 else Path()) / NAME
+    for file in write(members, page, models=not without_models, png=png, pdf=pdf):
         echo(str(file))
     echo(f"open it: {opener(page)}", err=True)
 

@@ -208,7 +208,7 @@ def _report_line(folder: RunFolder) -> str:
     from launcher.report.command import NAME, write
 
     try:
-        (page,) = write([folder], folder.root / NAME)
+        (page,) = write([(folder, None)], folder.root / NAME)
     except P2pflError as error:
         return f"no report: {error}; try again with: {make}"
     return f"report: {opener(page)}"

@@ -13,8 +13,8 @@ from launcher.views.summary import masked_test, settings
 from p2pfl.run_file.options import closest
 from p2pfl.session.run_folder import RunFolder
 
-NOT_COMPARED = ("seed", "name", "out", "data.root", "data.download")
-"""Keys of the run file that do not tell groups apart: the seed, and where files are."""
+NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")
+"""Keys of the run file that do not tell groups apart: the seed, where files are, who watches."""
 LONGEST_VALUE = 40
 """Characters of a value in a label."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.collect import Collected, collect
 from launcher.report.several import Member
+from launcher.sweep.grid import Point
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.session.files import write_atomically
 from p2pfl.session.run_folder import RunFolder
@@ -31,11 +32,17 @@ def write_several(members: Sequence[Member], file: Path) -> None:
 
 
 def write(
-    folders: Sequence[RunFolder], file: Path, *, models: bool = True, png: Path | None = None, pdf: Path | None = None
+    runs: Sequence[tuple[RunFolder, Point | None]],
+    file: Path,
+    *,
+    models: bool = True,
+    png: Path | None = None,
+    pdf: Path | None = None,
 ) -> list[Path]:
     """Write the page of one run or of several, and figures if asked for.
 
     Args:
+        runs: each with its point if it is part of a sweep.
         models: load the data and evaluate the checkpoints of a single run.
         png: folder for the figures as PNG.
         pdf: file for all of them.
@@ -48,17 +55,17 @@ def write(
         RunFolderError: a run is damaged, or given twice.
         WriteError: a file cannot be written.
     """
-    roots = [folder.root for folder in folders]
+    roots = [folder.root for folder, _ in runs]
     if repeated := sorted({root for root in roots if roots.count(root) > 1}):
         raise RunFolderError(f"{repeated[0]}: given more than once; name each run once")
     page.library()  # before minutes of work, if it is missing
     if png is not None or pdf is not None:
         papers.require()
-    if len(folders) == 1:
-        run = collect(folders[0], models=models)
+    if len(runs) == 1:
+        run = collect(runs[0][0], models=models)
         write_run(run, file)
         return [file, *papers.write(papers.of_run(run), png, pdf)]
-    members = several.read(folders)
+    members = several.read(runs)
     write_several(members, file)
     return [file, *papers.write(papers.of_several(several.group(members)), png, pdf)]
 

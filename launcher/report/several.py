@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean, stdev
 from typing import Any
 
-import yaml
-
+from launcher.comparison import groups as grouping
+from launcher.comparison.groups import flatten
+from launcher.comparison.statistics import holm, p_value
 from launcher.errors import CompareError
 from launcher.report import history
 from launcher.report.collect import read_summary
+from launcher.sweep.grid import Point
 from launcher.views.summary import Summary, settings
 from p2pfl.errors import RunFolderError
 from p2pfl.session.run_folder import RunFolder
 
-NOT_VARIED = ("seed", "name", "out", "report")
-"""Keys in which runs of one group may differ: ``seed`` is averaged over, the others do not matter."""
 UNKNOWN = "(none)"
 
 
@@ -32,6 +32,7 @@ class Member:
     summary: Summary
     settings: dict[str, Any]
     curve: list[dict[str, Any]]
+    compared: grouping.Member
 
 
 @dataclass(frozen=True)
@@ -85,19 +86,25 @@ class Test:
     corrected: float | None = None
 
 
-def read(folders: Sequence[RunFolder]) -> list[Member]:
-    """Read the runs. Raises RunFolderError for a damaged one, CompareError if their accuracies differ in meaning."""
+def read(runs: Sequence[tuple[RunFolder, Point | None]]) -> list[Member]:
+    """Read runs, each with its point in a sweep.
+
+    Raises:
+        RunFolderError: a run is damaged.
+        CompareError: their accuracies differ in meaning.
+    """
     from p2pfl.api import open_run
 
     members = []
-    for folder in folders:
+    for folder, point in runs:
         try:
             summary = read_summary(folder)
             plain = settings(folder)
+            compared = grouping.Member.of(folder, point)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
         curve = history.means(history.read(open_run(folder.root).records()))
-        members.append(Member(folder, summary, plain, curve))
+        members.append(Member(folder, summary, plain, curve, compared))
     if len({member.summary.masked_test for member in members}) > 1:
         values = "; ".join(f"{m.summary.run}: {json.dumps(m.summary.masked_test)}" for m in members)
         raise CompareError(
@@ -108,49 +115,22 @@ def read(folders: Sequence[RunFolder]) -> list[Member]:
 
 def differences(members: Sequence[Member]) -> dict[str, list[Any]]:
     """Return the dotted keys in which the run files differ, with the value of each run."""
-    flat = [dict(_flatten(member.settings)) for member in members]
+    flat = [dict(flatten(member.settings)) for member in members]
     keys = dict.fromkeys(key for run in flat for key in run)
     found = {key: [run.get(key, UNKNOWN) for run in flat] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
-def _flatten(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
 def group(members: Sequence[Member]) -> list[Group]:
-    """Group the runs; the names hold as few of the differing keys as tell the groups apart."""
-    varied = {key: values for key, values in differences(members).items() if key not in NOT_VARIED}
-    identities = [json.dumps([values[k] for values in varied.values()], default=str) for k in range(len(members))]
-    first = {identity: identities.index(identity) for identity in dict.fromkeys(identities)}
-    naming = _naming(varied, list(first.values()))
-    groups = []
-    for identity, at in first.items():
-        name = ", ".join(_named(key, varied[key][at]) for key in naming) or members[at].summary.algorithm
-        groups.append(Group(name, [m for m, own in zip(members, identities, strict=True) if own == identity]))
-    return groups
-
-
-def _naming(varied: Mapping[str, list[Any]], chosen: Sequence[int]) -> list[str]:
-    """Return keys that together tell the groups apart: the algorithm's name first, then as they are in the file."""
-    keys = sorted(varied, key=lambda key: key != "algorithm.name")
-    kept: list[str] = []
-    apart = 1
-    for key in keys:
-        combined = {json.dumps([varied[k][at] for k in (*kept, key)], default=str) for at in chosen}
-        if len(combined) > apart:
-            kept.append(key)
-            apart = len(combined)
-    return kept
-
-
-def _named(key: str, value: Any) -> str:
-    text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
-    return text if key == "algorithm.name" else f"{key.rpartition('.')[2]} {text}"
+    """Group the runs as `p2pfl compare` does."""
+    of = {id(member.compared): member for member in members}
+    return [
+        Group(
+            part.name if part.labels else of[id(part.members[0])].summary.algorithm,
+            [of[id(member)] for member in part.members],
+        )
+        for part in grouping.group([member.compared for member in members])
+    ]
 
 
 def curve(of: Group) -> list[dict[str, Any]]:
@@ -176,7 +156,7 @@ def tests(groups: Sequence[Group]) -> list[Test]:
     """Compare all pairs of groups, with p-values of the t-test corrected over all of them (Holm)."""
     found = [_test(a, b) for a, b in combinations(groups, 2)]
     corrected = holm([test.t for test in found])
-    return [Test(**{**vars(test), "corrected": p}) for test, p in zip(found, corrected, strict=True)]
+    return [replace(test, corrected=p) for test, p in zip(found, corrected, strict=True)]
 
 
 def _test(a: Group, b: Group) -> Test:
@@ -192,20 +172,6 @@ def _test(a: Group, b: Group) -> Test:
         return Test(a.name, b.name, unit, len(values), mean)
     from scipy import stats
 
-    result = stats.ttest_1samp(values, 0.0)
-    low, high = result.confidence_interval(0.95)
-    # "approx" needs no ties; "auto" is exact for few pairs and corrects for ties otherwise.
-    signed = stats.wilcoxon(values, method="auto")
-    numbers = (float(low), float(high), float(result.pvalue), float(signed.pvalue))
-    return Test(a.name, b.name, unit, len(values), mean, *numbers)
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values for their number (Holm's step-down method); None stays None."""
-    known = sorted((p, k) for k, p in enumerate(p_values) if p is not None)
-    corrected: list[float | None] = [None] * len(p_values)
-    highest = 0.0
-    for rank, (p, k) in enumerate(known):
-        highest = max(highest, min(1.0, p * (len(known) - rank)))
-        corrected[k] = highest
-    return corrected
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    p_values = p_value(values, "t"), p_value(values, "wilcoxon")
+    return Test(a.name, b.name, unit, len(values), mean, float(low), float(high), *p_values)

@@ -85,7 +85,7 @@ def test_seconds_of_sending_are_recorded(folder: RunFolder) -> None:
 def test_browser_draws_every_figure_without_console_errors_or_network(folder: RunFolder, tmp_path: Path) -> None:
     assert BROWSER is not None
     page = tmp_path / "report.html"
-    (page_written,) = write([folder], page)
+    (page_written,) = write([(folder, None)], page)
     assert page_written.stat().st_size < 5_000_000
     # A request would be refused by the page's policy, with an error on the console.
     options = [

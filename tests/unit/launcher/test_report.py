@@ -342,22 +342,22 @@ def make_runs(make_folder: MakeFolder, lr: float, accuracies: list[float], **key
 
 
 def test_runs_are_grouped_by_what_differs_besides_the_seed(make_folder: MakeFolder) -> None:
-    members = several.read(
-        [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9], momentum=0.9)]
-    )
+    runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9], momentum=0.9)]
+    members = several.read([(run, None) for run in runs])
     assert several.differences(members) == {
         "seed": [0, 1, 0, 1],
         "algorithm.lr": [0.1, 0.1, 0.2, 0.2],
         "algorithm.momentum": ["(none)", "(none)", 0.9, 0.9],
     }
     groups = several.group(members)
-    assert [(group.name, len(group.members)) for group in groups] == [("lr 0.1", 2), ("lr 0.2", 2)]
+    assert [(group.name, len(group.members)) for group in groups] == [("lr=0.1", 2), ("lr=0.2", 2)]
     first = several.curve(groups[0])[0]
     assert (first["mean"], first["std"], first["seeds"]) == (pytest.approx(0.55), pytest.approx(0.0707, abs=1e-4), 2)
 
 
 def groups_of(make_folder: MakeFolder, one: list[float], two: list[float]) -> list[Group]:
-    return several.group(several.read([*make_runs(make_folder, 0.1, one), *make_runs(make_folder, 0.2, two)]))
+    runs = [*make_runs(make_folder, 0.1, one), *make_runs(make_folder, 0.2, two)]
+    return several.group(several.read([(run, None) for run in runs]))
 
 
 def test_settings_are_compared_by_paired_tests_over_common_seeds(make_folder: MakeFolder) -> None:
@@ -378,16 +378,6 @@ def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> N
     assert test.difference == pytest.approx(-0.1)
 
 
-def test_holm_corrects_for_the_number_of_tests_and_stays_monotone() -> None:
-    assert several.holm([0.01, None, 0.04, 0.03]) == [
-        pytest.approx(0.03),
-        None,
-        pytest.approx(0.06),
-        pytest.approx(0.06),
-    ]
-    assert several.holm([0.9, 0.8]) == [1.0, 1.0]
-
-
 @pytest.mark.usefixtures("short_library")
 def test_several_runs_give_one_page_with_tests_and_differences(
     make_folder: MakeFolder, invoke: Invoke, tmp_path: Path
@@ -398,13 +388,13 @@ def test_several_runs_give_one_page_with_tests_and_differences(
     assert outcome.stdout.split() == [str(tmp_path / "all.html")]
     found = Page((tmp_path / "all.html").read_text())
     assert found.of("data-chart") == ["compared"]
-    for words in ("4 runs compared", "lr 0.1 − lr 0.2", "2 seeds", "-25.00", "algorithm.lr", "56.0 ± 7.1"):
+    for words in ("4 runs compared", "lr=0.1 − lr=0.2", "2 seeds", "-25.00", "algorithm.lr", "56.0 ± 7.1"):
         assert words in found.text
 
 
 def test_a_run_given_twice_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="given more than once"):
-        command.write([folder, folder], tmp_path / "x.html")
+        command.write([(folder, None)] * 2, tmp_path / "x.html")
 
 
 # ---- commands -----------------------------------------------------------------------------------------------
