@@ -118,12 +118,14 @@ class WarmProcess:
             sys.stdout.flush()  # what a plug-in has printed, before stdout becomes the pipe of events
             for descriptor, target in ((requests[0], 0), (events[1], 1), (warm._errors.fileno(), 2)):
                 os.dup2(descriptor, target)
-            # Peers outlive the launcher, and must not hold open what it has inherited or opened.
+            # Peers outlive the launcher, and must not hold open what it has inherited or opened. Its objects still
+            # have those descriptors, and close them when they are collected as garbage: so each number stays in use,
+            # lest they close what is opened here later.
             warm._errors.close()
+            null = os.open(os.devnull, os.O_RDWR)
             for name in os.listdir("/proc/self/fd"):
-                if int(name) > 2:
-                    with suppress(OSError):
-                        os.close(int(name))
+                if int(name) not in (0, 1, 2, null):
+                    os.dup2(null, int(name), inheritable=False)
             sys.argv = ["peers", "--warm"]
             runpy.run_module("peers", run_name="__main__", alter_sys=True)
 
