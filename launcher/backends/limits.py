@@ -87,7 +87,7 @@ def task_limits(root: Path = Path("/")) -> Iterator[TaskLimit]:
 
 
 def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the control groups of this process that a controller may limit, from its own to the outermost.
+    """Yield the control groups of this process that a controller may limit, from the innermost to the outermost.
 
     Args:
         root: contains ``proc`` and ``sys``.

@@ -182,7 +182,7 @@ def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
             weights = RecordedRun(folder).graph()
         except RunFolderError as error:
             echo(f"without weights: {error}", err=True)
-        if weights is not None and weights.shape[0] != run.peers:  # a peer that was started on its own
+        if weights is not None and weights.shape[0] != run.peers:  # a peer that was started separately
             echo(f"without weights: {folder.root} has the files of {len(weights)} of {run.peers} peers", err=True)
             weights = None
     draw_graph(run.topology, file, groups, weights)

@@ -34,7 +34,7 @@ def export(runs: tuple[Path, ...], form: Format, out: Path) -> None:
     """Write the records of runs for other programs.
 
     A sweep stands for its runs. csv and parquet have a row for each peer and round, and the columns of `metrics()` of
-    the Python API. For TensorBoard, each peer is a run of its own beside the mean over the peers: tensorboard
+    the Python API. For TensorBoard, each peer is a separate run beside the mean over the peers: tensorboard
     --logdir exported
     """
     from launcher.export import export as write

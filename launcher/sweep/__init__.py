@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one run file with other values and seeds, in one folder, each a process of its own."""
+"""Sweeps: many runs of one run file with other values and seeds, in one folder, each a separate process."""

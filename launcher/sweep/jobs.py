@@ -1,4 +1,4 @@
-"""The commands of a sweep's runs: `p2pfl launch`, `simulate` or `resume`, each a process in a session of its own.
+"""The commands of a sweep's runs: `p2pfl launch`, `simulate` or `resume`, each a process in a separate session.
 
 So a crash of one does not end the sweep, the terminal's Ctrl-C reaches the sweep only, and if the sweep is killed
 they go on; the next sweep finds them by the locks on their logs and by their peers' process titles.

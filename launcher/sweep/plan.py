@@ -65,7 +65,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
     first = _load(request, {axis.key: axis.values[0].value for axis in by_depth(request.axes)}, options)
     from p2pfl.session.build import load_data
 
-    # A seed of the grid is not among the values of a point: it has a place of its own.
+    # A seed of the grid is not among the values of a point: it has a separate place.
     axes, seeds = seeds_of(list(request.axes), first.seed, request.seeds)
     planned = [] if request.search is not None else points(axes, seeds)
     search = None if request.search is None else {**request.search, "seed": first.seed}

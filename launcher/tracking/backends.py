@@ -135,7 +135,7 @@ class WandB:
         return opened
 
     def flush(self) -> None:
-        pass  # a process of its own sends what is logged
+        pass  # a separate process sends what is logged
 
     def close(self, finished: bool) -> None:
         for opened in self._streams.values():

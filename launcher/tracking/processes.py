@@ -42,7 +42,7 @@ def check_trackers(run: Run) -> None:
 
 
 class TrackerProcess:
-    """The process of one tracker, in a session of its own: Ctrl-C does not reach it."""
+    """The process of one tracker, in a separate session: Ctrl-C does not reach it."""
 
     def __init__(self, folder: RunFolder, entry: Mapping[str, Any]) -> None:
         self.name = entry["name"]
@@ -90,7 +90,7 @@ class TrackerProcess:
         return self._process.poll() is not None
 
     def kill(self) -> None:
-        """Kill it with all its descendants: libraries start processes of their own."""
+        """Kill it with all its descendants: libraries start processes too."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self._process.pid).children(recursive=True):
                 with suppress(psutil.NoSuchProcess):

@@ -16,7 +16,7 @@ FORMATS = ("png", "svg", "pdf")
 DOTS = 150
 """Pixels per inch of a PNG."""
 COLORS = 10
-"""Groups with a color of their own; then the colors repeat."""
+"""Groups with different colors; then the colors repeat."""
 
 
 def format_of(file: Path) -> str:
