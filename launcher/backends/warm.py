@@ -13,6 +13,7 @@ pipes: they keep running when the client or the server exits.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -119,13 +120,15 @@ class WarmProcess:
             for descriptor, target in ((requests[0], 0), (events[1], 1), (warm._errors.fileno(), 2)):
                 os.dup2(descriptor, target)
             # Peers outlive the launcher, and must not hold open what it has inherited or opened. Its objects still
-            # have those descriptors, and close them when they are collected as garbage: so each number stays in use,
-            # lest they close what is opened here later.
+            # have those descriptors, and close them when they are collected as garbage, which must not hit what is
+            # opened here: so collect them now, never again, and keep the numbers in use.
             warm._errors.close()
             null = os.open(os.devnull, os.O_RDWR)
             for name in os.listdir("/proc/self/fd"):
                 if int(name) not in (0, 1, 2, null):
                     os.dup2(null, int(name), inheritable=False)
+            gc.collect()
+            gc.freeze()
             sys.argv = ["peers", "--warm"]
             runpy.run_module("peers", run_name="__main__", alter_sys=True)
 
