@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ import torch
 
 from launcher.prepare import LaunchRequest
 from p2pfl.session.simulate import simulate
-from tests.launcher_fixtures import Invoke
 
 
 def rounds_done(folder: Any, peer: int) -> int:
@@ -119,32 +116,3 @@ def test_peers_compute_with_the_threads_of_the_run_file(
         counts.append([files.output.read_text().split()[0] for files in folder.peers()])
     one, two = counts
     assert [int(count) for count in two] == [int(count) + 1 for count in one]
-
-
-class Owner:
-    """Garbage that closes its descriptor when it is collected, as files do; here only in forks of this process."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.itself = self
-        self.descriptor = descriptor
-        self.owner = os.getpid()
-
-    def __del__(self) -> None:
-        if os.getpid() != self.owner:
-            with suppress(OSError):
-                os.close(self.descriptor)
-
-
-def test_the_launchers_garbage_closes_no_descriptor_of_the_warm_process(
-    file: Path, invoke: Invoke, tmp_path: Path
-) -> None:
-    gc.collect()
-    gc.disable()  # of the launcher; the warm process collects before it forks
-    try:
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2:
-                Owner(int(name))
-        outcome = invoke("launch", file, "--run-dir", tmp_path / "run")
-    finally:
-        gc.enable()
-    assert outcome.exit_code == 0, outcome.stdout + outcome.stderr
