@@ -23,3 +23,7 @@ class NewProjectError(P2pflError):
 
 class SweepError(P2pflError):
     """A sweep cannot be started or continued."""
+
+
+class ManifestError(P2pflError):
+    """A run cannot be described by manifests for Kubernetes."""

@@ -11,7 +11,7 @@ import click
 
 from p2pfl.errors import P2pflError
 from p2pfl.one_thread import ENVIRONMENT
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_folder import PeerFolder, RunFolder
 from p2pfl.terminal import printable
 
 
@@ -33,6 +33,11 @@ from p2pfl.terminal import printable
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --file: override a key of the run file."
 )
 @click.option("--health", is_flag=True, help="Check this peer's health; exit with 1 if it does not answer.")
+@click.option(
+    "--stay",
+    is_flag=True,
+    help="When finished, wait for SIGTERM instead of exiting. With --health: count a finished peer as healthy.",
+)
 @click.option("--warm", is_flag=True, hidden=True, help="Fork peers on request (for the launcher; see peers.warm).")
 def main(
     root: Path | None,
@@ -41,6 +46,7 @@ def main(
     run_id: str | None,
     sets: tuple[str, ...],
     health: bool,
+    stay: bool,
     warm: bool,
 ) -> None:
     """Run one peer of a run created by `p2pfl launch`, or of --file.
@@ -60,9 +66,10 @@ def main(
     if health:
         from peers.health import check_health
 
-        healthy, line = check_health(RunFolder(root).peer(me))
+        files = RunFolder(root).peer(me)
+        healthy, line = check_health(files)
         click.echo(printable(line))
-        sys.exit(0 if healthy else 1)
+        sys.exit(0 if healthy or (stay and _has_finished(files)) else 1)
     run = None
     try:
         if file is not None:
@@ -82,7 +89,20 @@ def main(
     def report_error(text: str) -> None:
         click.echo(printable(text), err=True)
 
-    sys.exit(run_peer(folder, me, run, report_error=report_error, echo=sys.stdout))
+    code = run_peer(folder, me, run, report_error=report_error, echo=sys.stdout)
+    if stay and _has_finished(folder.peer(me)):
+        from peers.idle import wait_for_sigterm
+
+        with suppress(OSError):
+            click.echo(f"peer {me}: finished; waiting for SIGTERM")
+        wait_for_sigterm()
+    sys.exit(code)
+
+
+def _has_finished(files: PeerFolder) -> bool:
+    """Whether the last process of the peer has finished the run, and none has started since."""
+    result = files.result()
+    return result is not None and result.phase == "finished"
 
 
 if __name__ == "__main__":

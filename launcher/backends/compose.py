@@ -20,19 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.backends.container_files import (
+    DECODED,
+    FILES,
+    KEYS,
+    RUN,
+    environment,
+    files_of_run,
+    reads_dataset_files,
+)
 from p2pfl.errors import KeysError
 from p2pfl.session.key_files import PUBLIC, check, private_file
 
 if TYPE_CHECKING:
     from p2pfl import PeerId
     from p2pfl.run_file.run import Run
-
-PORT = 5700
-"""Peer i listens on PORT + i. The choice is arbitrary: each container has its own address."""
-
-CONFIG, RUN, KEYS, FILES, DECODED = "/etc/p2pfl", "/run/p2pfl", "/keys", "/data/files", "/data/decoded"
-"""Folders in a container: run file, run folder, keys, dataset files, decoded dataset. In the image, the run folder
-and the last two belong to the user that peers run as, and so do new volumes mounted there."""
 
 BUILD = {
     "BASE": "${BASE:-python:3.12-slim-bookworm}",
@@ -68,16 +70,7 @@ class ComposeFile:
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of every peer. They override the keys of the run file."""
-        return {
-            "P2PFL_FILE": f"{CONFIG}/{self.file.name}",
-            "P2PFL_RUN": RUN,
-            "P2PFL_HOST": "0.0.0.0",
-            "P2PFL_PORT": str(PORT),
-            "P2PFL_ADDRESS": "tcp://peer-{id}:{port}",
-            "P2PFL_KEYS": KEYS,
-            "P2PFL_DATA": FILES,
-            "P2PFL_CACHE": DECODED,
-        }
+        return environment(self.file, "tcp://peer-{id}:{port}")
 
     def _check(self, run: Run) -> None:
         transport = run.file.transport
@@ -113,7 +106,7 @@ class _Writer:
         self.sets = [f"--set={item}" for item in (*settings.sets, *([f"data.root={FILES}"] if root else []))]
         self.files = None
         """Volume or folder with the dataset's files; None if it has none."""
-        if any(path.is_relative_to(FILES) for path in run.loader.files(Path(FILES))):
+        if reads_dataset_files(run):
             self.files = "${P2PFL_DATA:-files}" if root is None else _escaped(str(root))
 
     def lines(self) -> Iterator[str]:
@@ -185,36 +178,7 @@ class _Writer:
 
     def _binds(self) -> dict[str, tuple[Path, str]]:
         """Return the files to mount: {anchor: (path on the host, path in the container)}."""
-        from p2pfl.run_file.plugin_sources import FOLDER
-
-        found = {"file": (self.settings.file, self.file)}
-        for number, path in enumerate(sorted(set(self.run.graph.files))):
-            name = f"graph{number or ''}"
-            found[name] = (self.settings.file.parent / path, os.path.normpath(Path(CONFIG) / path))
-        copied = sorted({(plugin.root / top, top) for plugin in self.run.plugins for top in plugin.tops})
-        for number, (path, top) in enumerate(copied):
-            found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file
-        base = self.settings.file.parent
-        for number, path in enumerate(self._files_outside_of_root()):
-            beside = path.is_relative_to(base.resolve())
-            source = base / path.relative_to(base.resolve()) if beside else path
-            found[f"data{number}"] = (source, self._in_container(path))
-        return found
-
-    def _files_outside_of_root(self) -> list[Path]:
-        """The files of the dataset that are not below ``data.root``, and those of the partition."""
-        root = self.run.file.data.root or Path(FILES)
-        outside = {path for path in self.run.loader.files(root) if not path.is_relative_to(root)}
-        outside |= set(self.run.partition.files().values())
-        return sorted(path for path in outside if outside.isdisjoint(path.parents))
-
-    def _in_container(self, path: Path) -> str:
-        """Where peers look for a file: at an absolute path of the run file, or relative to the run file."""
-        data = self.run.file.data
-        written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given])}
-        if any(str(parent) in written for parent in (path, *path.parents)):
-            return str(path)
-        return os.path.normpath(Path(CONFIG) / os.path.relpath(path, self.settings.file.parent.resolve()))
+        return files_of_run(self.run, self.settings.file)
 
     def _setup_services(self) -> Iterator[str]:
         build = self._build()
@@ -314,15 +278,6 @@ class _Writer:
         for kind in ("keys", "run") if self.settings.keys is None else ("run",):
             for peer in self.peers:
                 yield f"  {kind}-{peer}:"
-
-
-def _texts(value: object) -> Iterator[str]:
-    """All strings in plain values."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts(item)
 
 
 def _bind_source(path: Path) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.backends.compose import BUILD, CONFIG, DECODED, FILES, RUN, ComposeFile
+from launcher.backends.compose import BUILD, ComposeFile
+from launcher.backends.container_files import CONFIG, DECODED, FILES, RUN
 from p2pfl.run_file.load import load
 from p2pfl.session.key_files import write_new
 from tests.launcher_fixtures import Invoke

@@ -1,0 +1,88 @@
+"""Which files of this host a peer in a container needs, and where it looks for them there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from p2pfl.run_file.run import Run
+
+PORT = 5700
+"""Peer i listens on PORT + i. The choice is arbitrary: each container has its own address."""
+
+CONFIG, RUN, KEYS, FILES, DECODED = "/etc/p2pfl", "/run/p2pfl", "/keys", "/data/files", "/data/decoded"
+"""Folders in a container: run file, run folder, keys, dataset files, decoded dataset. In the image, the run folder
+and the last two belong to the user that peers run as, and so do new volumes mounted there."""
+
+
+def environment(file: Path, address: str) -> dict[str, str]:
+    """Return the environment variables of every peer of the run ``file``. They override the keys of the run file.
+
+    Args:
+        address: template of the peers' addresses.
+    """
+    return {
+        "P2PFL_FILE": f"{CONFIG}/{file.name}",
+        "P2PFL_RUN": RUN,
+        "P2PFL_HOST": "0.0.0.0",
+        "P2PFL_PORT": str(PORT),
+        "P2PFL_ADDRESS": address,
+        "P2PFL_KEYS": KEYS,
+        "P2PFL_DATA": FILES,
+        "P2PFL_CACHE": DECODED,
+    }
+
+
+def reads_dataset_files(run: Run) -> bool:
+    """Whether the run's dataset has files below ``data.root``."""
+    return any(path.is_relative_to(FILES) for path in run.loader.files(Path(FILES)))
+
+
+def files_of_run(run: Run, file: Path) -> dict[str, tuple[Path, str]]:
+    """Return the files, or folders, that peers read besides the dataset: {name: (path here, path in a container)}.
+
+    Paths here are relative to the same folder as ``file``, the run file.
+    """
+    from p2pfl.run_file.plugin_sources import FOLDER
+
+    found = {"file": (file, f"{CONFIG}/{file.name}")}
+    for number, path in enumerate(sorted(set(run.graph.files))):
+        found[f"graph{number or ''}"] = (file.parent / path, os.path.normpath(Path(CONFIG) / path))
+    copied = sorted({(plugin.root / top, top) for plugin in run.plugins for top in plugin.tops})
+    for number, (path, top) in enumerate(copied):
+        found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file
+    base = file.parent
+    for number, path in enumerate(_files_outside_of_root(run)):
+        beside = path.is_relative_to(base.resolve())
+        source = base / path.relative_to(base.resolve()) if beside else path
+        found[f"data{number}"] = (source, _in_container(run, file, path))
+    return found
+
+
+def _files_outside_of_root(run: Run) -> list[Path]:
+    """The files of the dataset that are not below ``data.root``, and those of the partition."""
+    root = run.file.data.root or Path(FILES)
+    outside = {path for path in run.loader.files(root) if not path.is_relative_to(root)}
+    outside |= set(run.partition.files().values())
+    return sorted(path for path in outside if outside.isdisjoint(path.parents))
+
+
+def _in_container(run: Run, file: Path, path: Path) -> str:
+    """Where peers look for ``path``: at an absolute path of the run file, or relative to the run file."""
+    data = run.file.data
+    written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given])}
+    if any(str(parent) in written for parent in (path, *path.parents)):
+        return str(path)
+    return os.path.normpath(Path(CONFIG) / os.path.relpath(path, file.parent.resolve()))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All strings in plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
