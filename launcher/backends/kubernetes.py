@@ -258,7 +258,7 @@ class _Writer:
 
     def _container(self, name: str, mounts: Sequence[Manifest], **more: Any) -> Manifest:
         """Return a container with the restrictions and resources of a peer."""
-        resources: dict[str, Any] = {"cpu": self._cpus, "memory": self.settings.memory}
+        memory: Manifest = {"memory": self.settings.memory}
         return {
             "name": name,
             "image": self.settings.image,
@@ -268,7 +268,8 @@ class _Writer:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             },
-            "resources": {"requests": resources, "limits": dict(resources)},
+            # No limit on CPUs: a peer computes with `threads` threads; throttling would also delay health checks.
+            "resources": {"requests": {"cpu": self._cpus, **memory}, "limits": dict(memory)},
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *mounts],
             **more,
         }

@@ -4,6 +4,8 @@
     [USER@]HOST:FOLDER          the same on another host, through `ssh` and `tar` there
     container:NAME[:FOLDER]     the same in a container, running or not, through `docker cp`
     compose:[FILE]              the containers of all peers of a compose project
+    pod:NAMESPACE/NAME          the same in a peer's pod, through `kubectl exec` and `tar` there
+    k8s:[[NAMESPACE/]NAME]      the pods of all peers of `p2pfl k8s`, of one run or of all runs of a namespace
 
 Only regular files that belong to a run folder (``is_wanted``) are copied, because untrusted users may have added
 links and other files.
@@ -31,6 +33,8 @@ from launcher.errors import CollectError
 
 IN_CONTAINER = "/run/p2pfl"
 """The run folder in a container, unless its P2PFL_RUN names another."""
+PEER_CONTAINER = "peer"
+"""The container of a peer in the pods of `p2pfl k8s`."""
 MAX_DEPTH = 2
 """How many levels below the given folder to search for run folders."""
 RUN_FILES = ("run.yaml", "run.json")
@@ -88,6 +92,10 @@ def parse(text: str) -> LocationSpec:
         return Container(name, folder or IN_CONTAINER)
     if scheme == "compose":
         return Compose(Path(rest).absolute())
+    if scheme == "pod" and "/" in rest:
+        return Pod(*_names(text, rest))
+    if scheme == "k8s":
+        return Kubernetes(*_names(text, rest if "/" in rest else f"/{rest}"))
     remote = re.fullmatch(r"((?:[^/:@\[\]]+@)?(?:[^/:@\[\]]+|\[[^/\[\]]+\])):(.*)", text)
     if remote is None or Path(text).exists():
         return Folder(Path(text).absolute())
@@ -208,10 +216,14 @@ class Remote:
     def fetch(self, into: Path, checkpoints: bool, limit: Limit) -> None:
         # The quotes keep the remote shell from expanding ~; ssh starts in the home folder anyway.
         folder = re.sub(r"^~(/+|$)", "", self.folder) or "."
-        excluded = ["*.tmp", "addresses", "slots", "mps", "journal"] + ["checkpoint*"] * (not checkpoints)
-        remote = ["tar", "-C", folder, *(f"--exclude={name}" for name in excluded), "-cf", "-", "."]
-        command = [*SSH, "--", self.host, shlex.join(remote)]
+        command = [*SSH, "--", self.host, shlex.join(_tar(folder, checkpoints))]
         untar(command, into, partial(is_wanted, checkpoints=checkpoints), limit, (0, TAR_FILES_CHANGED))
+
+
+def _tar(folder: str, checkpoints: bool) -> list[str]:
+    """Return the command that writes the files of ``folder`` to stdout, without those never wanted."""
+    excluded = ["*.tmp", "addresses", "slots", "mps", "journal"] + ["checkpoint*"] * (not checkpoints)
+    return ["tar", "-C", folder, *(f"--exclude={name}" for name in excluded), "-cf", "-", "."]
 
 
 @dataclass(frozen=True)
@@ -264,6 +276,83 @@ def _peer_container(container: dict[str, Any]) -> Container | None:
     if "P2PFL_ME" not in environment and not re.fullmatch(r"(peer|gpu)-\d+", service):
         return None
     return Container(container["Name"].lstrip("/"), environment.get("P2PFL_RUN", IN_CONTAINER))
+
+
+# ---- a Kubernetes cluster ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pod:
+    """The run folder in the pod of one peer, in the cluster of kubectl's current context."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"pod:{self.namespace}/{self.name}"
+
+    def locations(self) -> list[Pod]:
+        return [self]
+
+    def fetch(self, into: Path, checkpoints: bool, limit: Limit) -> None:
+        command = [
+            "kubectl",
+            "exec",
+            f"--namespace={self.namespace}",
+            self.name,
+            f"--container={PEER_CONTAINER}",
+            "--",
+        ]
+        allowed = (0, TAR_FILES_CHANGED)  # kubectl exits with the code of the command
+        untar(
+            [*command, *_tar(IN_CONTAINER, checkpoints)],
+            into,
+            partial(is_wanted, checkpoints=checkpoints),
+            limit,
+            allowed,
+        )
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """The pods of all peers of ``p2pfl k8s``, in the cluster of kubectl's current context.
+
+    Attributes:
+        namespace: empty for kubectl's current namespace.
+        name: prefix of the run's objects; empty for all runs.
+    """
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"k8s:{self.namespace}/{self.name}" if self.namespace else f"k8s:{self.name}"
+
+    def locations(self) -> list[Pod]:
+        labels = ["app.kubernetes.io/name=p2pfl", "app.kubernetes.io/component=peer"]
+        labels += [f"app.kubernetes.io/instance={self.name}"] if self.name else []
+        where = [f"--namespace={self.namespace}"] if self.namespace else []
+        answer = _output(["kubectl", "get", "pods", *where, f"--selector={','.join(labels)}", "--output=json"])
+        pods = [(pod["metadata"]["namespace"], pod["metadata"]["name"]) for pod in json.loads(answer)["items"]]
+        if not pods:
+            raise CollectError("no pods of peers; name the run as NAMESPACE/NAME, or start it")
+        return [Pod(*pod) for pod in sorted(pods, key=lambda pod: (pod[0], _ordinal(pod[1])))]
+
+
+def _names(text: str, names: str) -> tuple[str, str]:
+    namespace, _, name = names.partition("/")
+    if not re.fullmatch(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?)?", name) or not re.fullmatch(r"[-a-z0-9]*", namespace):
+        raise CollectError(f"{text}: expected k8s:NAME, k8s:NAMESPACE/NAME or pod:NAMESPACE/NAME")
+    return namespace, name
+
+
+def _ordinal(pod: str) -> tuple[str, int]:
+    """Return a key that sorts mesh-2 before mesh-10."""
+    stem, _, number = pod.rpartition("-")
+    return (stem, int(number)) if number.isdecimal() else (pod, 0)
+
+
+# ---- commands ------------------------------------------------------------------------------------------------
 
 
 def _compose() -> list[str]:

@@ -21,6 +21,13 @@ from launcher.commands.group import JSON, echo, make_console
     metavar="[FILE]",
     help="Collect from the containers of a compose project: that of FILE, or of the working directory.",
 )
+@click.option(
+    "--k8s",
+    is_flag=False,
+    flag_value="",
+    metavar="[[NAMESPACE/]NAME]",
+    help="Collect from the pods of `p2pfl k8s`: those of run NAME, or all in kubectl's current namespace.",
+)
 @click.option("--checkpoints", is_flag=True, help="Also collect checkpoints, which are large.")
 @click.option(
     "--max-gb",
@@ -31,19 +38,29 @@ from launcher.commands.group import JSON, echo, make_console
 )
 @JSON
 def collect(
-    into: Path, locations: tuple[str, ...], compose: str | None, checkpoints: bool, max_gb: float, as_json: bool
+    into: Path,
+    locations: tuple[str, ...],
+    compose: str | None,
+    k8s: str | None,
+    checkpoints: bool,
+    max_gb: float,
+    as_json: bool,
 ) -> None:
     """Collect the files of peers on other hosts in a run folder.
 
-    A LOCATION is a run folder or a folder of run folders, HOST:FOLDER (over ssh), or container:NAME. INTO is a new
-    folder, or an earlier collection to update; without a LOCATION, it is updated from the previous ones. The run may
-    still be going on. Exit with 1 if a location could not be read.
+    A LOCATION is a run folder or a folder of run folders, HOST:FOLDER (over ssh), container:NAME or
+    pod:NAMESPACE/NAME. INTO is a new folder, or an earlier collection to update; without a LOCATION, it is updated
+    from the previous ones. The run may still be going on. Exit with 1 if a location could not be read.
     """
     from launcher.collect.collection import collect as collect_folders
     from launcher.views.print_summary import failure_lines, print_summary
 
     console = make_console(err=as_json)
-    given = [*locations, *([] if compose is None else [f"compose:{compose}"])]
+    given = [
+        *locations,
+        *([] if compose is None else [f"compose:{compose}"]),
+        *([] if k8s is None else [f"k8s:{k8s}"]),
+    ]
     collected = collect_folders(into, given, console.print, checkpoints, int(max_gb * 1e9))
     if as_json:
         echo(json.dumps(collected.summary.to_dict()))
