@@ -295,22 +295,10 @@ class Pod:
         return [self]
 
     def fetch(self, into: Path, checkpoints: bool, limit: Limit) -> None:
-        command = [
-            "kubectl",
-            "exec",
-            f"--namespace={self.namespace}",
-            self.name,
-            f"--container={PEER_CONTAINER}",
-            "--",
-        ]
+        command = ["kubectl", "exec", "--pod-running-timeout=10s", f"--namespace={self.namespace}", self.name]
+        command += [f"--container={PEER_CONTAINER}", "--", *_tar(IN_CONTAINER, checkpoints)]
         allowed = (0, TAR_FILES_CHANGED)  # kubectl exits with the code of the command
-        untar(
-            [*command, *_tar(IN_CONTAINER, checkpoints)],
-            into,
-            partial(is_wanted, checkpoints=checkpoints),
-            limit,
-            allowed,
-        )
+        untar(command, into, partial(is_wanted, checkpoints=checkpoints), limit, allowed)
 
 
 @dataclass(frozen=True)
