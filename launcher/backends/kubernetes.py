@@ -314,7 +314,7 @@ class _Writer:
             [*self.mounts[1], *self._peer_mounts()],
             args=["--stay", *map(_literal, self.sets), *(["--set=device=cuda"] if self.settings.gpu else [])],
             env=self._variables,
-            startupProbe={**health, "periodSeconds": 5, "failureThreshold": 120},  # a pod may decode the dataset
+            startupProbe={**health, "periodSeconds": 10, "failureThreshold": 60},  # a pod may decode the dataset
             readinessProbe={**health, "periodSeconds": 15, "failureThreshold": 3},
             livenessProbe={**health, "periodSeconds": 30, "failureThreshold": 4},
         )
@@ -339,6 +339,8 @@ class _Writer:
             {"name": "all-keys", "secret": {**files, "defaultMode": 0o440}},
             {"name": "keys", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
         ]
+        if not self.downloads:
+            volumes.append({"name": "decoded", "emptyDir": {}})  # each pod decodes the dataset
         if self.reads_files:
             claim = self.settings.data_claim or f"{self.name}-data"
             volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}})
@@ -367,13 +369,13 @@ class _Writer:
 
     def _peer_mounts(self) -> Iterator[Manifest]:
         yield {"name": "keys", "mountPath": KEYS, "readOnly": True}
-        yield {"name": "run", "mountPath": RUN, "subPath": "run"}
+        yield {"name": "run", "mountPath": RUN}
         if self.downloads:
             yield {**self._data_mount, "readOnly": True}
             return
         if self.reads_files:
             yield {"name": "data", "mountPath": FILES, "readOnly": True}
-        yield {"name": "run", "mountPath": DECODED, "subPath": "decoded"}  # each peer decodes the dataset
+        yield {"name": "decoded", "mountPath": DECODED}
 
     def _claim(self, access: str, size: str) -> Manifest:
         spec: Manifest = {"accessModes": [access], "resources": {"requests": {"storage": size}}}
