@@ -42,7 +42,7 @@ def _label(context: click.Context, option: click.Parameter, text: str | None) ->
 @FILE
 @SETS
 @click.option("--image", metavar="NAME", required=True, help="Image that the cluster can pull.")
-@click.option("--name", help="Prefix of the names of all objects. Default: the run's name.")
+@click.option("--name", metavar="NAME", help="Prefix of the names of all objects. Default: the run's name.")
 @click.option(
     "--keys",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
