@@ -35,9 +35,10 @@ def start() -> Iterator[Any]:
         yield start
 
 
-def health(folder: Any, *options: str) -> int:
+def health(folder: Any, *options: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "peers", "--health", "--run", str(folder.root), "--me", "0", *options]
-    return subprocess.run(command, capture_output=True).returncode
+    asked = subprocess.run(command, capture_output=True, text=True)
+    return asked.returncode, asked.stdout
 
 
 def test_a_finished_peer_stays_small_and_healthy_until_sigterm(
@@ -50,8 +51,8 @@ def test_a_finished_peer_stays_small_and_healthy_until_sigterm(
         assert psutil.Process(process.pid).memory_info().rss < 50e6  # bytes
         result = folder.peer(peer).result()
         assert (result.phase, result.rounds_done) == ("finished", 2)
-    assert health(folder, "--stay") == 0
-    assert health(folder) == 1
+    assert health(folder, "--stay") == (0, "peer 0 has finished\n")
+    assert health(folder) == (1, "peer 0 does not answer: last seen finished\n")
     digest = folder.peer(0).result().digest
     for process in processes:
         process.terminate()
@@ -74,4 +75,4 @@ def test_a_peer_that_is_stopped_before_the_end_does_not_stay(
         process.send_signal(signal.SIGTERM)
     assert [process.wait() for process in processes] == [0, 0]
     assert folder.peer(0).result().phase == "stopped"
-    assert health(folder, "--stay") == 1
+    assert health(folder, "--stay") == (1, "peer 0 does not answer: last seen stopped\n")
