@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from launcher.backends.processes import RUNNING
 from launcher.report.events import Events
 from launcher.report.history import History
+from launcher.report.learned import Learned
 from launcher.views.formatting import duration, ids, percent
 from launcher.views.summary import Summary
 
@@ -29,10 +30,10 @@ class Finding:
     text: str
 
 
-def find(summary: Summary, history: History, events: Events) -> list[Finding]:
+def find(summary: Summary, history: History, events: Events, learned: Learned) -> list[Finding]:
     """Return what stands out, the worst first; a good word if nothing does."""
-    found = [*_ended(summary), *_inaccurate(summary), *_slow(history), *_isolated(history), *_lost(summary, history)]
-    found += _restarted(events) + _progress(history)
+    found = [*_ended(summary), *_inaccurate(summary, history, learned), *_slow(history), *_isolated(history)]
+    found += _lost(summary, history) + _restarted(events) + _progress(history)
     order = {"bad": 0, "look": 1, "good": 2}
     if not any(finding.level != "good" for finding in found):
         found.insert(0, Finding("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
@@ -49,17 +50,56 @@ def _ended(summary: Summary) -> list[Finding]:
     return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()] + still
 
 
-def _inaccurate(summary: Summary) -> list[Finding]:
+def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Finding]:
+    """Name the peers far below the others, each compared in the last round that it has evaluated."""
     known = {peer.peer: peer.accuracy for peer in summary.peers if peer.accuracy is not None}
-    if len(known) < 4:
-        return []
-    middle = median(known.values())
-    usual = 1.4826 * median(abs(value - middle) for value in known.values())
-    low = {peer: value for peer, value in known.items() if middle - value > max(FEW_POINTS, 3 * usual)}
+    by_round, last = _evaluations(history)
+    latest = max(last.values(), default=0)
+    low = []
+    for peer, value in known.items():
+        early = last.get(peer, latest) < latest  # others went on learning
+        others = by_round[last[peer]] if early else list(known.values())
+        middle = median(others)
+        usual = 1.4826 * median(abs(other - middle) for other in others)
+        if len(others) >= 4 and middle - value > max(FEW_POINTS, 3 * usual):
+            when = f" after round {last[peer]}" if early else ""
+            low.append((value, peer, middle, when))
     return [
-        Finding("look", f"Peer {peer} is far less accurate: {percent(value)} %, the median is {percent(middle)} %.")
-        for peer, value in sorted(low.items(), key=lambda item: item[1])[:5]
+        Finding(
+            "look",
+            f"Peer {peer} is far less accurate: {percent(value)} %{when}, the median is {percent(middle)} %."
+            f"{_renaming(learned.confusion.get(peer, []), 0.75 * middle)}",
+        )
+        for value, peer, middle, when in sorted(low)[:5]
     ]
+
+
+def _evaluations(history: History) -> tuple[Mapping[int, list[float]], dict[int, int]]:
+    """Return all accuracies by round, and the last round that each peer has evaluated."""
+    by_round: dict[int, list[float]] = defaultdict(list)
+    last: dict[int, int] = {}
+    for row in history.rows:
+        if row["accuracy"] is not None:
+            by_round[row["t"]].append(row["accuracy"])
+            last[row["peer"]] = max(row["t"], last.get(row["peer"], 0))
+    return by_round, last
+
+
+def _renaming(confusion: Sequence[Sequence[int]], least: float) -> str:
+    """Doubt the labels if a fraction ``least`` of the predictions would be right under other names of classes."""
+    chosen: dict[int, tuple[int, int]] = {}
+    for label, predicted, count in confusion:
+        if count > chosen.get(label, (0, 0))[1]:
+            chosen[label] = predicted, count
+    samples = sum(count for _, _, count in confusion)
+    found = {label: predicted for label, (predicted, _) in chosen.items()}
+    moved = {label: predicted for label, predicted in found.items() if label != predicted}
+    right = sum(count for _, count in chosen.values())
+    if not moved or len(set(found.values())) < len(found) or right < least * samples:
+        return ""
+    listed = ", ".join(f"{label} as {predicted}" for label, predicted in list(moved.items())[:5])
+    more = ", …" if len(moved) > 5 else ""
+    return f" It predicts class {listed}{more}: are its labels right?"
 
 
 def training_times(history: History) -> dict[int, float]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
-from launcher.report.events import MAX_EVENTS
 from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
 from launcher.report.page import document, escape, figure, findings, select, table, tiles
@@ -263,9 +262,10 @@ def _faults(run: Collected) -> str:
     events = run.events
     if not events.count:
         return "<p>No warnings, faults or restarts are in the logs.</p>"
-    shown = f", the first {MAX_EVENTS} of {events.count}" if events.count > MAX_EVENTS else ""
-    rows = [[entry["at"], str(entry["peer"]), entry["level"], entry["text"]] for entry in events.shown]
-    listed = table(f"Events in the logs{shown}", ["time", "peer", "level", "event"], rows)
+    listed_events = sum(len(entry["peers"]) for entry in events.shown)
+    shown = f", the first {listed_events} of {events.count}" if events.count > listed_events else ""
+    rows = [[entry["at"], formatting.ids(entry["peers"]), entry["level"], entry["text"]] for entry in events.shown]
+    listed = table(f"Events in the logs{shown}", ["time", "peers", "level", "event"], rows)
     return f'<div class="left">{listed}</div>'
 
 
