@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.report.numbers import mapping, name, number, peer_id, rounded
 
-MAX_ROWS = 12_000
+MAX_ROWS = 6_000
 """Rows of peers and rounds that a page holds; of longer runs, rounds are left out evenly."""
 MAX_CELLS = 200_000
 """Cells of all matrices of mixing weights that a page holds; likewise."""

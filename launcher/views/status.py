@@ -297,8 +297,9 @@ def _lines(status: RunStatus) -> list[str]:
 
 def _is_ordinary(source: PeerLine | None) -> bool:
     """Return whether a peer is just about to send: it lives, and has not been in its phase for long."""
-    working = source is not None and source.alive and source.state in ("training", "queued", "evaluating")
-    return working and source.seconds is not None and source.seconds < ORDINARY  # type: ignore[union-attr]
+    if source is None or not source.alive or source.state not in ("training", "queued", "evaluating"):
+        return False
+    return source.seconds is not None and source.seconds < ORDINARY
 
 
 def watch(folder: RunFolder) -> Iterator[RunStatus]:
