@@ -72,7 +72,7 @@ def main(
         else:
             folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).require_local()
             if not folder.peer(me).root.is_dir():
-                raise click.UsageError(f"{folder.root} has no folder of peer {me}")
+                raise click.UsageError(printable(f"{folder.root} has no folder of peer {me}"))
     except P2pflError as error:
         raise click.ClickException(printable(str(error))) from None
     with suppress(OSError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +26,27 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
     click.echo(prefix + printable(text), err=err, nl=nl)
 
 
+@contextmanager
+def _escaping() -> Iterator[None]:
+    """Escape control characters in the messages of click, which quote arguments: a script may take them from files."""
+    try:
+        yield
+    except click.ClickException as error:
+        message = error.format_message()
+        if printable(message) == message:
+            raise
+        if isinstance(error, click.UsageError):
+            raise click.UsageError(printable(message), error.ctx) from None
+        raise click.ClickException(printable(message)) from None
+
+
 class Group(click.Group):
     """A group that prints errors of this project without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _escaping():
+                return super().invoke(ctx)
         except P2pflError as error:
             echo(f" {error}", prefix=click.style("error:", fg="red", bold=True), err=True)
             ctx.exit(2 if isinstance(error, RunFileError) else 1)

@@ -438,7 +438,15 @@ def test_several_runs_give_one_page_with_tests_and_differences(
     assert outcome.stdout.split() == [str(tmp_path / "all.html")]
     found = Page((tmp_path / "all.html").read_text())
     assert found.of("data-chart") == ["compared"]
-    for words in ("4 runs compared", "lr=0.1 − lr=0.2", "2 seeds", "-25.00", "algorithm.lr", "56.0 ± 7.1"):
+    for words in (
+        "4 runs compared",
+        "not clearly more than lr=0.1",
+        "lr=0.1 − lr=0.2",
+        "2 seeds",
+        "-25.00",
+        "algorithm.lr",
+        "56.0 ± 7.1",
+    ):
         assert words in found.text
 
 
