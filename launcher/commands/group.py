@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
 
 @contextmanager
 def _escaping() -> Iterator[None]:
-    """Escape control characters in the messages of click, which quote arguments: a script may take them from files."""
+    """Escape control characters in messages of click, which quote arguments, perhaps taken from files by a script."""
     try:
         yield
     except click.ClickException as error:
@@ -59,7 +60,22 @@ def commands() -> None:
 
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
-FILE = click.argument("file", type=click.Path(path_type=Path))
+
+
+def require_file(context: click.Context, argument: click.Parameter, file: Path | None) -> Path | None:
+    """Reject a run file that does not exist before torch is imported, which takes seconds."""
+    if file is None or file.exists():
+        return file
+    from p2pfl.errors import Problem
+    from p2pfl.run_file.options import closest
+
+    siblings = [path.name for path in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []
+    near = closest(file.name, siblings)
+    hint = "" if near is None else f"; did you mean {str(file.with_name(near))!r}?"
+    raise RunFileError([Problem(str(file), "", f"cannot be read: {os.strerror(errno.ENOENT)}{hint}")])
+
+
+FILE = click.argument("file", type=click.Path(path_type=Path), callback=require_file)
 SETS = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key of the run file, e.g. algorithm.lr=0.01."
 )

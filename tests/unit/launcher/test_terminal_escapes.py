@@ -105,6 +105,7 @@ ARGUMENTS: dict[str, Callable[[Hostile], list[list[object]]]] = {
     "list": lambda it: [[it.runs], [it.runs / f"missing{NAME}"]],
     "logs": lambda it: [[it.one], [it.one, "--peer", 0, "--grep", "evil"], [it.one, "--since", EVIL], [it.runs]],
     "models": lambda it: [["--plugin", it.runs / f"{NAME}.py"], [EVIL]],
+    "names": lambda it: [["--plugin", it.runs / f"{NAME}.py"], [EVIL], ["graph", EVIL]],
     "new": lambda it: [[it.out], [it.one]],
     "report": lambda it: [[it.one, "--without-models"], [it.one, it.two, "-o", f"{it.out}.html"], [it.runs]],
     "resume": lambda it: [[it.runs], [it.one]],
