@@ -296,8 +296,8 @@ def _lines(status: RunStatus) -> list[str]:
 
 
 def _is_ordinary(source: PeerLine | None) -> bool:
-    """Return whether a peer is just about to send: it lives, and has not been in its phase for long."""
-    if source is None or not source.alive or source.state not in ("training", "queued", "evaluating"):
+    """Return whether a peer is probably about to send: it lives, and has not been in its phase for long."""
+    if source is None or not source.alive or source.state in (SUSPENDED, "starting"):
         return False
     return source.seconds is not None and source.seconds < ORDINARY
 
