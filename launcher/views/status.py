@@ -119,7 +119,7 @@ def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine
         t=known.t,
         rounds_done=known.rounds_done,
         accuracy=known.accuracy,
-        waiting_for=known.waiting_for if living and known.phase == "waiting" else [],
+        waiting_for=known.waiting_for if living and state == "waiting" else [],  # not if it is suspended meanwhile
         seconds=seconds if seconds is not None and seconds >= 0 else None,  # negative: of another boot
         bytes_out=known.bytes_out,
         bytes_in=known.bytes_in,

@@ -171,6 +171,20 @@ def test_a_suspended_peer_is_called_so(
     process.send_signal(18)
 
 
+def test_a_peer_that_was_suspended_while_it_waited_holds_up_the_one_that_it_waited_for(
+    make_folder: MakeFolder, invoke: Invoke, make_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = make_folder(results={0: None, 1: None})
+    processes = [make_process(folder, peer) for peer in range(2)]
+    for peer, process in enumerate(processes):
+        folder.peer(peer).write_status(Status(peer, process.pid, "waiting", 3, 3, [1 - peer], 0.5))
+    processes[1].send_signal(19)
+    assert os.waitid(os.P_PID, processes[1].pid, os.WSTOPPED) is not None
+    (hold,) = json.loads(invoke("status", folder.root, "--json").stdout)["holds"]
+    assert (hold["source"], hold["peers"], hold["why"]) == (1, [0], "suspended in round 3")
+    processes[1].send_signal(18)
+
+
 # ---- show
 
 
