@@ -75,7 +75,9 @@ def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
     found = run.summary.accuracy
     if found is not None:
         kind = "masked; " if run.summary.masked_test else ""
-        worst = f"{kind}worst tenth {formatting.percent(found.worst_tenth)} %"
+        middle = median(peer.accuracy for peer in run.summary.peers if peer.accuracy is not None)
+        of_all = f"median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
+        worst = kind + of_all
         return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
     last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
     if last:
