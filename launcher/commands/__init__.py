@@ -47,6 +47,7 @@ for command in (
     export.export,
     report.report,
     collect.collect,
+    describe.names,
     describe.algorithms,
     describe.models,
     describe.graph,
