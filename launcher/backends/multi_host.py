@@ -19,7 +19,8 @@ from setproctitle import setproctitle
 
 from launcher.backends import hosts as backends
 from launcher.backends.follow import Restart, follow
-from launcher.backends.host_group import Files, HostGroup
+from launcher.backends.host_connection import Files
+from launcher.backends.host_group import HostGroup
 from launcher.backends.host_state import HostState, launcher_title
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.local import check_keys

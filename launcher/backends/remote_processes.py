@@ -29,8 +29,7 @@ class Remote:
         self._folder = folder
         self._written: HostState | None = None
         self.fork = group.fork
-        self.kill = group.kill
-        self.restart = group.restart
+        self.kill = group.close
 
     def processes(self, peers: Iterable[PeerId]) -> RemoteProcesses:
         """Return the peers to follow: ``peers``, and those that run already."""
@@ -41,6 +40,9 @@ class Remote:
         if found or self._written is None:
             self.write_state()
         return found
+
+    def restart(self) -> None:
+        """Nothing: the group starts each host again by itself."""
 
     def write_state(self) -> None:
         """Write down which peers run, for other commands."""
