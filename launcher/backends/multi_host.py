@@ -62,6 +62,8 @@ class Settings:
     has_addresses: bool
     keys: str | None
     insecure: bool
+    slots: int | None
+    threads: int
 
     @classmethod
     def of(cls, run: Run) -> Settings:
@@ -75,6 +77,8 @@ class Settings:
             has_addresses=bool(transport.address or transport.hosts),
             keys=None if transport.keys is None else str(Path(transport.keys).absolute()),
             insecure=transport.insecure,
+            slots=run.file.slots,
+            threads=run.file.threads,
         )
 
 
@@ -142,9 +146,18 @@ def resume(
     settings = in_child(prepare)
     if absent := sorted(set(peers) - set(range(settings.peers))):
         raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has 0 to {settings.peers - 1}")
-    with HostGroup(backend, hosts, _this_version()) as group:
-        group.connect()
-        group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=False)
+    with HostGroup(backend, backend.hosts() or hosts, _this_version()) as group:
+        found = group.connect()
+        moved = {host.name for host in found} != {host.name for host in hosts}
+        if moved:  # another allocation
+            hosts = backends.place(settings.peers, found, group.cores)
+            folder.write_info({**folder.info, "hosts": backends.to_save(backend, hosts)})
+        group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=moved)
+        if moved and not group.shared:
+            raise LaunchError(
+                f"{folder.root}: its checkpoints are on other hosts than those of now; resume it there, or keep run "
+                "folders on a file system that all hosts share"
+            )
         ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
         if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
@@ -293,6 +306,8 @@ def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], address
             changes["transport.keys"] = keys if shared else f"{root}/{KEYS}"
         if host.slots is not None:
             changes["slots"] = host.slots
+        elif host.cores is not None and settings.slots is None:
+            changes["slots"] = max(1, host.cores // settings.threads)
         return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
     def port(host: Host) -> int:
