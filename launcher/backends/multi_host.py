@@ -105,9 +105,7 @@ def launch(
         folder, settings = in_child(prepare)
         placed = backends.place(settings.peers, found, group.cores)
         if host_dir is not None:
-            placed = [
-                replace(host, folder=host.folder or f"{host_dir.rstrip('/')}/{folder.root.name}") for host in placed
-            ]
+            placed = [replace(host, folder=host.folder or _folder_on(host, host_dir, folder)) for host in placed]
         folder.write_info({**folder.info, "hosts": backends.to_save(backend, placed)})
         for host in placed:
             console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
@@ -257,6 +255,11 @@ def _follow(
 
     seconds = seconds_before + processes.seconds
     return summarize(folder, processes.exit_codes, seconds, Topology(settings.neighbors), processes.errors)
+
+
+def _folder_on(host: Host, host_dir: str, folder: RunFolder) -> str:
+    """Return the run folder on a host; ``host_dir`` may contain ``{host}``."""
+    return f"{host_dir.replace('{host}', host.name).rstrip('/')}/{folder.root.name}"
 
 
 def _write_state(folder: RunFolder, group: HostGroup, launcher: int) -> None:

@@ -93,7 +93,11 @@ def run_options(command: Command) -> Command:
     help="What starts the peers: this host, or several hosts by ssh, in a Slurm allocation, or by Ray.",
 )
 @click.option("--hosts", type=click.Path(path_type=Path), help="With --backend ssh: YAML list of hosts.")
-@click.option("--host-dir", help="Folder for run folders on other hosts; default: the same path as here.")
+@click.option(
+    "--host-dir",
+    metavar="FOLDER",
+    help="Folder for run folders on other hosts; {host} is replaced by the host's name.  [the same path as here]",
+)
 @click.option("--sbatch", is_flag=True, help="With --backend slurm: print a batch script and start nothing.")
 @UI
 @METRICS_PORT
