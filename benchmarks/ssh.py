@@ -184,7 +184,7 @@ def calm(lab: Lab) -> str:
 
 
 def killed(lab: Lab) -> str:
-    lab.write("killed", {**RUN, **SLOW, "rounds": 40})
+    lab.write("killed", {**RUN, **SLOW, "rounds": 60})
     process = lab.launch("killed")
     lab.wait_for_round("killed", 4)
     status = lab.folder("killed").peer(3).status()
