@@ -121,7 +121,8 @@ class HostGroup:
         self._wait_for("opened")
         if self._probing:
             self._wait_for("listening")
-            self._probe(files)
+            for each in self._connections:
+                _probe(each, {self._of_peer[j] for i in each.host.peers for j in files.neighbors[i]} - {each})
             self._wait_for("probed")
         self._probing = False
         if load:
@@ -155,13 +156,6 @@ class HostGroup:
         except LaunchError as error:
             self._ended(host, str(error))
 
-    def _probe(self, files: Files) -> None:
-        """Ask every host to connect to those that have neighbors of its peers."""
-        for each in self._connections:
-            near = {self._of_peer[j] for i in each.host.peers for j in files.neighbors[i]} - {each}
-            targets = {other.host.name: (other.address, other.port) for other in near}
-            each.send("probe", hosts=targets)
-
     # ---- the peers -------------------------------------------------------------------------------------------
 
     def fork(self, folder: RunFolder, peers: Iterable[PeerId], /) -> None:
@@ -190,8 +184,7 @@ class HostGroup:
     def events(self, timeout: float) -> list[Event]:
         """Return the events of all hosts since the last call; wait up to ``timeout`` seconds for the first."""
         found, self._queued = self._queued + self._overdue(), []
-        if found:
-            timeout = 0.0
+        timeout = 0.0 if found else timeout
         streams = {each.stream.events: each for each in self._connections if each.stream is not None}
         unsent = {
             each.stream.requests: each.stream
@@ -266,7 +259,8 @@ class HostGroup:
         elif kind == "listening":
             host.port, host.state = event["port"], "listening"
         elif kind == "probed":
-            self._judge(host, event["failures"])
+            host.state = "probed"
+            _check_connections(event["failures"], self._connections)
         elif kind == "ready":
             return self._ready(host)
         elif kind == "synced":
@@ -300,18 +294,6 @@ class HostGroup:
             host.send("listen", port=self._files.port(host.host))
         elif not self._preparing:  # it has come back
             host.load(self._files)
-
-    def _judge(self, host: HostConnection, failures: Mapping[str, str]) -> None:
-        """Raise LaunchError if a host cannot connect to others."""
-        host.state = "probed"
-        others = {each.host.name: each for each in self._connections}
-        problems = [
-            f"cannot connect to host {name} at {others[name].address}, port {others[name].port}: {reason}"
-            for name, reason in failures.items()
-        ]
-        if problems:
-            remedy = "open the TCP ports between the hosts (transport.port limits them), and check the addresses"
-            raise LaunchError(f"{'; '.join(problems)}; {remedy}")
 
     def _ready(self, host: HostConnection) -> list[Event]:
         """Find out which of the wanted peers run, and fork those that wait."""
@@ -370,3 +352,20 @@ class HostGroup:
 def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:
     """Return the exits of the peers of a lost host."""
     return [Event("exited", peer, code=1, error=f"host {host.host.name} is lost") for peer in peers]
+
+
+def _probe(host: HostConnection, near: Iterable[HostConnection]) -> None:
+    """Ask a host to connect to those that have neighbors of its peers."""
+    host.send("probe", hosts={other.host.name: (other.address, other.port) for other in near})
+
+
+def _check_connections(failures: Mapping[str, str], connections: Iterable[HostConnection]) -> None:
+    """Raise LaunchError if a host could not connect to others, given why by their names."""
+    others = {each.host.name: each for each in connections}
+    problems = [
+        f"cannot connect to host {name} at {others[name].address}, port {others[name].port}: {reason}"
+        for name, reason in failures.items()
+    ]
+    if problems:
+        remedy = "open the TCP ports between the hosts (transport.port limits them), and check the addresses"
+        raise LaunchError(f"{'; '.join(problems)}; {remedy}")
