@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
 from p2pfl.session.new_run import create
-from p2pfl.session.peer_log import LEVELS
+from p2pfl.session.peer_log import log_info
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -61,18 +61,7 @@ class LaunchRequest:
 
     def _log(self, peers: int) -> dict[str, Any]:
         """Return ``log`` of run.json, with what differs from the defaults. Raises LaunchError."""
-        log: dict[str, Any] = {} if self.log_format == "text" else {"format": self.log_format}
-        if self.log_size is not None:
-            log["max_bytes"] = self.log_size << 20
-        for given in self.log_levels:
-            peer, _, level = given.rpartition("=")
-            if level not in LEVELS or (peer and not (peer.isdecimal() and int(peer) < peers)):
-                raise LaunchError(
-                    f"--log-level {given}: should be LEVEL or PEER=LEVEL, e.g. 3=debug, with one of "
-                    f"{', '.join(LEVELS)} and a peer from 0 to {peers - 1}"
-                )
-            if peer:
-                log.setdefault("levels", {})[str(int(peer))] = level
-            else:
-                log["level"] = level
-        return log
+        try:
+            return log_info(self.log_format, self.log_levels, self.log_size, peers)
+        except ValueError as error:
+            raise LaunchError(str(error)) from None

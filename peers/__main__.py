@@ -6,11 +6,13 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
 from p2pfl.errors import P2pflError
 from p2pfl.one_thread import ENVIRONMENT
+from p2pfl.session.peer_log import log_info
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
 
@@ -32,6 +34,15 @@ from p2pfl.terminal import printable
 @click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="With --file: override a key of the run file."
 )
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="With --file.  [text]")
+@click.option(
+    "--log-level",
+    "log_levels",
+    multiple=True,
+    metavar="[PEER=]LEVEL",
+    help="With --file: least level to log (debug, info, warning, error), of all peers or one; repeatable.  [info]",
+)
+@click.option("--log-size", type=click.IntRange(min=1), help="With --file: MB of the log before it is rotated.  [64]")
 @click.option("--health", is_flag=True, help="Check this peer's health; exit with 1 if it does not answer.")
 @click.option("--warm", is_flag=True, hidden=True, help="Fork peers on request (for the launcher; see peers.warm).")
 @click.option("--host", is_flag=True, hidden=True, help="The same on another host (see peers.host).")
@@ -41,6 +52,9 @@ def main(
     file: Path | None,
     run_id: str | None,
     sets: tuple[str, ...],
+    log_format: str | None,
+    log_levels: tuple[str, ...],
+    log_size: int | None,
     health: bool,
     warm: bool,
     host: bool,
@@ -71,15 +85,20 @@ def main(
         click.echo(printable(line))
         sys.exit(0 if healthy else 1)
     run = None
+    log_options = log_format is not None or bool(log_levels) or log_size is not None
+    if log_options and file is None:
+        raise click.UsageError("the --log options need --file; those of a run are the options of `p2pfl launch`")
     try:
         if file is not None:
             from peers.standalone import open_or_create
 
             folder, run = open_or_create(file, root, me, run_id, sets)
+            if log_options:
+                folder.write_info({**folder.info, "log": _log(log_format, log_levels, log_size, run.peers)})
         else:
             folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).require_local()
             if not folder.peer(me).root.is_dir():
-                raise click.UsageError(f"{folder.root} has no folder of peer {me}")
+                raise click.UsageError(printable(f"{folder.root} has no folder of peer {me}"))
     except P2pflError as error:
         raise click.ClickException(printable(str(error))) from None
     with suppress(OSError):
@@ -90,6 +109,13 @@ def main(
         click.echo(printable(text), err=True)
 
     sys.exit(run_peer(folder, me, run, report_error=report_error, echo=sys.stdout))
+
+
+def _log(log_format: str | None, levels: tuple[str, ...], megabytes: int | None, peers: int) -> dict[str, Any]:
+    try:
+        return log_info(log_format or "text", levels, megabytes, peers)
+    except ValueError as error:
+        raise click.UsageError(printable(str(error))) from None
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from setproctitle import setproctitle
 
@@ -185,6 +186,7 @@ def _import_what_peers_import(run: Run, data: Data) -> None:
     for peer in first_of.values():
         algorithm = make_algorithm(run, peer, data, torch.device("cpu"), Streams(run.seed, peer))
         torch.save(algorithm.state_dict(), io.BytesIO())
+    np.unique([])  # its first call, in an evaluation, imports numpy.ma
 
 
 def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, message: mmap.mmap) -> None:

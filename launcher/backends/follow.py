@@ -140,7 +140,8 @@ def follow(
         with suppress(OSError):
             (folder.root / "warm.log").write_text(warm.stderr)
     if not processes.started and not processes.stopping:
-        raise LaunchError(f"the process that forks the peers died:\n{warm.stderr.strip() or '(no output)'}")
+        output = warm.stderr.strip() or "(no output)"
+        raise LaunchError(f"the process that forks the peers {warm.outcome}:\n{output}")
     return processes
 
 

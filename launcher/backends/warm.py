@@ -37,7 +37,7 @@ from p2pfl.session.run_folder import RunFolder
 T = TypeVar("T")
 
 EXIT_TIMEOUT = 30.0
-"""Seconds that an idle warm process may take to exit."""
+"""Seconds that an idle warm process may take to exit, also after it has closed its output."""
 
 
 @dataclass(frozen=True)
@@ -116,23 +116,23 @@ class WarmProcess:
 
         def prepare() -> T:
             os.setsid()
+            # What this process was forked with is never collected here: garbage of the launcher has descriptors whose
+            # numbers may be those of others by now, and would close them.
+            gc.freeze()
             os.environ.update(ENVIRONMENT)
             return function()
 
         def serve() -> None:
             sys.stdout.flush()  # what a plug-in has printed, before stdout becomes the pipe of events
-            for descriptor, target in ((requests[0], 0), (events[1], 1), (warm._errors.fileno(), 2)):
+            for descriptor, target in ((warm._errors.fileno(), 2), (requests[0], 0), (events[1], 1)):
                 os.dup2(descriptor, target)
-            # Peers outlive the launcher, and must not hold open what it has inherited or opened. Its objects still
-            # have those descriptors, and close them when they are collected as garbage, which must not hit what is
-            # opened here: so collect them now, never again, and keep the numbers in use.
+            # Peers outlive the launcher, and must not hold open what it has inherited or opened. The numbers stay in
+            # use, because its objects still have them.
             warm._errors.close()
             null = os.open(os.devnull, os.O_RDWR)
             for name in os.listdir("/proc/self/fd"):
                 if int(name) not in (0, 1, 2, null):
                     os.dup2(null, int(name), inheritable=False)
-            gc.collect()
-            gc.freeze()
             sys.argv = ["peers", "--warm"]
             runpy.run_module("peers", run_name="__main__", alter_sys=True)
 
@@ -196,7 +196,10 @@ class WarmProcess:
     @property
     def outcome(self) -> str:
         """How an ``exited`` process ended."""
-        code = self._process.wait()
+        try:
+            code = self._process.wait(EXIT_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return "has closed its output"
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     @property

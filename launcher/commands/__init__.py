@@ -46,6 +46,7 @@ for command in (
     export.export,
     report.report,
     collect.collect,
+    describe.names,
     describe.algorithms,
     describe.models,
     describe.graph,

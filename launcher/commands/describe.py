@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table
+from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table, require_file
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -58,6 +58,45 @@ def algorithms(name: str | None, plugins: tuple[str, ...], as_json: bool) -> Non
 def _yaml_value(value: object) -> str:
     """Format a value as in a run file: null, true, [0.1, 1]."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+@click.command()
+@click.argument("kind", required=False)
+@click.argument("name", required=False)
+@PLUGINS
+@JSON
+def names(kind: str | None, name: str | None, plugins: tuple[str, ...], as_json: bool) -> None:
+    """List all names that a run file can use.
+
+    With KIND (algorithm, dataset, partition, augmentation, graph, model, backbone, head, metric, loss), describe
+    those of this kind; with NAME too, its parameters.
+    """
+    from launcher.views.names import FAMILIES, describe_kind, describe_name, find_kind, kinds
+    from p2pfl.run_file.load import load_plugins
+    from p2pfl.run_file.options import OptionErrors
+
+    load_plugins(plugins)
+    try:
+        found: Any = kinds() if kind is None else describe_kind(find_kind(kind))
+        if kind is not None and name is not None:
+            found = describe_name(find_kind(kind), name)
+    except OptionErrors as error:
+        hint = "KIND" if name is None else "NAME"
+        raise click.BadParameter("; ".join(problem.message for problem in error.problems), param_hint=hint) from None
+    if as_json:
+        echo(json.dumps(found, default=str))
+    elif kind is None:
+        print_table(["kind", "in a run file", "names"], [[k["kind"], k["key"], ", ".join(k["names"])] for k in found])
+        echo(f"models can also be {', '.join(FAMILIES)}, with other numbers, or a path such as package.module:Class")
+    elif name is None:
+        print_table(["name", "description"], [[each["name"], each["summary"]] for each in found])
+    else:
+        echo(f": {found['summary']}", prefix=click.style(found["name"], bold=True))
+        rows = [
+            [note["name"], note["type"], _yaml_value(note["default"]), note["text"]] for note in found["parameters"]
+        ]
+        if rows:
+            print_table(["parameter", "type", "default", "description"], rows)
 
 
 @click.command()
@@ -114,7 +153,7 @@ def _cost_columns(cost: dict[str, Any]) -> list[str]:
 
 
 @click.command()
-@click.argument("file", metavar="FILE|RUN", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE|RUN", type=click.Path(path_type=Path), callback=require_file)
 @SETS
 @PNG
 @click.option(

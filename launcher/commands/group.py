@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +46,27 @@ def open_run(run: Path) -> RunFolder:
     return folder
 
 
+@contextmanager
+def _escaping() -> Iterator[None]:
+    """Escape control characters in messages of click, which quote arguments, perhaps taken from files by a script."""
+    try:
+        yield
+    except click.ClickException as error:
+        message = error.format_message()
+        if printable(message) == message:
+            raise
+        if isinstance(error, click.UsageError):
+            raise click.UsageError(printable(message), error.ctx) from None
+        raise click.ClickException(printable(message)) from None
+
+
 class Group(click.Group):
     """A group that prints errors of this project without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _escaping():
+                return super().invoke(ctx)
         except P2pflError as error:
             echo(f" {error}", prefix=click.style("error:", fg="red", bold=True), err=True)
             ctx.exit(2 if isinstance(error, RunFileError) else 1)
@@ -61,7 +79,22 @@ def commands() -> None:
 
 
 RUN = click.argument("run", type=click.Path(path_type=Path))
-FILE = click.argument("file", type=click.Path(path_type=Path))
+
+
+def require_file(context: click.Context, argument: click.Parameter, file: Path | None) -> Path | None:
+    """Reject a run file that does not exist before torch is imported, which takes seconds."""
+    if file is None or file.exists():
+        return file
+    from p2pfl.errors import Problem
+    from p2pfl.run_file.options import closest
+
+    siblings = [path.name for path in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []
+    near = closest(file.name, siblings)
+    hint = "" if near is None else f"; did you mean {str(file.with_name(near))!r}?"
+    raise RunFileError([Problem(str(file), "", f"cannot be read: {os.strerror(errno.ENOENT)}{hint}")])
+
+
+FILE = click.argument("file", type=click.Path(path_type=Path), callback=require_file)
 SETS = click.option(
     "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a key of the run file, e.g. algorithm.lr=0.01."
 )

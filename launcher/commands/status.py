@@ -48,8 +48,9 @@ def status(run: Path, again: bool, as_json: bool) -> None:
     memory     pages that processes share are divided among them
     queues     messages that arrived and are not yet used (in), and that neighbors have not yet received (out)
 
-    Peers write their state a few times a second, less often if there are more than twelve. With --watch --json, print
-    one line for each update.
+    Peers write their state a few times a second, less often if there are more than twelve. With --watch, a screen
+    that is too low for all peers shows those that failed, hold up others or are furthest behind; with --watch --json,
+    print one line for each update.
     """
     from dataclasses import asdict
 
@@ -69,6 +70,6 @@ def status(run: Path, again: bool, as_json: bool) -> None:
             return
         with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
             for found in watch(folder):
-                live.update(render(found), refresh=True)
+                live.update(render(found, console.height), refresh=True)
     except KeyboardInterrupt:  # the usual way to end it
         sys.exit(128 + signal.SIGINT)

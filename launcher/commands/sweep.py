@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, SETS, echo, make_console
+from launcher.commands.group import JSON, SETS, echo, make_console, require_file
 
 if TYPE_CHECKING:
     from launcher.sweep.folder import SweepFolder
@@ -22,7 +22,7 @@ ONLY_NEW = ("grid", "seeds", "simulate", "out", "sets", "rounds", "space")
 
 
 @click.command()
-@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path), callback=require_file)
 @click.option(
     "--grid",
     multiple=True,

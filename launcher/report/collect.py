@@ -71,6 +71,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
     recorded = history.read(_records(folder))
     logged = event_log.read(folder)
     skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
+    found = learned.read(folder) if models else skipped
     return Collected(
         folder=folder,
         summary=summary,
@@ -79,8 +80,8 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
         info=folder.info,
         history=recorded,
         events=logged,
-        learned=learned.read(folder) if models else skipped,
-        findings=findings.find(summary, recorded, logged),
+        learned=found,
+        findings=findings.find(summary, recorded, logged, found),
     )
 
 

@@ -45,7 +45,13 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
     boxes = []
     if accuracy:
         best = max(accuracy, key=accuracy.__getitem__)
-        boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average"))
+        rivals = [
+            test.second if test.first == best else test.first
+            for test in found
+            if best in (test.first, test.second) and (test.corrected is None or test.corrected >= SIGNIFICANT)
+        ]
+        doubt = f"; not clearly more than {', '.join(rivals)}" if rivals else ""
+        boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average{doubt}"))
     for question, unit, of in (
         ("Least traffic", formatting.size, _bytes),
         ("Shortest", formatting.duration, _seconds),
@@ -67,7 +73,7 @@ def _verdict(test: several.Test) -> tuple[str, str]:
         return "look", f"{text}, from a single pair: not tested."
     pairs = f"{test.pairs} paired {test.unit}"
     if test.corrected < SIGNIFICANT:
-        return "good", f"{text}, which is no chance (p = {test.corrected:.2g}, {pairs})."
+        return "good", f"{text}, which is unlikely to be chance (p = {test.corrected:.2g}, {pairs})."
     return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
 
 

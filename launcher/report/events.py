@@ -13,7 +13,7 @@ from p2pfl.session.run_folder import RunFolder
 
 SHOWN = re.compile(r"^\S+ +(WARNING|ERROR|CRITICAL) |^\S+ +INFO +(resumed|stopped|neighbor declared dead|fault) ")
 MAX_EVENTS = 300
-"""Events that a page lists: the first ones."""
+"""Events that a page lists: the first ones; those that several peers log alike count once."""
 LONGEST = 240
 """Characters of an event."""
 
@@ -21,7 +21,8 @@ LONGEST = 240
 @dataclass
 class Events:
     """Attributes:
-    shown: the first events, each with ``at``, ``peer``, ``level`` and ``text``.
+    shown: the first events, each with ``at``, ``peers``, ``level`` and ``text``; equal ones of several peers
+        are one, with the time of the first.
     count: number of all events.
     restarts: number of times that each peer was started again.
     """
@@ -34,6 +35,7 @@ class Events:
 def read(folder: RunFolder) -> Events:
     """Read the logs of all peers, merged by time; without any, there are no events."""
     events, starts, resumed = Events(), defaultdict(int), defaultdict(int)  # type: Events, dict[int, int], dict[int, int]
+    equal: dict[tuple[str, str], dict[str, Any]] = {}
     try:
         entries = read_all(open_logs(folder, ()), lambda text: True)
         for entry in entries:
@@ -43,10 +45,14 @@ def read(folder: RunFolder) -> Events:
             if found is None:
                 continue
             events.count += 1
-            if len(events.shown) < MAX_EVENTS:
-                at, level, text = (*entry.text.split("\n")[0].split(None, 2), "", "")[:3]
-                shortened = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-                events.shown.append({"at": at, "peer": entry.peer, "level": level, "text": shortened})
+            at, level, text = (*entry.text.split("\n")[0].split(None, 2), "", "")[:3]
+            shortened = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+            same = equal.get((level, shortened))
+            if same is not None and entry.peer not in same["peers"]:
+                same["peers"].append(entry.peer)
+            elif len(events.shown) < MAX_EVENTS:
+                event = equal[level, shortened] = {"at": at, "peers": [entry.peer], "level": level, "text": shortened}
+                events.shown.append(event)
     except RunFolderError:  # no log: a run of nobody yet
         return events
     counts = {peer: max(starts[peer] - 1, resumed[peer]) for peer in (*starts, *resumed)}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from launcher.backends.processes import RUNNING
 from launcher.report.events import Events
 from launcher.report.history import History
+from launcher.report.learned import Learned
 from launcher.views.formatting import duration, ids, percent
 from launcher.views.summary import Summary
 
@@ -29,37 +30,87 @@ class Finding:
     text: str
 
 
-def find(summary: Summary, history: History, events: Events) -> list[Finding]:
+def find(summary: Summary, history: History, events: Events, learned: Learned) -> list[Finding]:
     """Return what stands out, the worst first; a good word if nothing does."""
-    found = [*_ended(summary), *_inaccurate(summary), *_slow(history), *_isolated(history), *_lost(summary, history)]
-    found += _restarted(events) + _progress(history)
+    found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(history)]
+    found += _isolated(history) + _lost(summary, history) + _restarted(events) + _progress(history)
     order = {"bad": 0, "look": 1, "good": 2}
     if not any(finding.level != "good" for finding in found):
         found.insert(0, Finding("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
     return sorted(found, key=lambda finding: order[finding.level])
 
 
-def _ended(summary: Summary) -> list[Finding]:
+def _stopped(summary: Summary) -> set[int]:
+    """The peers that ended before their last round."""
+    return {peer.peer for peer in summary.peers if peer.ended not in ("finished", RUNNING)}
+
+
+def _ended(summary: Summary, history: History) -> list[Finding]:
     ways: dict[str, list[int]] = {}
+    at = {row["peer"]: row["seconds"] for row in history.rows}
     for peer in summary.peers:
-        if peer.ended not in ("finished", RUNNING):
-            ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds", []).append(peer.peer)
+        if peer.peer in _stopped(summary):
+            when = f", {duration(at[peer.peer])} after the start" if peer.peer in at else ""
+            ways.setdefault(f"{peer.ended}, after {peer.rounds_done} rounds{when}", []).append(peer.peer)
     running = [peer.peer for peer in summary.peers if peer.ended == RUNNING]
     still = [Finding("look", f"{_peers(running)}: still running; this is what is recorded so far.")] * bool(running)
     return [Finding("bad", f"{_peers(peers)} did not finish: {ended}.") for ended, peers in ways.items()] + still
 
 
-def _inaccurate(summary: Summary) -> list[Finding]:
-    known = {peer.peer: peer.accuracy for peer in summary.peers if peer.accuracy is not None}
-    if len(known) < 4:
-        return []
-    middle = median(known.values())
-    usual = 1.4826 * median(abs(value - middle) for value in known.values())
-    low = {peer: value for peer, value in known.items() if middle - value > max(FEW_POINTS, 3 * usual)}
-    return [
-        Finding("look", f"Peer {peer} is far less accurate: {percent(value)} %, the median is {percent(middle)} %.")
-        for peer, value in sorted(low.items(), key=lambda item: item[1])[:5]
-    ]
+def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Finding]:
+    """Name the peers far below the others, each compared in the last round that it has evaluated.
+
+    Those that stopped are named for that already, and could not learn on.
+    """
+    stopped = _stopped(summary)
+    known = {
+        peer.peer: peer.accuracy for peer in summary.peers if peer.accuracy is not None and peer.peer not in stopped
+    }
+    by_round, last = _evaluations(history)
+    latest = max(last.values(), default=0)
+    low = []
+    for peer, value in known.items():
+        early = last.get(peer, latest) < latest  # others went on learning
+        others = by_round[last[peer]] if early else list(known.values())
+        middle = median(others)
+        usual = 1.4826 * median(abs(other - middle) for other in others)
+        if len(others) >= 4 and middle - value > max(FEW_POINTS, 3 * usual):
+            when = f" after round {last[peer]}" if early else ""
+            low.append((value, peer, middle, when))
+    found = []
+    for value, peer, middle, when in sorted(low)[:5]:
+        text = f"Peer {peer} is far less accurate: {percent(value)} %{when}, the median is {percent(middle)} %."
+        doubt = _renaming(learned.confusion.get(peer, []), 0.75 * middle)
+        found.append(Finding("bad" if doubt else "look", text + doubt))
+    return found
+
+
+def _evaluations(history: History) -> tuple[Mapping[int, list[float]], dict[int, int]]:
+    """Return all accuracies by round, and the last round that each peer has evaluated."""
+    by_round: dict[int, list[float]] = defaultdict(list)
+    last: dict[int, int] = {}
+    for row in history.rows:
+        if row["accuracy"] is not None:
+            by_round[row["t"]].append(row["accuracy"])
+            last[row["peer"]] = max(row["t"], last.get(row["peer"], 0))
+    return by_round, last
+
+
+def _renaming(confusion: Sequence[Sequence[int]], least: float) -> str:
+    """Doubt the labels if a fraction ``least`` of the predictions would be right under other names of classes."""
+    chosen: dict[int, tuple[int, int]] = {}
+    for label, predicted, count in confusion:
+        if count > chosen.get(label, (0, 0))[1]:
+            chosen[label] = predicted, count
+    samples = sum(count for _, _, count in confusion)
+    found = {label: predicted for label, (predicted, _) in chosen.items()}
+    moved = {label: predicted for label, predicted in found.items() if label != predicted}
+    right = sum(count for _, count in chosen.values())
+    if not moved or len(set(found.values())) < len(found) or right < least * samples:
+        return ""
+    listed = ", ".join(f"{label} as {predicted}" for label, predicted in list(moved.items())[:5])
+    more = ", …" if len(moved) > 5 else ""
+    return f" It predicts class {listed}{more}: are its labels right?"
 
 
 def training_times(history: History) -> dict[int, float]:
@@ -75,18 +126,21 @@ def _slow(history: History) -> list[Finding]:
     training = training_times(history)
     if len(training) < 4 or (middle := median(training.values())) <= 0:
         return []
-    rounds = Counter(row["peer"] for row in history.rows)
-    waiting = {peer: history.seconds[peer]["waiting"] / rounds[peer] for peer in rounds}
     slow = sorted((peer for peer in training if training[peer] > SLOW * middle), key=lambda peer: -training[peer])
     return [
         Finding(
             "look",
-            f"Peer {peer} is slow: it trains {training[peer] / middle:.1f} times as long as the median peer "
-            f"({training[peer]:.2g} s a round) and waits {waiting[peer]:.2g} s for others, "
-            f"who wait {fmean(waiting[j] for j in waiting if j != peer):.2g} s.",
+            f"Peer {peer} is slow: it trains {training[peer]:.2g} s in the median round, "
+            f"{training[peer] / middle:.1f} times as long as the median peer{_computing(history, peer)}.",
         )
         for peer in slow[:3]
     ]
+
+
+def _computing(history: History, peer: int) -> str:
+    """Say so if a peer's training time is not its own work: it was delayed, or others had the processor."""
+    spent, trained = history.cpu.get(peer, 0.0), history.seconds[peer]["training"]
+    return f", and computes in only {percent(spent / trained)} % of it" if 0 < spent < 0.5 * trained else ""
 
 
 def received_weight(history: History) -> dict[int, float]:
@@ -134,7 +188,8 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
         found.append(Finding("look", f"Invalid messages of {_peers(dropped, inner=True)}: {sum(dropped.values())}."))
     missing = Counter[int]()
     for (_, late), lost in history.missing.items():
-        missing[late] += lost
+        if late not in _stopped(summary):  # which says why
+            missing[late] += lost
     if missing:
         (late, most), total = missing.most_common(1)[0], missing.total()
         which = "all" if most == total else f"{most} of them"
@@ -172,7 +227,9 @@ def _progress(history: History) -> list[Finding]:
         return [
             Finding("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")
         ]
-    return [Finding("good", f"The mean accuracy has settled at {percent(values[-1])} % {when}.")]
+    # A mean that a broken peer spoils is no good news.
+    level = "good" if curve[-1]["std"] < FEW_POINTS else "look"
+    return [Finding(level, f"The mean accuracy has settled at {percent(values[-1])} % {when}.")]
 
 
 def _peers(peers: Mapping[int, object] | list[int], *, inner: bool = False) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.report.numbers import mapping, name, number, peer_id, rounded
 
-MAX_ROWS = 12_000
+MAX_ROWS = 6_000
 """Rows of peers and rounds that a page holds; of longer runs, rounds are left out evenly."""
 MAX_CELLS = 200_000
 """Cells of all matrices of mixing weights that a page holds; likewise."""
@@ -31,6 +31,7 @@ class History:
         kinds: by kind of message: messages, payload bytes and header bytes that all peers sent.
         edges: bytes sent, by sender and receiver.
         seconds: by peer and phase; ``other`` is averaging and what else is in no phase.
+        cpu: seconds of processors by peer, in its rounds; 0 if they are not recorded.
         missing: messages that did not arrive in time, by receiver and sender.
         diverged: peers with a loss that was no finite number, and the first round of it.
     """
@@ -41,6 +42,7 @@ class History:
     kinds: dict[str, list[float]] = field(default_factory=dict)
     edges: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     seconds: dict[int, dict[str, float]] = field(default_factory=dict)
+    cpu: dict[int, float] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     diverged: dict[int, int] = field(default_factory=dict)
 
@@ -74,6 +76,8 @@ def read(records: Iterable[Mapping[str, Any]]) -> History:
         losses = {name(term): number(value) for term, value in mapping(record.get("loss")).items()}
         if None in losses.values():
             history.diverged.setdefault(peer, t)
+        spent = number(mapping(record.get("cost")).get("cpu_seconds")) or 0.0
+        history.cpu[peer] = history.cpu.get(peer, 0.0) + spent
         row = {"peer": peer, "t": t, "accuracy": number(mapping(record.get("personal")).get("accuracy"))}
         row["training"] = number(mapping(record.get("seconds")).get("training")) or 0.0
         history.rows.append(

@@ -9,7 +9,6 @@ from typing import Any
 
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
-from launcher.report.events import MAX_EVENTS
 from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
 from launcher.report.page import document, escape, figure, findings, select, table, tiles
@@ -76,7 +75,9 @@ def _accuracy_tile(run: Collected) -> tuple[str, str, str]:
     found = run.summary.accuracy
     if found is not None:
         kind = "masked; " if run.summary.masked_test else ""
-        worst = f"{kind}worst tenth {formatting.percent(found.worst_tenth)} %"
+        middle = median(peer.accuracy for peer in run.summary.peers if peer.accuracy is not None)
+        of_all = f"median {formatting.percent(middle)} %, worst tenth {formatting.percent(found.worst_tenth)} %"
+        worst = kind + of_all
         return "How accurate?", f"{formatting.percent(found.mean)} ± {formatting.percent(found.std)} %", worst
     last = [row["accuracy"] for row in _last_rows(run) if row["accuracy"] is not None]
     if last:
@@ -263,9 +264,10 @@ def _faults(run: Collected) -> str:
     events = run.events
     if not events.count:
         return "<p>No warnings, faults or restarts are in the logs.</p>"
-    shown = f", the first {MAX_EVENTS} of {events.count}" if events.count > MAX_EVENTS else ""
-    rows = [[entry["at"], str(entry["peer"]), entry["level"], entry["text"]] for entry in events.shown]
-    listed = table(f"Events in the logs{shown}", ["time", "peer", "level", "event"], rows)
+    listed_events = sum(len(entry["peers"]) for entry in events.shown)
+    shown = f", the first {listed_events} of {events.count}" if events.count > listed_events else ""
+    rows = [[entry["at"], formatting.ids(entry["peers"]), entry["level"], entry["text"]] for entry in events.shown]
+    listed = table(f"Events in the logs{shown}", ["time", "peers", "level", "event"], rows)
     return f'<div class="left">{listed}</div>'
 
 

@@ -228,7 +228,7 @@ class Runner:
             self._display.print(f"{job.name}: pruned")
         elif not failure:
             progress.finished += 1
-            self._display.print(f"{job.name}: finished")
+            self._display.print(f"{job.name}: finished{job.result()}")
         elif not progress.stopping:
             progress.failures[job.name] = failure
             self._display.print(f"{job.name}: failed: {failure}")

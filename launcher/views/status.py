@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +28,10 @@ MAX_LOAD = 0.05
 """Maximum fraction of a core that ``--watch`` takes: with many peers there are fewer updates."""
 MAX_HOLDS = 5
 """Most lines about peers that hold up others."""
+ORDINARY = 2.0
+"""Seconds for which peers may hold up others without a line of their own: somebody is always the last in a round."""
+MIN_ROWS = 3
+"""Rows of the table that are shown even if the screen has no room for them."""
 SUSPENDED = "suspended"
 
 
@@ -116,7 +120,7 @@ def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine
         t=known.t,
         rounds_done=known.rounds_done,
         accuracy=known.accuracy,
-        waiting_for=known.waiting_for if living and known.phase == "waiting" else [],
+        waiting_for=known.waiting_for if living and state == "waiting" else [],  # not if it is suspended meanwhile
         seconds=seconds if seconds is not None and seconds >= 0 else None,  # negative: of another boot
         bytes_out=known.bytes_out,
         bytes_in=known.bytes_in,
@@ -201,15 +205,41 @@ def describe(line: PeerLine) -> str:
 # ---- what is printed
 
 
-def render(status: RunStatus) -> RenderableType:
-    """Return a table of the peers, and what holds them up."""
+def render(status: RunStatus, height: int | None = None) -> RenderableType:
+    """Return a table of the peers, and what holds them up.
+
+    Args:
+        height: of the screen, in lines: those peers are shown that matter most; default: all, and no line is cut off.
+    """
+    lines = _lines(status)
+    shown, more = status.peers, []
+    if height is not None:
+        shown = most_urgent(status, max(MIN_ROWS, height - len(lines) - 4))
+        hidden = len(status.peers) - len(shown)
+        more = [f"… and {hidden} peers more that are further ahead"] * bool(hidden)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues"):
         left = column in ("state", "waits for")
         table.add_column(column, justify="left" if left else "right", no_wrap=True)
-    for line in status.peers:
+    for line in shown:
         table.add_row(*map(_cell, _columns(line, status.rounds)))
-    return Group(*(Text(printable(line)) for line in [_head(status)]), table, *map(Text, _lines(status)))
+    whole = height is None
+    texts = [
+        Text(printable(text), no_wrap=not whole, overflow="fold" if whole else "ellipsis")
+        for text in (_head(status), *more, *lines)
+    ]
+    return Group(texts[0], table, *texts[1:])
+
+
+def most_urgent(status: RunStatus, most: int) -> list[PeerLine]:
+    """Return at most so many peers, ascending: those that did not finish, hold up others, or are furthest behind."""
+    sources = {hold.source for hold in status.holds}
+
+    def urgency(line: PeerLine) -> tuple[bool, bool, int, float]:
+        lost = not line.alive and line.state not in ("finished", "starting")
+        return not lost, line.peer not in sources, line.rounds_done, -(line.seconds or 0.0)
+
+    return sorted(sorted(status.peers, key=urgency)[:most], key=lambda line: line.peer)
 
 
 def _columns(line: PeerLine, rounds: int) -> tuple[str, ...]:
@@ -235,8 +265,10 @@ def _cell(text: str) -> Text:
 def _head(status: RunStatus) -> str:
     known = [line.accuracy for line in status.peers if line.accuracy is not None]
     done = [line.rounds_done for line in status.peers]
+    states = Counter(line.state.partition(":")[0] for line in status.peers)
     parts = [
         f"{status.name}: {status.alive} of {len(status.peers)} peers alive",
+        ", ".join(f"{count} {state}" for state, count in states.most_common()),
         f"rounds {min(done)} to {max(done)} of {status.rounds}" if done else "no peers",
         f"accuracy {formatting.percent(fmean(known) if known else None)} %",
     ]
@@ -246,17 +278,29 @@ def _head(status: RunStatus) -> str:
 def _lines(status: RunStatus) -> list[str]:
     """Return a line for each peer that holds up others, and each that ended with an error."""
     lines = []
-    for hold in status.holds[:MAX_HOLDS]:
+    of = {line.peer: line for line in status.peers}
+    long = [hold for hold in status.holds if not _is_ordinary(of.get(hold.source))]
+    for hold in long[:MAX_HOLDS]:
         edges = ", ".join(f"{source} → {receiver}" for source, receiver in hold.edges[:4])
         more = ", …" if len(hold.edges) > 4 else ""
         noun = "peer" if len(hold.peers) == 1 else "peers"
         lines.append(
             f"peer {hold.source} ({hold.why}) holds up {noun} {formatting.ids(hold.peers)}: edge {edges}{more}"
         )
-    if len(status.holds) > MAX_HOLDS:
-        lines.append(f"… and {len(status.holds) - MAX_HOLDS} more")
+    if len(long) > MAX_HOLDS:
+        lines.append(f"… and {len(long) - MAX_HOLDS} more")
+    if short := [hold.source for hold in status.holds if hold not in long]:
+        noun, verb = ("peer", "holds") if len(short) == 1 else ("peers", "hold")
+        lines.append(f"{noun} {formatting.ids(short)} {verb} up others, for less than {ORDINARY:.0f} s")
     lines += [f"peer {line.peer}: {line.state}" for line in status.peers if ":" in line.state]
     return [printable(line) for line in lines]
+
+
+def _is_ordinary(source: PeerLine | None) -> bool:
+    """Return whether a peer is probably about to send: it lives, and has not been in its phase for long."""
+    if source is None or not source.alive or source.state in (SUSPENDED, "starting"):
+        return False
+    return source.seconds is not None and source.seconds < ORDINARY
 
 
 def watch(folder: RunFolder) -> Iterator[RunStatus]:

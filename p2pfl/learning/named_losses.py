@@ -32,6 +32,7 @@ def focal(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of the softmax of the logits: the default."""
     return cross_entropy(logits, labels)
 
 

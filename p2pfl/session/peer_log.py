@@ -15,7 +15,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +52,33 @@ class LogSettings:
             given.get("levels", {}).get(str(me), given.get("level", default.level)),
             given.get("max_bytes", default.max_bytes),
         )
+
+
+def log_info(format: str, levels: Sequence[str], megabytes: int | None, peers: int) -> dict[str, Any]:
+    """Return ``log`` of run.json, with what differs from the defaults.
+
+    Args:
+        levels: each LEVEL or PEER=LEVEL.
+        megabytes: of a log before it is rotated.
+
+    Raises:
+        ValueError: there is no such level or peer.
+    """
+    log: dict[str, Any] = {} if format == "text" else {"format": format}
+    if megabytes is not None:
+        log["max_bytes"] = megabytes << 20
+    for given in levels:
+        peer, _, level = given.rpartition("=")
+        if level not in LEVELS or (peer and not (peer.isdecimal() and int(peer) < peers)):
+            raise ValueError(
+                f"--log-level {given}: should be LEVEL or PEER=LEVEL, e.g. 3=debug, with one of "
+                f"{', '.join(LEVELS)} and a peer from 0 to {peers - 1}"
+            )
+        if peer:
+            log.setdefault("levels", {})[str(int(peer))] = level
+        else:
+            log["level"] = level
+    return log
 
 
 def peer_logger(

@@ -17,6 +17,7 @@ from launcher.backends.local import resume
 from launcher.errors import LaunchError
 from launcher.runs import find_runs
 from p2pfl.errors import RunFolderError
+from p2pfl.session.peer_log import LogSettings
 from p2pfl.session.run_folder import RunFolder, Status
 from p2pfl.session.simulate import simulate
 from peers import runtime
@@ -140,6 +141,20 @@ def test_overrides_a_key_of_the_run_file(write: Any, tmp_path: Path, monkeypatch
     monkeypatch.setattr(runtime, "run_peer", lambda folder, me, run, **_: run.rounds)
     given = ["--file", str(write(rounds=4)), "--run", str(tmp_path / "run"), "--me", "1", "--set", "rounds=9"]
     assert CliRunner().invoke(main, given).exit_code == 9
+
+
+def test_log_options_are_kept_in_run_json(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(runtime, "run_peer", lambda folder, me, run, **_: 0)
+    given = ["--file", str(write()), "--run", str(tmp_path / "run"), "--me", "1"]
+    options = ["--log-format", "json", "--log-level", "warning", "--log-level", "1=debug", "--log-size", "2"]
+    assert CliRunner().invoke(main, [*given, *options]).exit_code == 0
+    settings = LogSettings.of(RunFolder.open(tmp_path / "run").info, 1)
+    assert settings == LogSettings("json", "debug", 2 << 20)
+    refused = CliRunner().invoke(main, [*given, "--log-level", "4=info"])
+    assert refused.exit_code == 2
+    assert "--log-level 4=info: should be LEVEL or PEER=LEVEL" in refused.output
+    refused = CliRunner().invoke(main, [*given[2:], "--log-size", "2"])
+    assert "need --file" in refused.output
 
 
 def test_lists_and_resumes_folders_of_single_peers(write: Any, warm: Any, tmp_path: Path) -> None:

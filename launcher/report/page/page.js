@@ -9,7 +9,7 @@
 
   // Tables travel as columns, which is smaller.
   const cache = new Map();
-  function rows(name) {
+  function rows(name, needs) {
     if (name === "cells") return cells();
     if (name === "edges" && data.frames) return edges();
     if (!cache.has(name)) {
@@ -24,7 +24,8 @@
       }
       cache.set(name, made);
     }
-    return cache.get(name).map((row) => ({ ...row }));
+    const made = cache.get(name);
+    return (needs ? made.filter((row) => row[needs] !== null) : made).map((row) => ({ ...row }));
   }
 
   function cells() {
@@ -107,7 +108,7 @@
       height: chart.height || Math.min(width, 480),
       autosize: { type: "fit", contains: "padding" },
       padding: { left: 2, top: 6, right: 8, bottom: 4 },
-      datasets: Object.fromEntries(chart.tables.map((name) => [name, rows(name)])),
+      datasets: Object.fromEntries(chart.tables.map((name) => [name, rows(name, name === "rounds" && chart.needs)])),
       config,
     }, {
       actions: false, ast: true, logLevel: 1, renderer: chart.canvas ? "canvas" : "svg",

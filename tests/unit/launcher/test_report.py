@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from launcher.commands import run as run_commands
 from launcher.prepare import LaunchRequest
 from launcher.report import command, figures, history, page, papers, several
 from launcher.report.collect import Collected, collect
+from launcher.report.findings import find
+from launcher.report.learned import Learned
 from launcher.report.several import Group
 from p2pfl.errors import RunFileError, RunFolderError
 from p2pfl.session.run_folder import RunFolder
@@ -149,16 +152,55 @@ def test_names_the_inaccurate_the_slow_the_dead_and_the_restarted_peer(make_fold
     ]
     write_records(made, records)
     for entry in records:
-        entry["missing"] = {"Head": [5]} if entry["peer"] == 0 else {}
+        entry["missing"] = {"Head": [3, 5]} if entry["peer"] == 0 else {}
     write_records(made, records)
     started = "2026-11-21T02:41:00.000 INFO    started peer=1/6\n"
     made.peer(1).log.write_text(2 * started)
     texts = [finding.text for finding in read(made).findings]
-    assert texts[0] == "Peer 5 did not finish: never started, after 0 rounds."
+    assert texts[0] == "Peer 5 did not finish: never started, after 0 rounds, 0:36 after the start."
     assert "Peer 4 is far less accurate: 20.0 %, the median is 90.0 %." in texts
-    assert any(text.startswith("Peer 2 is slow: it trains 9.0 times as long as the median peer") for text in texts)
+    slow = "Peer 2 is slow: it trains 9 s in the median round, 9.0 times as long as the median peer"
+    assert any(text.startswith(slow) for text in texts)
     assert "Peer 1 was restarted, 1 times in all." in texts
-    assert "3 messages did not arrive in time, all from peer 5." in texts
+    assert "3 messages did not arrive in time, all from peer 3." in texts  # that peer 5 stopped is said above
+
+
+def test_a_peer_that_stopped_is_compared_in_the_last_round_that_it_has_evaluated(make_folder: MakeFolder) -> None:
+    made = make_folder(peers=6, results={p: {"accuracy": 0.9} for p in range(5)} | {5: {"accuracy": 0.5}})
+    records = [
+        record(peer, t, personal={"accuracy": 0.5 if t == 0 else 0.9})
+        for peer in range(6)
+        for t in range(3 if peer < 5 else 1)
+    ]
+    write_records(made, records)
+    assert not any("Peer 5 is far less accurate" in finding.text for finding in read(made).findings)
+    result = made.peer(5).result()
+    assert result is not None
+    records[-1]["personal"]["accuracy"] = 0.3
+    write_records(made, records)
+    made.peer(5).write_result(replace(result, accuracy=0.3))
+    texts = [finding.text for finding in read(made).findings]
+    assert "Peer 5 is far less accurate: 30.0 % after round 0, the median is 50.0 %." in texts
+
+
+@pytest.mark.parametrize(
+    ("confusion", "said"),
+    [
+        ([[0, 1, 9], [0, 0, 1], [1, 0, 10], [2, 2, 10]], " It predicts class 0 as 1, 1 as 0: are its labels right?"),
+        ([[0, 1, 5], [0, 2, 5], [1, 0, 5], [1, 1, 4], [2, 1, 6]], ""),
+        ([[0, 1, 9], [1, 1, 10], [2, 2, 10]], ""),
+        ([[0, 0, 10], [1, 1, 10]], ""),
+        ([], ""),
+    ],
+    ids=["renamed", "guessed", "one class for another", "right", "unknown"],
+)
+def test_labels_are_doubted_if_predictions_would_be_right_under_other_names(
+    make_folder: MakeFolder, confusion: list[list[int]], said: str
+) -> None:
+    made = make_folder(peers=5, results={p: {"accuracy": 0.9 if p != 4 else 0.2} for p in range(5)})
+    run = read(made)
+    found = find(run.summary, run.history, run.events, Learned(confusion={4: confusion}))
+    assert f"Peer 4 is far less accurate: 20.0 %, the median is 90.0 %.{said}" in [finding.text for finding in found]
 
 
 def test_an_even_run_has_nothing_that_stands_out(folder: RunFolder) -> None:
@@ -167,15 +209,24 @@ def test_an_even_run_has_nothing_that_stands_out(folder: RunFolder) -> None:
     assert findings[0].text.startswith("No peer stands out")
 
 
-def test_warnings_and_faults_of_the_logs_are_listed_in_order_of_time(folder: RunFolder) -> None:
-    folder.peer(0).log.write_text("2026-11-21T02:41:02.000 WARNING messages missing kind=Head\n")
+def test_events_of_the_logs_are_listed_by_time_and_equal_ones_of_several_peers_once(
+    folder: RunFolder,
+) -> None:
+    dead = "neighbor declared dead peer=1: no connection for 5 s\n"
+    folder.peer(0).log.write_text(
+        f"2026-11-21T02:41:02.000 WARNING messages missing kind=Head\n2026-11-21T02:41:03.000 INFO    {dead}"
+    )
     folder.peer(1).log.write_text(
         "2026-11-21T02:41:00.000 INFO    round done t=0\n2026-11-21T02:41:01.000 INFO    resumed t=1\n"
+        + 2 * f"2026-11-21T02:41:04.000 INFO    {dead}"
     )
     events = read(folder).events
-    assert [(event["peer"], event["level"], event["text"]) for event in events.shown] == [
-        (1, "INFO", "resumed t=1"),
-        (0, "WARNING", "messages missing kind=Head"),
+    assert events.count == 5
+    assert [(event["at"][17:19], event["peers"], event["level"], event["text"]) for event in events.shown] == [
+        ("01", [1], "INFO", "resumed t=1"),
+        ("02", [0], "WARNING", "messages missing kind=Head"),
+        ("03", [0, 1], "INFO", dead.strip()),
+        ("04", [1], "INFO", dead.strip()),
     ]
     assert events.restarts == {1: 1}
 
@@ -388,7 +439,15 @@ def test_several_runs_give_one_page_with_tests_and_differences(
     assert outcome.stdout.split() == [str(tmp_path / "all.html")]
     found = Page((tmp_path / "all.html").read_text())
     assert found.of("data-chart") == ["compared"]
-    for words in ("4 runs compared", "lr=0.1 − lr=0.2", "2 seeds", "-25.00", "algorithm.lr", "56.0 ± 7.1"):
+    for words in (
+        "4 runs compared",
+        "not clearly more than lr=0.1",
+        "lr=0.1 − lr=0.2",
+        "2 seeds",
+        "-25.00",
+        "algorithm.lr",
+        "56.0 ± 7.1",
+    ):
         assert words in found.text
 
 

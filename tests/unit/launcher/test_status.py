@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from launcher.views.status import Hold, PeerLine, holds
+import pytest
+from rich.console import Console
+
+from launcher.views.status import Hold, PeerLine, RunStatus, holds, render
 from p2pfl.session.run_folder import Origin, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -73,7 +77,10 @@ def test_shows_how_a_peer_ended_and_who_waits_for_it(
     outcome = invoke("status", folder.root)
     assert outcome.exit_code == 0
     head, _, zero, one, two, three, *rest = outcome.stdout.splitlines()
-    assert head.split(" | ")[0] == "toy: 1 of 4 peers alive"
+    assert head.split(" | ")[:2] == [
+        "toy: 1 of 4 peers alive",
+        "1 finished, 1 never started, 1 failed, 1 waiting",
+    ]
     assert zero.split()[:4] == ["0", "finished", "2", "3/3"]
     assert one.split()[:4] == ["1", "never", "started", "0"]
     assert two.split()[:2] == ["2", "failed"]
@@ -83,6 +90,44 @@ def test_shows_how_a_peer_ended_and_who_waits_for_it(
         r"peer 2 (failed: no \x1b[2Jroom) holds up peer 3: edge 2 → 3",
         r"peer 2: failed: no \x1b[2Jroom",
     ]
+
+
+def run_status(peers: list[PeerLine]) -> RunStatus:
+    return RunStatus("runs/toy", "toy", 9, len(peers), peers, holds(peers))
+
+
+def shown(status: RunStatus, width: int = 100, height: int | None = None) -> list[str]:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render(status, height))
+    return capture.get().splitlines()
+
+
+def test_peers_that_were_the_last_for_a_moment_share_a_line() -> None:
+    waits = {0: (1, 3), 2: (3, 4)}
+    peers = [replace(line, seconds=0.5 if line.peer != 3 else 12.0) for line in lines(waits)]
+    assert shown(run_status(peers))[-2:] == [
+        "peer 3 (training in round 3 for 0:12) holds up peers 0 2: edge 3 → 0, 3 → 2",
+        "peers 1 4 hold up others, for less than 2 s",
+    ]
+
+
+def test_a_low_screen_shows_the_peers_that_failed_hold_up_others_or_are_behind() -> None:
+    peers = [replace(LINE, peer=peer, rounds_done=9 - (peer == 17), t=4) for peer in range(100)]
+    peers[40] = replace(peers[40], alive=False, state="failed: no room")
+    peers[60] = replace(peers[60], state="waiting", waiting_for=[70])
+    text = shown(run_status(peers), height=9)
+    assert len(text) <= 9
+    assert [line.split()[0] for line in text[2:-3]] == ["17", "40", "70"]
+    assert text[-3] == "… and 97 peers more that are further ahead"
+    assert len(shown(run_status(peers), height=200)) == 104
+    assert len(shown(run_status(peers))) == 104
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_line_wraps_on_a_narrow_screen(width: int) -> None:
+    peers = [replace(line, peer=k) for k, line in enumerate(8 * lines({0: (1, 2, 3), 4: (1,)}))]
+    assert len(shown(run_status(peers), width, height=12)) <= 12
 
 
 def test_status_as_json_names_its_fields(make_folder: MakeFolder, invoke: Invoke) -> None:
@@ -124,6 +169,20 @@ def test_a_suspended_peer_is_called_so(
     found = json.loads(invoke("status", folder.root, "--json").stdout)
     assert found["peers"][0]["state"] == "suspended"
     process.send_signal(18)
+
+
+def test_a_peer_that_was_suspended_while_it_waited_holds_up_the_one_that_it_waited_for(
+    make_folder: MakeFolder, invoke: Invoke, make_process: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    folder = make_folder(results={0: None, 1: None})
+    processes = [make_process(folder, peer) for peer in range(2)]
+    for peer, process in enumerate(processes):
+        folder.peer(peer).write_status(Status(peer, process.pid, "waiting", 3, 3, [1 - peer], 0.5))
+    processes[1].send_signal(19)
+    assert os.waitid(os.P_PID, processes[1].pid, os.WSTOPPED) is not None
+    (hold,) = json.loads(invoke("status", folder.root, "--json").stdout)["holds"]
+    assert (hold["source"], hold["peers"], hold["why"]) == (1, [0], "suspended in round 3")
+    processes[1].send_signal(18)
 
 
 # ---- show

@@ -80,6 +80,7 @@ class FakeJob(Job):
         self.memory = self.peak = 0
         self.began = 0.0
         self._looks = 0
+        self._run = folder.run(name)
         if not adopt:
             self.log.append(f"start {name}")
 
@@ -245,3 +246,15 @@ def test_a_damaged_file_of_measurements_is_measured_again(folder: SweepFolder) -
     assert folder.memory == {"b": 3}
     (folder.root / "memory.json").write_text("{")
     assert folder.memory == {}
+
+
+def test_the_line_about_a_finished_run_says_how_accurate_it_is(folder: SweepFolder) -> None:
+    FakeJob.peaks["a"] = GB
+    job = FakeJob(folder, "a")
+    assert job.result() == ""
+    summary = folder.run("a").summary
+    summary.parent.mkdir(parents=True)
+    summary.write_text('{"accuracy": {"mean": 0.772}, "seconds": 99.0}')
+    assert job.result() == ", 77.2 %, 1:39"
+    summary.write_text('{"accuracy": null, "seconds": null}')
+    assert job.result() == ""
