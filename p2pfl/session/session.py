@@ -27,6 +27,7 @@ from p2pfl.run_file.plugin_files import naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
+from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
 from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
@@ -113,7 +114,9 @@ class Session:
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every = self.settings.checkpoint_every
-        self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
+        url = self.settings.checkpoint_copies
+        self._copies = None if folder is None or url is None else CheckpointCopies(url, run_id, folder, self.log)
+        self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log, self._copies)
         self._resumed = False
         self._began = perf_counter()
         self._elapsed_before = 0.0
@@ -348,7 +351,7 @@ class Session:
         if self.folder is None:
             return
         self.folder.clear_result()
-        saved = load(self.folder, self.endpoint, self.run_id, self.log)
+        saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0)
             return
