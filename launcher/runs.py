@@ -108,6 +108,10 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> lis
 
     Raises RunFolderError if the peers run on another host.
     """
+    if "hosts" in folder.info:
+        from launcher.backends import multi_host
+
+        return [Stop(peer, ended) for peer, ended in multi_host.stop(folder, kill=kill, timeout=timeout)]
     found = [(files.peer, find_process(folder, files.peer)) for files in folder.require_local().peers()]
     processes = [(peer, process) for peer, process in found if process is not None]
     for process in {process for _, process in processes}:  # simulated peers share one process

@@ -34,6 +34,7 @@ from p2pfl.terminal import printable
 )
 @click.option("--health", is_flag=True, help="Check this peer's health; exit with 1 if it does not answer.")
 @click.option("--warm", is_flag=True, hidden=True, help="Fork peers on request (for the launcher; see peers.warm).")
+@click.option("--host", is_flag=True, hidden=True, help="The same on another host (see peers.host).")
 def main(
     root: Path | None,
     me: int | None,
@@ -42,6 +43,7 @@ def main(
     sets: tuple[str, ...],
     health: bool,
     warm: bool,
+    host: bool,
 ) -> None:
     """Run one peer of a run created by `p2pfl launch`, or of --file.
 
@@ -55,6 +57,11 @@ def main(
         # Not sys.exit: objects frozen before the fork are never collected, and extension modules would report them
         # as leaks.
         os._exit(serve())
+    if host:
+        os.environ |= ENVIRONMENT
+        from peers.host import serve as serve_host
+
+        os._exit(serve_host())  # as above
     if root is None or me is None:
         raise click.UsageError("give --run FOLDER and --me N")
     if health:

@@ -30,6 +30,8 @@ import select
 import signal
 import sys
 import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def serve() -> int:
     torch.set_num_threads(1)
     events = os.dup(1)
     os.dup2(2, 1)
-    _send_event(events, {"event": "ready"})
+    send_event(events, {"event": "ready"})
     forks = Forks(events)
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -74,7 +76,8 @@ def serve() -> int:
             listening = bool(chunk)
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                forks.fork(json.loads(line), close=(woken, wake, events))
+                request = json.loads(line)
+                forks.fork(Path(request["run"]), request["peers"], close=(woken, wake, events))
     return 0
 
 
@@ -83,39 +86,59 @@ class Forks:
 
     Each shares memory with this process for its error message. Not a pipe, because it may outlive this process; nor a
     file, because limits on open files and on their size apply to those.
+
+    Args:
+        events: descriptor that events are written to.
+        sets: changes to keys of the run file that apply on this host only.
+        before_exit: called before the exit of a peer is reported.
     """
 
-    def __init__(self, events: int) -> None:
+    def __init__(
+        self,
+        events: int,
+        sets: Sequence[str] = (),
+        before_exit: Callable[[PeerId], None] = lambda peer: None,
+    ) -> None:
         self._events = events
+        self._sets = sets
+        self._before_exit = before_exit
         self.children: dict[int, tuple[PeerId, mmap.mmap]] = {}
         """{process id: (peer, its error message)}"""
         self._known: dict[tuple[Path, bytes], tuple[Run, Data]] = {}
         """The last run by its run file, for restarted peers."""
 
-    def fork(self, request: dict[str, Any], close: tuple[int, ...]) -> None:
-        """Fork the peers of a request; each closes the descriptors ``close``."""
+    def send(self, event: dict[str, Any]) -> None:
+        """Report an event."""
+        send_event(self._events, event)
+
+    def fork(self, root: Path, peers: Sequence[PeerId], close: tuple[int, ...]) -> None:
+        """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``."""
         try:
-            folder = RunFolder.open(Path(request["run"]))
+            folder = RunFolder.open(root)
         except P2pflError as error:
             print(error, file=sys.stderr, flush=True)
-            for peer in request["peers"]:
-                _send_event(self._events, {"event": "exited", "peer": peer, "code": 1, "error": str(error)})
+            for peer in peers:
+                self.send({"event": "exited", "peer": peer, "code": 1, "error": str(error)})
             return
         setproctitle(f"p2pfl warm {folder.root}")
-        run, data = self._load(folder)
+        try:
+            run, data = self.load(folder)
+        except P2pflError as error:  # each peer will raise the same error and log it
+            print(error, file=sys.stderr)
+            run, data = None, None
         sys.stdout.flush()  # what a plug-in has printed, which each fork would print again
         gc.collect()
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children
         free_heap()
         forget_files()
-        for peer in request["peers"]:
+        for peer in peers:
             message = mmap.mmap(-1, MAX_ERROR)
             try:
                 pid = os.fork()
             except OSError as error:
                 message.close()
                 event = {"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)}
-                _send_event(self._events, event)
+                self.send(event)
                 continue
             if pid == 0:
                 for descriptor in close:
@@ -124,19 +147,15 @@ class Forks:
                     other.close()
                 _become(folder, peer, run, data, message)
             self.children[pid] = peer, message
-            _send_event(self._events, {"event": "started", "peer": peer, "pid": pid})
+            self.send({"event": "started", "peer": peer, "pid": pid})
 
-    def _load(self, folder: RunFolder) -> tuple[Run, Data] | tuple[None, None]:
-        """Load the run and its data; None if that fails: each peer will raise the same error and log it."""
+    def load(self, folder: RunFolder) -> tuple[Run, Data]:
+        """Load the run and its data, unless that was done before. Raises P2pflError."""
         file = folder.root, folder.run_file.read_bytes()
         if file not in self._known:
-            try:
-                run = load(folder.run_file)
-                data = load_data(run)
-                _import_what_peers_import(run, data)
-            except P2pflError as error:
-                print(error, file=sys.stderr)
-                return None, None
+            run = load(folder.run_file, self._sets)
+            data = load_data(run)
+            _import_what_peers_import(run, data)
             self._known = {file: (run, data)}
         return self._known[file]
 
@@ -151,7 +170,8 @@ class Forks:
                 with message:
                     error = message[:].rstrip(b"\0").decode(errors="replace")
                 code = os.waitstatus_to_exitcode(status)
-                _send_event(self._events, {"event": "exited", "peer": peer, "code": code, "error": error})
+                self._before_exit(peer)
+                self.send({"event": "exited", "peer": peer, "code": code, "error": error})
 
 
 def _why_not_forked(error: OSError) -> str:
@@ -202,8 +222,9 @@ def detach(folder: RunFolder, peer: PeerId) -> None:
     os.close(output)
 
 
-def _send_event(descriptor: int, event: dict[str, Any]) -> None:
-    try:
-        os.write(descriptor, (json.dumps(event) + "\n").encode())
-    except OSError:
-        pass  # the launcher has exited; the children continue
+def send_event(descriptor: int, event: Mapping[str, Any]) -> None:
+    """Write an event, unless the launcher has exited: the children continue."""
+    line = memoryview((json.dumps(event) + "\n").encode())
+    with suppress(OSError):
+        while line:  # a signal, e.g. of an exited child, interrupts a long write
+            line = line[os.write(descriptor, line) :]

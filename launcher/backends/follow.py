@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import Literal, Protocol
 
@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 
 from launcher.backends.processes import find_process, outcome
-from launcher.backends.warm import Event, WarmProcess
+from launcher.backends.warm import Event
 from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
@@ -52,29 +52,56 @@ class RunSize(Protocol):
     def rounds(self) -> int: ...
 
 
+class Forker(Protocol):
+    """What forks the peers: the warm process, or the host processes of several hosts (remote_processes.py)."""
+
+    stops_on_sigterm: bool
+    """Whether SIGTERM stops the peers, as Ctrl-C does, in place of ending the launcher only."""
+
+    @property
+    def exited(self) -> bool: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def stderr(self) -> str: ...
+
+    def fork(self, folder: RunFolder, peers: Iterable[PeerId], /) -> None: ...
+
+    def events(self, timeout: float) -> list[Event]: ...
+
+    def restart(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 def follow(
     folder: RunFolder,
     peers: Sequence[PeerId],
     run: RunSize,
-    warm: WarmProcess,
+    warm: Forker,
     console: Console,
     restart: Restart,
     watching: Watching = Watching(),
     notices: Callable[[], Iterable[str]] = tuple,
+    processes: PeerProcesses | None = None,
 ) -> PeerProcesses:
     """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start.
 
     Args:
         notices: return lines of others to print, again and again.
+        processes: the peers to follow, if they are not on this host: ``peers``, and those that run already.
     """
-    processes = PeerProcesses(peers)
+    local = processes is None
+    processes = processes or PeerProcesses(peers)
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
     recoveries = Recoveries(folder, processes)
     with (
-        _count_interrupts() as interrupts,
+        _count_interrupts(*[signal.SIGTERM] * warm.stops_on_sigterm) as interrupts,
         watching.progress(console, folder) as progress,
-        sigterm_notice(folder, progress),
+        nullcontext() if warm.stops_on_sigterm else sigterm_notice(folder, progress),
     ):
         display = Display(progress, folder, shown, run.rounds, processes.is_stale)
         warm.fork(folder, peers)
@@ -86,7 +113,7 @@ def follow(
             exited = [
                 peer
                 for peer in processes.update(events, warm.exited)
-                if not processes.adopt(peer, find_process(folder, peer))
+                if not (local and processes.adopt(peer, find_process(folder, peer)))
             ]
             codes, errors = processes.exit_codes, processes.errors
             again = [peer for peer in exited if policy.restarts(peer, codes.get(peer), errors.get(peer, ""))]
@@ -117,7 +144,7 @@ def follow(
     return processes
 
 
-def _stop(processes: PeerProcesses, warm: WarmProcess, *, kill: bool, progress: Progress) -> None:
+def _stop(processes: PeerProcesses, warm: Forker, *, kill: bool, progress: Progress) -> None:
     stop_now, kill_now = not processes.stopping, kill and not processes.killing
     processes.stop(kill=kill)  # before printing, which may fail
     if not processes.started and not warm.exited:
@@ -254,6 +281,8 @@ class PeerProcesses:
                 self.exit_codes[event.peer] = event.code
                 self.errors[event.peer] = event.error
                 self.running.discard(event.peer)
+            elif event.event == "vanished":
+                self.running.discard(event.peer)
         if warm_exited:
             self._orphans |= self.running
         now = time.monotonic()
@@ -299,15 +328,16 @@ def sigterm_notice(folder: RunFolder, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _count_interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT (Ctrl-C) in a list instead of raising KeyboardInterrupt."""
+def _count_interrupts(*others: signal.Signals) -> Iterator[list[int]]:
+    """Collect SIGINT (Ctrl-C), and ``others``, in a list instead of raising KeyboardInterrupt."""
     received: list[int] = []
 
     def handle(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *others)}
     try:
         yield received
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, previous in before.items():
+            signal.signal(number, previous)

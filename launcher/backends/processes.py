@@ -6,6 +6,7 @@ import signal
 
 import psutil
 
+from launcher.backends.host_state import HostState
 from p2pfl import PeerId
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
 
@@ -18,7 +19,10 @@ def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     """Return the process of ``peer`` on this host if it is alive.
 
     The process id in the status file may have been reused by another process, so the process title must match too.
+    For a peer on another host, return the launcher that follows it, if that is alive.
     """
+    if (hosts := HostState.read(folder.root)) is not None:
+        return hosts.process(folder.root) if peer in hosts.running else None
     files = folder.peer(peer)
     status = files.status()
     if status is None or files.origin() is not None:  # a collected status has a process id of another host
@@ -64,6 +68,10 @@ def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") ->
         return f"exit code {exit_code}"
     if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
         return last.phase  # a finished peer has a result, unless a power failure destroyed it
+    if (hosts := HostState.read(files.root.parents[1])) is not None and files.peer in hosts.running:
+        known = hosts.launcher == 0
+        on = f"on host {hosts.running[files.peer]}"
+        return f"running {on}" if known else f"unknown: was running {on} when the launcher ended"
     if origin is not None:
         return NOT_COLLECTED if origin.source is None else UNFINISHED
     return "never started" if status is None else "died"

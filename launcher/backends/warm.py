@@ -44,7 +44,8 @@ EXIT_TIMEOUT = 30.0
 class Event:
     """A message of the warm process. Fields that do not apply to an event have the defaults."""
 
-    event: Literal["ready", "started", "exited"]
+    event: Literal["ready", "started", "exited", "vanished"]
+    """``vanished``, of a peer on another host: it has exited, and nobody knows how."""
     peer: PeerId = -1
     pid: int = 0
     code: int = 0
@@ -88,6 +89,9 @@ class WarmProcess:
     As a context manager, it closes the process at the end, and kills it if an exception is raised before any peer
     was requested.
     """
+
+    stops_on_sigterm = False
+    """Peers outlive a launcher on the same host, which the next one finds."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, *, start: bool = True) -> None:
         self._environment = dict(environment or {})

@@ -84,10 +84,28 @@ def run_options(command: Command) -> Command:
 
 @click.command()
 @RESTART
+@click.option(
+    "--backend",
+    type=click.Choice(["local", "ssh", "slurm", "ray"]),
+    default="local",
+    show_default=True,
+    help="What starts the peers: this host, or several hosts by ssh, in a Slurm allocation, or by Ray.",
+)
+@click.option("--hosts", type=click.Path(path_type=Path), help="With --backend ssh: YAML list of hosts.")
+@click.option("--host-dir", help="Folder for run folders on other hosts; default: the same path as here.")
 @UI
 @METRICS_PORT
 @run_options
-def launch(as_json: bool, restart: Restart, ui: bool, metrics: tuple[str, int] | None, **request: Any) -> None:
+def launch(
+    as_json: bool,
+    restart: Restart,
+    backend: str,
+    hosts: Path | None,
+    host_dir: str | None,
+    ui: bool,
+    metrics: tuple[str, int] | None,
+    **request: Any,
+) -> None:
     """Run FILE with one process per peer.
 
     Show progress until the last peer exits, then print a summary. Ctrl-C stops the peers, a second Ctrl-C kills them.
@@ -97,6 +115,21 @@ def launch(as_json: bool, restart: Restart, ui: bool, metrics: tuple[str, int] |
     from launcher.prepare import LaunchRequest
 
     asked = LaunchRequest(**request)
+    if hosts is not None and backend != "ssh":
+        raise click.UsageError("--hosts is for --backend ssh")
+    if host_dir is not None and backend == "local":
+        raise click.UsageError("--host-dir is for runs on other hosts: add --backend")
+    if backend != "local":
+        from launcher.backends import multi_host
+        from launcher.backends.hosts import BackendOptions
+
+        options = BackendOptions(hosts)
+
+        def run(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
+            return multi_host.launch(backend, options, asked, console, restart, watching, host_dir)
+
+        _run(run, as_json, ui, metrics)
+        return
     _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
 
 
@@ -135,10 +168,11 @@ def _resume(
     ui: bool = False,
     metrics: tuple[str, int] | None = None,
 ) -> None:
-    from launcher.backends.local import resume as resume_peers
+    from launcher.backends import local, multi_host
     from p2pfl.session.run_folder import RunFolder
 
     folder = RunFolder.open(run)
+    resume_peers = multi_host.resume if "hosts" in folder.info else local.resume
     _run(lambda console, watching: resume_peers(folder, peers, console, restart, watching), as_json, ui, metrics)
 
 

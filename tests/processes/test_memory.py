@@ -97,10 +97,10 @@ def test_reports_peers_that_cannot_be_forked(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fork", fork)
-    monkeypatch.setattr(warm, "_send_event", lambda descriptor, event: output.append(event))
+    monkeypatch.setattr(warm, "send_event", lambda descriptor, event: output.append(event))
     monkeypatch.setattr(warm, "setproctitle", lambda title: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    warm.Forks(events=1).fork({"run": str(folder.root), "peers": [0, 1]}, close=())
+    warm.Forks(events=1).fork(folder.root, [0, 1], close=())
     assert output == [{"event": "exited", "peer": peer, "code": 1, "error": error} for peer in range(2)]
 
 

@@ -1,0 +1,359 @@
+"""The host processes of a run: checks, rendezvous of addresses, and restarts of whole hosts.
+
+Each host goes through these states, and again if its process ends while peers of it should run:
+
+    starting              its process was started, and has not yet said hello
+    greeted               it has the same version of p2pfl and torch as this host
+    opened                it has the run folder, and its files
+    listening, probed     the hosts can connect to each other (only at the start of a run)
+    ready                 it has loaded the run, and forks peers on request
+    ended                 its process has ended; it is started again while peers of it should run
+    lost                  that has failed too often
+
+Nothing blocks: ``events`` waits for whatever comes first from any host.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from launcher.backends.host_connection import Files, HostConnection, State
+from launcher.backends.hosts import Backend, Host
+from launcher.backends.warm import Event
+from launcher.errors import LaunchError
+from p2pfl import PeerId
+from p2pfl.errors import WriteError
+from p2pfl.run_file.addresses import split
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import printable
+
+HELLO_TIMEOUT = 120.0
+"""Seconds until a host process must have said hello: starting Python from a network disk is slow."""
+MAX_FAILURES = 3
+"""A host process that ends more often than this within STABLE seconds each is not started again."""
+STABLE = 120.0
+"""Seconds after which earlier failures of a host no longer count."""
+RETRY = 2.0
+"""Seconds between the end of a host process and the next attempt."""
+EXIT_TIMEOUT = 10.0
+"""Seconds that host processes without peers may take to exit."""
+ORDER: tuple[State, ...] = ("starting", "greeted", "opened", "listening", "probed", "ready")
+
+
+class HostGroup:
+    """The host processes of a run.
+
+    Args:
+        expected: ``versions`` and ``code`` of this host, which the others must have too.
+    """
+
+    def __init__(self, backend: Backend, hosts: Sequence[Host], expected: Mapping[str, Any]) -> None:
+        self._backend = backend
+        self._expected = expected
+        self._connections = [HostConnection(host) for host in hosts]
+        self._of_peer: dict[PeerId, HostConnection] = {}
+        self._files: Files | None = None
+        self._probing = False
+        self._addresses: dict[PeerId, str | None] = {}
+        self._notices: list[str] = []
+        self._queued: list[Event] = []
+        self._preparing = False
+        """Whether a problem of a host is raised: before the peers are started."""
+
+    @property
+    def cores(self) -> dict[str, int]:
+        """The cores of each host."""
+        return {each.host.name: each.hello.get("cores", 1) for each in self._connections}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """What other hosts connect to, by host."""
+        return {each.host.name: each.address for each in self._connections}
+
+    @property
+    def running(self) -> dict[PeerId, int]:
+        """Process ids of the peers that are known to run."""
+        return {peer: pid for each in self._connections for peer, pid in each.pids.items()}
+
+    def host_of(self, peer: PeerId) -> str:
+        """Return the name of the host of a peer."""
+        return self._of_peer[peer].host.name
+
+    # ---- the start -------------------------------------------------------------------------------------------
+
+    def connect(self) -> list[Host]:
+        """Start all host processes. Return the hosts when all have said hello. Raises LaunchError."""
+        self._preparing = True
+        for each in self._connections:
+            self._start(each)
+        self._wait_for("greeted")
+        return [each.host for each in self._connections]
+
+    def open(self, hosts: Sequence[Host], files: Files, *, probe: bool = True, load: bool = True) -> None:
+        """Send the files of the run to the hosts, and wait until they have loaded it. Raises LaunchError.
+
+        Args:
+            hosts: those of ``connect`` that have peers, with these.
+            probe: check whether the hosts can connect to each other.
+            load: False: only look what runs there.
+        """
+        self._files, self._probing = files, probe and len(hosts) > 1
+        placed = {host.name: host for host in hosts}
+        for each in [each for each in self._connections if each.host.name not in placed]:
+            self._connections.remove(each)
+            self._close([each])
+        for each in self._connections:
+            each.host = placed[each.host.name]
+            self._of_peer |= dict.fromkeys(each.host.peers, each)
+            each.open(files)
+        self._wait_for("opened")
+        if self._probing:
+            self._wait_for("listening")
+            self._probe(files)
+            self._wait_for("probed")
+        self._probing = False
+        if load:
+            for each in self._connections:
+                each.load(files)
+            self._wait_for("ready")
+        self._preparing = False
+
+    def sync(self) -> None:
+        """Wait until the files of all hosts are up to date. Raises LaunchError."""
+        self._preparing = True
+        for each in self._connections:
+            each.synced = False
+            each.send("sync")
+        while not all(each.synced for each in self._connections):
+            self._wait_for("opened")
+            self.events(1.0)
+        self._preparing = False
+
+    def _wait_for(self, state: State) -> None:
+        while True:
+            if problems := [f"host {each.host.name}: {each.problem}" for each in self._connections if each.problem]:
+                raise LaunchError(printable("\n".join(problems)))
+            if all(ORDER.index(each.state) >= ORDER.index(state) for each in self._connections):
+                return
+            self.events(1.0)
+
+    def _start(self, host: HostConnection) -> None:
+        try:
+            host.start(self._backend)
+        except LaunchError as error:
+            self._ended(host, str(error))
+
+    def _probe(self, files: Files) -> None:
+        """Ask every host to connect to those that have neighbors of its peers."""
+        for each in self._connections:
+            near = {self._of_peer[j] for i in each.host.peers for j in files.neighbors[i]} - {each}
+            targets = {other.host.name: (other.address, other.port) for other in near}
+            each.send("probe", hosts=targets)
+
+    # ---- the peers -------------------------------------------------------------------------------------------
+
+    def fork(self, folder: RunFolder, peers: Iterable[PeerId], /) -> None:
+        """Request the peers, each on its host. Each is answered by ``started`` and, at its end, by ``exited``."""
+        for host, mine in self._by_host(peers):
+            if host.state == "lost":
+                self._queued += _exits(host, mine)
+                continue
+            host.wanted |= set(mine)
+            if host.state == "ready":
+                host.send("fork", peers=mine)
+            else:
+                host.waiting += mine
+
+    def signal(self, peers: Iterable[PeerId], number: int) -> None:
+        """Send a signal to peers, on whatever host they are."""
+        for host, mine in self._by_host(peers):
+            host.send("signal", peers=mine, signal=int(number))
+
+    def _by_host(self, peers: Iterable[PeerId]) -> Iterable[tuple[HostConnection, list[PeerId]]]:
+        found: dict[HostConnection, list[PeerId]] = defaultdict(list)
+        for peer in peers:
+            found[self._of_peer[peer]].append(peer)
+        return found.items()
+
+    def events(self, timeout: float) -> list[Event]:
+        """Return the events of all hosts since the last call; wait up to ``timeout`` seconds for the first."""
+        found, self._queued = self._queued + self._overdue(), []
+        if found:
+            timeout = 0.0
+        streams = {each.stream.events: each for each in self._connections if each.stream is not None}
+        unsent = {
+            each.stream.requests: each.stream
+            for each in self._connections
+            if each.stream is not None and each.stream.unsent and not each.stream.closed
+        }
+        if not streams:
+            time.sleep(timeout)  # nothing will arrive before the next attempt to start a host again
+            return found
+        readable, writable, _ = select.select(list(streams), list(unsent), [], timeout)
+        for descriptor in writable:
+            unsent[descriptor].flush()
+        for descriptor in readable:
+            found += self._receive(streams[descriptor])
+        return found
+
+    def notices(self) -> list[str]:
+        """Return what to print about hosts, each line once."""
+        lines, self._notices = self._notices, []
+        return lines
+
+    def close(self) -> None:
+        """End the host processes without peers; the others end with their last one."""
+        self._close(self._connections)
+        self._backend.close()
+
+    def __enter__(self) -> HostGroup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _close(self, connections: Sequence[HostConnection]) -> None:
+        for each in connections:
+            if each.stream is not None:
+                each.stream.close_requests()
+        end = time.monotonic() + EXIT_TIMEOUT
+        for each in connections:
+            while not each.wanted and each.stream is not None:
+                remaining = end - time.monotonic()
+                if remaining <= 0 or not select.select([each.stream.events], [], [], remaining)[0]:
+                    break
+                if not each.stream.read():
+                    break
+            each.drop(kill=not each.wanted)
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    def _receive(self, host: HostConnection) -> list[Event]:
+        found: list[Event] = []
+        try:
+            for event in host.receive():
+                found += self._handle(host, event["event"], event)
+        except EOFError as end:
+            self._ended(host, str(end))
+        except (LaunchError, WriteError) as error:
+            host.drop(kill=True)
+            self._ended(host, str(error), final=True)
+        return found
+
+    def _handle(self, host: HostConnection, kind: str, event: Mapping[str, Any]) -> list[Event]:
+        if kind == "hello":
+            host.greet(event, self._expected)
+            if self._files is not None:
+                host.open(self._files)
+        elif kind == "opened":
+            self._opened(host, event)
+        elif kind == "listening":
+            host.port, host.state = event["port"], "listening"
+        elif kind == "probed":
+            self._judge(host, event["failures"])
+        elif kind == "ready":
+            return self._ready(host)
+        elif kind == "synced":
+            host.synced = True
+        elif kind == "failed":
+            raise LaunchError(event["error"])
+        elif kind == "started":
+            host.pids[event["peer"]] = event["pid"]
+            return [Event("started", event["peer"], pid=event["pid"])]
+        elif kind == "exited":
+            peer = event["peer"]
+            host.wanted.discard(peer)
+            host.pids.pop(peer, None)
+            if event["code"] is None:
+                return [Event("vanished", peer)]
+            return [Event("exited", peer, code=event["code"], error=event["error"])]
+        elif kind == "address":
+            self._addresses[event["peer"]] = event["address"]
+            self._forward(event["peer"], event["address"], self._connections)
+        elif kind == "file" and host.mirror is not None:
+            host.mirror.write(event)
+        return []
+
+    def _opened(self, host: HostConnection, event: Mapping[str, Any]) -> None:
+        assert self._files is not None
+        host.opened(event, self._files)
+        for peer, address in self._addresses.items():
+            self._forward(peer, address, [host])
+        if self._probing:
+            host.send("listen", port=self._files.port(host.host))
+        elif not self._preparing:  # it has come back
+            host.load(self._files)
+
+    def _judge(self, host: HostConnection, failures: Mapping[str, str]) -> None:
+        """Raise LaunchError if a host cannot connect to others."""
+        host.state = "probed"
+        others = {each.host.name: each for each in self._connections}
+        problems = [
+            f"cannot connect to host {name} at {others[name].address}, port {others[name].port}: {reason}"
+            for name, reason in failures.items()
+        ]
+        if problems:
+            remedy = "open the TCP ports between the hosts (transport.port limits them), and check the addresses"
+            raise LaunchError(f"{'; '.join(problems)}; {remedy}")
+
+    def _ready(self, host: HostConnection) -> list[Event]:
+        """Find out which of the wanted peers run, and fork those that wait."""
+        host.state, host.since = "ready", time.monotonic()
+        missing = sorted(host.wanted - host.pids.keys() - set(host.waiting))
+        host.wanted -= set(missing)
+        if host.failures:
+            alive = f"{len(host.pids)} of its peers still run" if host.pids else "none of its peers runs"
+            self._notices.append(f"host {host.host.name} is back; {alive}")
+        if host.waiting:
+            host.send("fork", peers=host.waiting)
+            host.waiting = []
+        started = [Event("started", peer, pid=pid) for peer, pid in host.pids.items()]
+        return started + [Event("vanished", peer) for peer in missing]
+
+    def _forward(self, peer: PeerId, address: str | None, hosts: Iterable[HostConnection]) -> None:
+        """Send a peer's address to the other hosts that have neighbors of it."""
+        assert self._files is not None
+        if address is not None:
+            try:
+                split(address)
+            except ValueError as error:
+                raise LaunchError(f"peer {peer}: {error}") from None
+        neighbors = self._files.neighbors[peer]
+        for other in hosts:
+            if other is not self._of_peer[peer] and any(self._of_peer[j] is other for j in neighbors):
+                other.send("address", peer=peer, address=address)
+
+    def _ended(self, host: HostConnection, reason: str, *, final: bool = False) -> None:
+        """Note that a host process has ended. ``final``: it would end again."""
+        stable = time.monotonic() - host.since > STABLE
+        host.failures = MAX_FAILURES + 1 if final else 1 if stable else host.failures + 1
+        host.problem, host.state, host.since = reason, "ended", time.monotonic()
+        if not self._preparing and host.wanted:
+            again = "; starting it again" if host.failures <= MAX_FAILURES else ""
+            self._notices.append(f"host {host.host.name}: its process has ended: {printable(reason)}{again}")
+
+    def _overdue(self) -> list[Event]:
+        """Start hosts again whose process has ended; give up those that fail again and again."""
+        found: list[Event] = []
+        for host in self._connections:
+            waited = time.monotonic() - host.since
+            if host.state == "starting" and waited > HELLO_TIMEOUT:
+                host.drop(kill=True)
+                self._ended(host, f"no answer within {HELLO_TIMEOUT:.0f} s")
+            elif self._preparing or host.state != "ended" or not host.wanted:
+                continue
+            elif host.failures > MAX_FAILURES:
+                found += _exits(host, sorted(host.wanted))
+                host.state, host.wanted, host.waiting, host.pids = "lost", set(), [], {}
+            elif waited > RETRY:
+                self._start(host)
+        return found
+
+
+def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:
+    """Return the exits of the peers of a lost host."""
+    return [Event("exited", peer, code=1, error=f"host {host.host.name} is lost: {host.problem}") for peer in peers]

@@ -1,0 +1,283 @@
+"""Runs on several hosts: what a backend has to provide (``ssh.py``, ``slurm.py``, ``ray.py``).
+
+A backend only starts one command on each host, the *host process* (``python -m peers --host``, peers/host.py), and
+gives the launcher two byte streams to it. Everything else is here for all backends:
+
+    multi_host.py   launch, resume and stop of such runs; files and keys for the hosts
+    host_group.py   the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
+    mirror.py       the small files of peers on other hosts, written into the launcher's run folder
+
+To add a backend ``x``, write ``launcher/backends/x.py`` with a class that satisfies ``Backend`` and
+
+    def make(options: BackendOptions) -> Backend                for `p2pfl launch --backend x`
+    def restore(saved: Mapping[str, Any]) -> Backend            for resume, stop, status: from ``Backend.saved()``
+
+and add its name to BACKENDS. The launcher's calls are, in this order:
+
+    hosts()                          the hosts of this run. Raises LaunchError.
+    start(host, command) -> HostStream
+                                     start ``command`` on that host, without waiting for it. Called once for each
+                                     host, and again for one whose stream has ended while peers of it should run. A
+                                     backend may start it on another machine then, if ``host.folder`` is there too.
+    close()                          at the end, after all streams are closed
+
+A stream ends (``read`` returns b"") when the host process has exited or the host is lost; ``outcome`` then says why.
+``stream_of`` makes one from a Popen. A backend without pipes, e.g. one that relays lines of a Ray actor, passes the
+two descriptors of a socketpair or of pipes to ``HostStream`` and relays on a thread.
+
+The launcher never takes part in training. It forwards to each host the addresses of its peers' neighbors; from then
+on it may die, and training goes on. What it does while it lives: restart peers, and write down their progress.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from launcher.errors import LaunchError
+from p2pfl import PeerId
+
+BACKENDS = ("ssh", "slurm", "ray")
+"""Names of modules in this package."""
+MAX_OUTPUT = 4096
+"""Bytes of a host process's error output that are kept."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of a run.
+
+    Attributes:
+        name: for messages, and for the backend.
+        address: what other hosts connect to; None: what the host process finds out itself.
+        python: the Python that has p2pfl on that host.
+        folder: the run folder there; None: the same path as the launcher's.
+        weight: how many peers it gets, relative to other hosts; None: its number of slots or cores.
+        slots: peers that compute at the same time; None: as the run file says.
+        peers: the peers on this host; before ``place`` only those that the user wants there.
+        environment: variables of the host process.
+    """
+
+    name: str
+    address: str | None = None
+    python: str = "python3"
+    folder: str | None = None
+    weight: float | None = None
+    slots: int | None = None
+    peers: tuple[PeerId, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        """The command of the host process, with ``env`` for its variables."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return [*(["env", *variables] if variables else []), self.python, "-P", "-m", "peers", "--host"]
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What `p2pfl launch` passes to ``make``.
+
+    Attributes:
+        hosts: ``--hosts``.
+    """
+
+    hosts: Path | None = None
+
+
+class HostStream:
+    """The two byte streams of a host process. ``send`` never blocks.
+
+    Args:
+        requests: descriptor to write to; the stream closes it.
+        events: descriptor to read from; the stream closes it. May be the same as ``requests`` (a socket).
+        outcome: return why ``events`` has ended, e.g. the last line of the error output.
+        kill: end the host process, or what connects to it, at once.
+    """
+
+    def __init__(
+        self, requests: int, events: int, outcome: Callable[[], str], kill: Callable[[], object] = lambda: None
+    ) -> None:
+        self.requests, self.events = requests, events
+        self.outcome = outcome
+        self.kill = kill
+        self.unsent = bytearray()
+        self.closed = False
+        os.set_blocking(requests, False)
+
+    def send(self, line: bytes) -> None:
+        """Send a line; what does not fit into the pipe now is sent by ``flush``."""
+        self.unsent += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of ``unsent`` as fits."""
+        while self.unsent and not self.closed:
+            try:
+                del self.unsent[: os.write(self.requests, self.unsent[: 1 << 16])]
+            except BlockingIOError:
+                return
+            except OSError:  # ``read`` will tell
+                self.unsent.clear()
+
+    def read(self) -> bytes:
+        """Return what has arrived; wait for it. Empty at the end."""
+        try:
+            return os.read(self.events, 1 << 16)
+        except BlockingIOError:
+            return os.read(self.events, 1 << 16) if self._wait() else b""
+        except OSError:
+            return b""
+
+    def _wait(self) -> bool:
+        import select
+
+        return bool(select.select([self.events], [], [])[0])
+
+    def close_requests(self) -> None:
+        """Let the host process know that no request will follow: it exits after its last peer."""
+        if not self.closed:
+            self.closed = True
+            if self.requests != self.events:
+                os.close(self.requests)
+            else:
+                import socket
+
+                with suppress(OSError), socket.socket(fileno=os.dup(self.requests)) as copy:
+                    copy.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close both descriptors."""
+        self.close_requests()
+        os.close(self.events)
+
+
+def stream_of(command: Sequence[str]) -> HostStream:
+    """Start a command whose stdin and stdout are connected to a host process, e.g. ``ssh HOST …``.
+
+    It runs in a session of its own: the terminal's Ctrl-C reaches the launcher only. Raises LaunchError.
+    """
+    errors = os.memfd_create("p2pfl host")
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+            bufsize=0,
+        )
+    except OSError as error:
+        os.close(errors)
+        raise LaunchError(f"{command[0]}: {error.strerror}") from None
+    assert process.stdin is not None
+    assert process.stdout is not None
+    # Descriptors of their own: the Popen closes its files when it is collected.
+    requests, events = os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno())
+    process.stdin.close()
+    process.stdout.close()
+
+    def outcome() -> str:
+        try:
+            code = process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        size = os.fstat(errors).st_size
+        lines = os.pread(errors, MAX_OUTPUT, max(0, size - MAX_OUTPUT)).decode(errors="replace").split("\n")
+        said = [line.strip() for line in lines if line.strip()]
+        return "; ".join(said[-3:]) or f"{command[0]} exited with code {code}"
+
+    def kill() -> None:
+        process.kill()
+        process.wait()
+
+    return HostStream(requests, events, outcome, kill)
+
+
+class Backend(Protocol):
+    """What starts host processes; see the module docstring."""
+
+    name: str
+
+    def hosts(self) -> list[Host]: ...
+
+    def start(self, host: Host, command: Sequence[str]) -> HostStream: ...
+
+    def saved(self) -> dict[str, Any]:
+        """Return what ``restore`` needs to reach the same hosts, as JSON values; it is stored in run.json."""
+
+    def close(self) -> None: ...
+
+
+def make(name: str, options: BackendOptions) -> Backend:
+    """Make a backend by its name. Raises LaunchError."""
+    backend: Backend = import_module(f"launcher.backends.{name}").make(options)
+    return backend
+
+
+def restore(saved: Mapping[str, Any]) -> Backend:
+    """Make the backend that run.json names. Raises LaunchError."""
+    if saved.get("backend") not in BACKENDS:
+        raise LaunchError(
+            f"run.json: unknown backend {saved.get('backend')!r}; expected one of {', '.join(BACKENDS)}"
+        )
+    backend: Backend = import_module(f"launcher.backends.{saved['backend']}").restore(saved["options"])
+    return backend
+
+
+def hosts_from(saved: Mapping[str, Any]) -> list[Host]:
+    """Return the hosts of a run as stored in run.json."""
+    return [Host(**{**host, "peers": tuple(host["peers"])}) for host in saved["hosts"]]
+
+
+def to_save(backend: Backend, hosts: Sequence[Host]) -> dict[str, Any]:
+    """Return what run.json stores as ``hosts``."""
+    return {
+        "backend": backend.name,
+        "options": backend.saved(),
+        "hosts": [{**asdict(host), "peers": list(host.peers)} for host in hosts],
+    }
+
+
+def place(peers: int, hosts: Sequence[Host], cores: Mapping[str, int]) -> list[Host]:
+    """Assign every peer to a host: those that a host names to it, the others in blocks by weight.
+
+    Blocks of consecutive ids keep the edges of rings and grids within hosts. Each block is as close to its exact part
+    as whole numbers allow.
+
+    Args:
+        cores: by host name, for hosts without weight and slots.
+
+    Raises:
+        LaunchError: a host names a peer that the run lacks, or two hosts name the same one.
+    """
+    owner: dict[PeerId, str] = {}
+    for host in hosts:
+        for peer in host.peers:
+            if not 0 <= peer < peers:
+                raise LaunchError(f"host {host.name}: no peer {peer}; the {peers} peers are 0 to {peers - 1}")
+            if peer in owner:
+                raise LaunchError(f"hosts {owner[peer]} and {host.name} both name peer {peer}; name it once")
+            owner[peer] = host.name
+    rest = [peer for peer in range(peers) if peer not in owner]
+    open_hosts = [host for host in hosts if not host.peers] or list(hosts)
+    weights = [
+        host.weight if host.weight is not None else host.slots or cores.get(host.name, 1) for host in open_hosts
+    ]
+    if rest and sum(weights) <= 0:
+        raise LaunchError("the weights of all hosts are 0; give one of them a positive weight")
+    parts: dict[str, list[PeerId]] = {}
+    before = 0.0
+    for host, weight in zip(open_hosts, weights, strict=True):
+        first, last = round(before * len(rest)), round((before + weight / sum(weights)) * len(rest))
+        parts[host.name] = rest[first:last]
+        before += weight / sum(weights)
+    placed = [replace(host, peers=tuple(sorted([*host.peers, *parts.get(host.name, ())]))) for host in hosts]
+    return [host for host in placed if host.peers]

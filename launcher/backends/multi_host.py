@@ -1,0 +1,326 @@
+"""Launch, resume and stop runs on several hosts, with any backend (launcher/backends/hosts.py)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from setproctitle import setproctitle
+
+from launcher.backends import hosts as backends
+from launcher.backends.follow import Restart, follow
+from launcher.backends.host_connection import Files
+from launcher.backends.host_group import HostGroup
+from launcher.backends.host_state import HostState, launcher_title
+from launcher.backends.hosts import Backend, BackendOptions, Host
+from launcher.backends.local import check_keys
+from launcher.backends.processes import outcome
+from launcher.backends.remote_processes import Remote
+from launcher.child import in_child
+from launcher.errors import LaunchError
+from launcher.prepare import LaunchRequest
+from launcher.tracking.processes import check_trackers, tracking
+from launcher.views import formatting
+from launcher.views.progress import print_run_path
+from launcher.views.summary import Summary, measured_seconds, summarize
+from launcher.watching import Watching
+from p2pfl import PeerId
+from p2pfl.errors import KeysError, RunFolderError
+from p2pfl.run_file.addresses import is_ipv6, is_loopback
+from p2pfl.session.files import read_json, write_json
+from p2pfl.session.key_files import PUBLIC, private_file
+from p2pfl.session.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from p2pfl.run_file.run import Run
+
+TOKEN = ".launcher"
+"""A file that tells a host process whether it has the launcher's run folder; see peers/host.py."""
+KEYS = "keys"
+"""Folder in the run folder for keys that the launcher makes, and for those handed out to a host."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this process keeps of a Run, which refers to torch."""
+
+    peers: int
+    rounds: int
+    neighbors: tuple[tuple[PeerId, ...], ...]
+    bind: str
+    port: int | None
+    has_addresses: bool
+    keys: str | None
+    insecure: bool
+
+    @classmethod
+    def of(cls, run: Run) -> Settings:
+        transport = run.file.transport
+        return cls(
+            peers=run.peers,
+            rounds=run.rounds,
+            neighbors=run.topology.neighbors,
+            bind=transport.host,
+            port=transport.port,
+            has_addresses=bool(transport.address or transport.hosts),
+            keys=None if transport.keys is None else str(Path(transport.keys).absolute()),
+            insecure=transport.insecure,
+        )
+
+
+def launch(
+    name: str,
+    options: BackendOptions,
+    request: LaunchRequest,
+    console: Console,
+    restart: Restart = "on-failure",
+    watching: Watching = Watching(),
+    host_dir: str | None = None,
+) -> tuple[RunFolder, Summary]:
+    """Create a run and run it on the hosts of a backend."""
+
+    def prepare() -> tuple[RunFolder, Settings]:
+        run = request.load()
+        check_keys(run, range(run.peers))
+        check_trackers(run)
+        return request.prepare(run), Settings.of(run)
+
+    backend = backends.make(name, options)
+    with HostGroup(backend, backend.hosts(), _this_version()) as group:
+        found = group.connect()  # before there is a folder, since most problems appear here
+        folder, settings = in_child(prepare)
+        placed = backends.place(settings.peers, found, group.cores)
+        if host_dir is not None:
+            placed = [
+                replace(host, folder=host.folder or f"{host_dir.rstrip('/')}/{folder.root.name}") for host in placed
+            ]
+        folder.write_info({**folder.info, "hosts": backends.to_save(backend, placed)})
+        for host in placed:
+            console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
+        group.open(placed, _files(folder, settings, placed, group.addresses))
+        return folder, _follow(group, folder, settings, range(settings.peers), console, restart, watching)
+
+
+def resume(
+    folder: RunFolder,
+    peers: Sequence[PeerId],
+    console: Console,
+    restart: Restart = "on-failure",
+    watching: Watching = Watching(),
+) -> tuple[RunFolder, Summary]:
+    """Resume a run on its hosts: follow the peers that run, and start the others of ``peers``, by default all.
+
+    Raises:
+        LaunchError: another launcher follows the run, or no peer is left to start.
+    """
+    state = HostState.read(folder.root)
+    if state is not None and (process := state.process(folder.root)) is not None:
+        raise LaunchError(
+            f"{folder.root}: followed by another launcher (process {process.pid}), which restarts its peers; "
+            f"stop them with `p2pfl stop {folder.root}`"
+        )
+
+    def prepare() -> Settings:
+        from p2pfl.run_file import load as run_files
+
+        run = run_files.load(folder.run_file)
+        check_keys(run, range(run.peers))
+        check_trackers(run)
+        return Settings.of(run)
+
+    backend, hosts = _restored(folder)
+    settings = in_child(prepare)
+    if absent := sorted(set(peers) - set(range(settings.peers))):
+        raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has 0 to {settings.peers - 1}")
+    with HostGroup(backend, hosts, _this_version()) as group:
+        group.connect()
+        group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=False)
+        ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
+        if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
+            raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
+        seconds_before = 0.0
+        with suppress(RunFolderError):
+            seconds_before = measured_seconds(folder) or 0.0
+        return folder, _follow(group, folder, settings, ended, console, restart, watching, seconds_before)
+
+
+def refresh(folder: RunFolder) -> None:
+    """Fetch the files of a run whose launcher has ended, and what runs on its hosts. Raises LaunchError.
+
+    Does nothing if a launcher follows the run: then the files are up to date.
+    """
+    state = HostState.read(folder.root)
+    if state is None or not state.running or state.process(folder.root) is not None:
+        return
+    with _look(folder) as group:
+        _write_state(folder, group, 0)
+
+
+def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId, str | None]]:
+    """Stop the running peers of a run on hosts. Return how each ended; None if it still runs."""
+    state = HostState.read(folder.root) or HostState()
+    process = state.process(folder.root)
+    if process is not None:
+        stopped = sorted(state.running)
+        process.send_signal(signal.SIGTERM)
+        if kill:
+            process.send_signal(signal.SIGINT)  # the second request to stop kills
+        with suppress(Exception):
+            process.wait(timeout)
+        running = (HostState.read(folder.root) or HostState()).running
+        return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
+    if not state.running:
+        return []
+    with _look(folder) as group:
+        asked = sorted(group.running)
+        group.signal(asked, signal.SIGKILL if kill else signal.SIGTERM)
+        end = time.monotonic() + timeout
+        while group.running and time.monotonic() < end:
+            group.events(0.5)
+        _write_state(folder, group, 0)
+        return [
+            (peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
+            for peer in asked
+        ]
+
+
+def _look(folder: RunFolder) -> HostGroup:
+    """Connect to the hosts of a run, with what they report written into the folder."""
+    backend, hosts = _restored(folder)
+    neighbors: list[tuple[PeerId, ...]] = [()] * len(list(folder.peers()))
+    files = Files(folder, _token(folder), {}, {}, lambda *given: [], lambda host: 0, neighbors)
+    group = HostGroup(backend, hosts, _this_version())
+    try:
+        group.connect()
+        group.open(hosts, files, probe=False, load=False)
+        group.sync()
+    except BaseException:
+        group.close()
+        raise
+    return group
+
+
+def _restored(folder: RunFolder) -> tuple[Backend, list[Host]]:
+    saved: dict[str, Any] = folder.info["hosts"]
+    return backends.restore(saved), backends.hosts_from(saved)
+
+
+def _follow(
+    group: HostGroup,
+    folder: RunFolder,
+    settings: Settings,
+    peers: Iterable[PeerId],
+    console: Console,
+    restart: Restart,
+    watching: Watching,
+    seconds_before: float = 0.0,
+) -> Summary:
+    setproctitle(launcher_title(folder.root))
+    print_run_path(folder, console)
+    watching.serve(folder, console)
+    remote = Remote(group, folder)
+    try:
+        with tracking(folder, console.print) as trackers:
+
+            def notices() -> list[str]:
+                return [*group.notices(), *trackers.failures()]
+
+            todo = list(peers)
+            followed = remote.processes(todo)
+            processes = follow(folder, todo, settings, remote, console, restart, watching, notices, followed)
+    finally:
+        remote.write_state()
+    from p2pfl.messaging.topology import Topology
+
+    seconds = seconds_before + processes.seconds
+    return summarize(folder, processes.exit_codes, seconds, Topology(settings.neighbors), processes.errors)
+
+
+def _write_state(folder: RunFolder, group: HostGroup, launcher: int) -> None:
+    HostState(launcher, {peer: group.host_of(peer) for peer in group.running}).write(folder.root)
+
+
+# ---- files for the hosts -----------------------------------------------------------------------------------------
+
+
+def _token(folder: RunFolder) -> str:
+    """Return the token of a run folder, by which a host process recognizes it."""
+    found: str | None = (read_json(folder.root / TOKEN) or {}).get("token")
+    if found is None:
+        found = secrets.token_hex(16)
+        write_json(folder.root / TOKEN, {"token": found})
+    return found
+
+
+def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
+    """Collect what the hosts need of a run."""
+    keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
+    skipped = {folder.root / name for name in ("peers", "addresses", "slots", KEYS, TOKEN, "hosts.json")}
+    common = {
+        str(path.relative_to(folder.root)): (path.read_bytes(), 0o644)
+        for entry in sorted(folder.root.iterdir())
+        if entry not in skipped and entry.suffix not in (".html", ".tmp") and entry.name != "summary.json"
+        for path in ([entry] if entry.is_file() else sorted(entry.rglob("*")))
+        if path.is_file()
+    }
+    private: dict[PeerId, dict[str, tuple[bytes, int]]] = {}
+    if keys is not None:
+        if (Path(keys) / PUBLIC).is_file():
+            common[f"{KEYS}/{PUBLIC}"] = (Path(keys) / PUBLIC).read_bytes(), 0o644
+        for peer in range(settings.peers):
+            path = private_file(Path(keys), peer)
+            private[peer] = {f"{KEYS}/{path.name}": (path.read_bytes(), 0o600)}
+
+    def sets(host: Host, address: str, root: str, shared: bool) -> list[str]:
+        changes: dict[str, Any] = {}
+        if is_loopback(settings.bind):
+            changes["transport.host"] = "::" if is_ipv6(address) else "0.0.0.0"
+        if not settings.has_addresses and settings.port is None:
+            changes["transport.address"] = f"tcp://{_bracketed(address)}:{{port}}"
+        elif not settings.has_addresses:  # then every peer's address is known before it starts
+            changes["transport.hosts"] = {str(peer): addresses[other.name] for other in hosts for peer in other.peers}
+        if keys is not None:
+            changes["transport.keys"] = keys if shared else f"{root}/{KEYS}"
+        if host.slots is not None:
+            changes["slots"] = host.slots
+        return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+
+    def port(host: Host) -> int:
+        return 0 if settings.port is None else settings.port + min(host.peers)
+
+    return Files(folder, _token(folder), common, private, sets, port, settings.neighbors)
+
+
+def _make_keys(folder: RunFolder, peers: int) -> str:
+    """Make keys for all peers, unless that was done before: other hosts can reach the peers."""
+    target = folder.root / KEYS
+    if not target.is_dir():
+        command = [sys.executable, "-P", "-m", "peers.keys", str(target), *map(str, range(peers))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise KeysError(done.stderr.strip().removeprefix("error: "))
+    return str(target)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if is_ipv6(address) and not address.startswith("[") else address
+
+
+def _this_version() -> dict[str, Any]:
+    """Return the versions and the code that the hosts must have too, from a process like theirs."""
+    command = [sys.executable, "-P", "-c", "import json; from peers.host import hello; print(json.dumps(hello()))"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"this Python cannot start peers: {done.stderr.strip()}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

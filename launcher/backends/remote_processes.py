@@ -1,0 +1,90 @@
+"""Peers on other hosts, as ``follow`` sees them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+
+import psutil
+
+from launcher.backends.follow import PeerProcesses
+from launcher.backends.host_group import HostGroup
+from launcher.backends.host_state import HostState
+from launcher.backends.warm import Event
+from p2pfl import PeerId
+from p2pfl.session.run_folder import RunFolder, Status
+
+
+class Remote:
+    """A HostGroup in the place of the warm process."""
+
+    exited = False
+    """Hosts end one by one, and the group starts them again."""
+    outcome = stderr = ""
+    stops_on_sigterm = True
+
+    def __init__(self, group: HostGroup, folder: RunFolder) -> None:
+        self._group = group
+        self._folder = folder
+        self._written: HostState | None = None
+        self.fork = group.fork
+        self.kill = group.close
+
+    def processes(self, peers: Iterable[PeerId]) -> RemoteProcesses:
+        """Return the peers to follow: ``peers``, and those that run already."""
+        return RemoteProcesses({*peers, *self._group.running}, self._group)
+
+    def events(self, timeout: float) -> list[Event]:
+        found = self._group.events(timeout)
+        if found or self._written is None:
+            self.write_state()
+        return found
+
+    def restart(self) -> None:
+        """Nothing: the group starts each host again by itself."""
+
+    def write_state(self) -> None:
+        """Write down which peers run, for other commands."""
+        group = self._group
+        state = HostState(os.getpid(), {peer: group.host_of(peer) for peer in sorted(group.running)})
+        if state != self._written:
+            state.write(self._folder.root)
+            self._written = state
+
+
+class RemoteProcesses(PeerProcesses):
+    """Which peers on other hosts are running, and how the others exited."""
+
+    def __init__(self, peers: Iterable[PeerId], group: HostGroup) -> None:
+        super().__init__(peers)
+        self._group = group
+        self._pids: dict[PeerId, int] = dict(group.running)
+        self.started |= self._pids.keys()
+
+    def expect(self, peers: Iterable[PeerId]) -> None:
+        peers = list(peers)
+        super().expect(peers)
+        for peer in peers:
+            self._pids.pop(peer, None)
+
+    def is_stale(self, status: Status) -> bool:
+        return status.peer in self.running and self._pids.get(status.peer) != status.pid
+
+    def adopt(self, peer: PeerId, process: psutil.Process | None) -> bool:
+        return False
+
+    def update(self, events: list[Event], warm_exited: bool) -> list[PeerId]:
+        for event in events:
+            if event.event == "started":
+                self._pids[event.peer] = event.pid
+                self.running.add(event.peer)
+        return super().update(events, warm_exited)
+
+    def stop(self, *, kill: bool) -> None:
+        self.stopping = True
+        self.killing = kill
+        number = signal.SIGKILL if kill else signal.SIGTERM
+        new = [peer for peer in self.running & self._pids.keys() if (peer, number) not in self._signalled]
+        self._signalled |= {(peer, number) for peer in new}
+        self._group.signal(new, number)

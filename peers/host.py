@@ -1,0 +1,333 @@
+"""The host process: one on each host of a run on several hosts. It forks the peers there, like the warm process.
+
+It takes no part in training. The launcher reaches it by one ordered pair of byte streams, whatever started it: lines
+of JSON on stdin and stdout. Before "load" it imports no torch, so that problems are reported at once.
+
+    ← {"event": "hello", "protocol": 1, "versions": {…}, "code": "<hash>", "address": "10.0.0.2" | null, "cores": 8}
+    → {"do": "open", "folder": "<path>", "token": "<text>", "peers": [3, 4], "have": {"peers/03/peer.log": 120}}
+    ← {"event": "opened", "shared": false, "running": {"3": 4711}}       these peers run already
+    → {"do": "file", "path": "run.yaml", "mode": 420, "data": "<base64>"}
+    → {"do": "listen", "port": 0}                           to find out which ports a firewall blocks
+    ← {"event": "listening", "port": 40123}
+    → {"do": "probe", "hosts": {"beta": ["10.0.0.2", 40123]}}
+    ← {"event": "probed", "failures": {"beta": "timed out"}}
+    → {"do": "load", "sets": ["transport.host=0.0.0.0"]}    changes to the run file that hold on this host
+    ← {"event": "ready"}                                    torch, run and data are loaded
+    → {"do": "fork", "peers": [3, 4]}
+    ← {"event": "started", "peer": 3, "pid": 4711}
+    ← {"event": "address", "peer": 3, "address": "tcp://10.0.0.2:40777"}    null: withdrawn
+    → {"do": "address", "peer": 7, "address": "tcp://10.0.0.3:41200"}       of a neighbor on another host
+    ← {"event": "file", "path": "peers/03/peer.log", "at": 0, "data": "<base64>", "clock": 812.5}   data null: deleted
+    → {"do": "signal", "peers": [3, 4], "signal": 15}
+    → {"do": "sync"}
+    ← {"event": "synced"}                                   all changes of files so far have been sent
+    ← {"event": "exited", "peer": 3, "code": 0, "error": ""}                code null: unknown
+    ← {"event": "failed", "error": "<text>"}                instead of "opened", "listening" or "ready"
+
+If the launcher's run folder is the one on this host (``shared``: it contains the token), no file is sent and
+addresses are exchanged by the files in it. Otherwise the small files of each peer are sent as they grow, and
+completely before its "exited". When stdin closes, the process waits for its children and exits; if it is killed, they
+continue, and the next host process finds them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from setproctitle import setproctitle
+
+import p2pfl
+from p2pfl import PeerId
+from p2pfl.errors import P2pflError, RunFolderError, error_text
+from p2pfl.session.files import read_json, write_atomically, write_errors
+from p2pfl.session.run_folder import RunFolder
+from peers.sent_files import SentFiles, inside
+
+if TYPE_CHECKING:
+    from peers.warm import Forks
+
+PROTOCOL = 1
+"""Version of the requests and events."""
+TOKEN = ".launcher"
+"""A file in the launcher's run folder: hosts that find it have the same folder."""
+INTERVAL = 0.25
+"""Seconds between two looks at the peers' files."""
+MAX_LOAD = 0.02
+"""Maximum fraction of a core that this takes: with many peers, looks are rarer."""
+PROBE_TIMEOUT = 10.0
+"""Seconds that a connection to another host may take."""
+
+
+def serve() -> int:
+    """Serve requests on stdin until it closes and all children have ended."""
+    setproctitle("p2pfl host")
+    events = os.dup(1)
+    os.dup2(2, 1)
+    process = HostProcess(events)
+    process.send(hello())
+    return process.serve()
+
+
+def hello() -> dict[str, Any]:
+    """Describe this host and what is installed on it."""
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "numpy", "pyzmq", "p2pfl-mesh"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "event": "hello",
+        "protocol": PROTOCOL,
+        "versions": versions,
+        "code": code_hash(),
+        "address": connection[2] if len(connection) == 4 else None,
+        "hostname": socket.gethostname(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def code_hash() -> str:
+    """Return a hash of the code of ``p2pfl`` and ``peers``, which must be the same on all hosts."""
+    total = hashlib.sha256()
+    for root in (Path(p2pfl.__file__).parent, Path(__file__).parent):
+        for path in sorted(root.rglob("*.py")):
+            total.update(f"{root.name}/{path.relative_to(root)}\0".encode())
+            total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+class HostProcess:
+    """The state of a host process. ``events`` is the descriptor that they are written to."""
+
+    def __init__(self, events: int) -> None:
+        self._events = events
+        self._connected = True
+        self._folder: RunFolder | None = None
+        self._shared = False
+        self._peers: list[PeerId] = []
+        self._sent: dict[PeerId, SentFiles] = {}
+        self._adopted: dict[PeerId, int] = {}
+        """{peer: process id} of peers that an earlier host process has forked."""
+        self._addresses: dict[PeerId, str | None] = {}
+        """Those reported of the peers on this host."""
+        self._forks: Forks | None = None
+        self._sets: list[str] = []
+        self._listener: socket.socket | None = None
+        self._closed_by_forks: tuple[int, ...] = ()
+        self._due = 0.0
+
+    def serve(self) -> int:
+        """Process requests until stdin closes and all children have ended."""
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self._closed_by_forks = (woken, wake, self._events)
+        listening, pending = True, b""
+        while listening or (self._forks and self._forks.children):
+            ready, _, _ = select.select([woken, *([0] if listening else [])], [], [], INTERVAL if listening else None)
+            if woken in ready:
+                os.read(woken, 4096)
+                if self._forks:
+                    self._forks.reap()
+            if 0 in ready:
+                chunk = os.read(0, 1 << 16)
+                listening = bool(chunk)
+                *lines, pending = (pending + chunk).split(b"\n")
+                for line in lines:
+                    self._obey(json.loads(line))
+            if listening and monotonic() >= self._due:
+                began = monotonic()
+                self._look()
+                self._due = monotonic() + max(INTERVAL, (monotonic() - began) / MAX_LOAD)
+        return 0
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """Report an event, unless the launcher has gone."""
+        line = memoryview((json.dumps(event) + "\n").encode())
+        while line and self._connected:  # a signal, e.g. of an exited child, interrupts a long write
+            try:
+                line = line[os.write(self._events, line) :]
+            except OSError:
+                self._connected = False
+
+    def _obey(self, request: dict[str, Any]) -> None:
+        do = request.pop("do")
+        try:
+            getattr(self, f"_do_{do}")(**request)
+        except (P2pflError, OSError) as error:
+            self.send({"event": "failed", "error": error_text(error)})
+
+    # ---- requests --------------------------------------------------------------------------------------------
+
+    def _do_open(self, folder: str, token: str, peers: Sequence[PeerId], have: Mapping[str, int]) -> None:
+        """Open or create the folder of the run for ``peers``, and report those that run already."""
+        root = Path(folder).expanduser()
+        self._shared = (read_json(root / TOKEN) or {}).get("token") == token
+        self._folder = RunFolder.create(root, peers, again=True)
+        self._peers = list(peers)
+        setproctitle(f"p2pfl host {self._folder.root}")
+        for peer in peers:
+            if (pid := find_pid(self._folder, peer)) is not None:
+                self._adopted[peer] = pid
+            if not self._shared:
+                self._sent[peer] = SentFiles(self._folder.peer(peer), have)
+        opened = {"shared": self._shared, "running": self._adopted, "folder": str(self._folder.root)}
+        self.send({"event": "opened", **opened})
+
+    def _do_file(self, path: str, mode: int, data: str) -> None:
+        """Write a file of the run folder, unless it has that content already."""
+        assert self._folder is not None
+        target, content = inside(self._folder.root, path), base64.b64decode(data)
+        if target.is_file() and target.read_bytes() == content:
+            return
+        if path == "run.json" and target.is_file() and _run_id(target.read_bytes()) != _run_id(content):
+            raise RunFolderError(
+                f"{self._folder.root}: contains another run; give another folder by --host-dir, or remove it there"
+            )
+        with write_errors(target):
+            target.parent.mkdir(mode=0o700 if path.startswith("keys/") else 0o777, parents=True, exist_ok=True)
+            descriptor = os.open(target.with_name(f".{target.name}.new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            target.with_name(f".{target.name}.new").replace(target)
+
+    def _do_listen(self, port: int) -> None:
+        self._listener = socket.create_server(("", port), backlog=128)
+        self.send({"event": "listening", "port": self._listener.getsockname()[1]})
+
+    def _do_probe(self, hosts: Mapping[str, tuple[str, int]]) -> None:
+        """Connect to other hosts, as the peers of this one will."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(16) as pool:
+            problems = list(pool.map(_connection_problem, hosts.values()))
+        failures = {name: problem for name, problem in zip(hosts, problems, strict=True) if problem}
+        self.send({"event": "probed", "failures": failures})
+
+    def _do_load(self, sets: Sequence[str]) -> None:
+        """Load torch, the run and its data."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        assert self._folder is not None
+        import torch
+
+        from p2pfl.run_file.load import load
+        from p2pfl.session.gpus import find_gpus, require_gpu
+        from peers.warm import Forks
+
+        torch.set_num_threads(1)
+        run = load(self._folder.run_file, sets)
+        require_gpu(run)
+        self._sets = list(sets)
+        if run.file.device != "cpu" and run.file.gpu.memory_fraction is None and (gpus := len(find_gpus())):
+            most = max(sum(peer % gpus == gpu for peer in self._peers) for gpu in range(gpus))
+            self._sets.append(f"gpu.memory_fraction={1.0 / max(1, most)}")
+        if self._forks is None:
+            self._forks = Forks(self._events, self._sets, before_exit=self._report_last)
+            if len(self._adopted) < len(self._peers):
+                self._forks.load(self._folder)
+        self.send({"event": "ready"})
+
+    def _do_fork(self, peers: Sequence[PeerId]) -> None:
+        assert self._forks is not None
+        assert self._folder is not None
+        self._forks.fork(self._folder.root, peers, self._closed_by_forks)
+
+    def _do_address(self, peer: PeerId, address: str | None) -> None:
+        """Write the address of a peer on another host, or delete it."""
+        assert self._folder is not None
+        path = self._folder.addresses / f"{peer:02d}"
+        if address is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, address.encode())
+
+    def _do_signal(self, peers: Sequence[PeerId], signal: int) -> None:
+        children = {} if self._forks is None else {peer: pid for pid, (peer, _) in self._forks.children.items()}
+        for peer in peers:
+            pid = children.get(peer) or self._adopted.get(peer)
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal)
+
+    def _do_sync(self) -> None:
+        self._look()
+        self.send({"event": "synced"})
+
+    # ---- reports ---------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Report what has changed in the files of this host's peers, and which adopted peers have ended."""
+        if self._folder is None:
+            return
+        ended = [peer for peer in self._adopted if find_pid(self._folder, peer) is None]
+        for peer in self._peers:
+            self._report(peer)
+        for peer in ended:
+            del self._adopted[peer]
+            self.send({"event": "exited", "peer": peer, "code": None, "error": ""})
+
+    def _report(self, peer: PeerId) -> None:
+        assert self._folder is not None
+        if self._shared:
+            return
+        for event in self._sent[peer].changes():
+            self.send(event)
+        address: str | None = None
+        with suppress(OSError, UnicodeDecodeError):
+            address = (self._folder.addresses / f"{peer:02d}").read_text()
+        if self._addresses.get(peer) != address:
+            self._addresses[peer] = address
+            self.send({"event": "address", "peer": peer, "address": address})
+
+    def _report_last(self, peer: PeerId) -> None:
+        """Report the last changes of a peer that has exited."""
+        if self._connected:
+            self._report(peer)
+
+
+def find_pid(folder: RunFolder, peer: PeerId) -> int | None:
+    """Return the process id of a running peer; the id in its status may have been reused by another process."""
+    status = folder.peer(peer).status()
+    if status is None:
+        return None
+    with suppress(OSError):
+        title = Path(f"/proc/{status.pid}/cmdline").read_bytes().rstrip(b"\0 ").decode(errors="replace")
+        if title == f"p2pfl peer {peer} {folder.root}":
+            return status.pid
+    return None
+
+
+def _run_id(info: bytes) -> str | None:
+    with suppress(ValueError):
+        found: str | None = json.loads(info).get("id")
+        return found
+    return None
+
+
+def _connection_problem(target: tuple[str, int]) -> str:
+    """Return why a host cannot be reached; nothing if it can."""
+    try:
+        socket.create_connection((target[0], target[1]), timeout=PROBE_TIMEOUT).close()
+    except TimeoutError:
+        return "timed out"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
