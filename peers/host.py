@@ -93,7 +93,7 @@ def hello() -> dict[str, Any]:
         "protocol": PROTOCOL,
         "versions": versions,
         "code": code_hash(),
-        "address": connection[2] if len(connection) == 4 else None,
+        "address": os.environ.get("P2PFL_ADDRESS") or (connection[2] if len(connection) == 4 else None),
         "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
     }

@@ -92,6 +92,13 @@ def run_options(command: Command) -> Command:
     help="What starts the peers: this host, or several hosts by ssh, in a Slurm allocation, or by Ray.",
 )
 @click.option("--hosts", type=click.Path(path_type=Path), help="With --backend ssh: YAML list of hosts.")
+@click.option(
+    "--ray",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --backend ray: address, hosts (nodes to use), per peer cpus, gpus (e.g. 0.25) and memory (e.g. 2GB), "
+    "wait (seconds), runtime_env (YAML file); repeatable.",
+)
 @click.option("--host-dir", help="Folder for run folders on other hosts; default: the same path as here.")
 @UI
 @METRICS_PORT
@@ -101,6 +108,7 @@ def launch(
     restart: Restart,
     backend: str,
     hosts: Path | None,
+    ray: tuple[str, ...],
     host_dir: str | None,
     ui: bool,
     metrics: tuple[str, int] | None,
@@ -117,13 +125,15 @@ def launch(
     asked = LaunchRequest(**request)
     if hosts is not None and backend != "ssh":
         raise click.UsageError("--hosts is for --backend ssh")
+    if ray and backend != "ray":
+        raise click.UsageError("--ray is for --backend ray")
     if host_dir is not None and backend == "local":
         raise click.UsageError("--host-dir is for runs on other hosts: add --backend")
     if backend != "local":
         from launcher.backends import multi_host
         from launcher.backends.hosts import BackendOptions
 
-        options = BackendOptions(hosts)
+        options = BackendOptions(hosts, ray, asked)
 
         def run(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
             return multi_host.launch(backend, options, asked, console, restart, watching, host_dir)
