@@ -79,6 +79,11 @@ class HostGroup:
         """Process ids of the peers that are known to run."""
         return {peer: pid for each in self._connections for peer, pid in each.pids.items()}
 
+    @property
+    def shared(self) -> bool:
+        """Whether all hosts have the launcher's run folder."""
+        return all(each.shared for each in self._connections)
+
     def host_of(self, peer: PeerId) -> str:
         """Return the name of the host of a peer."""
         return self._of_peer[peer].host.name
@@ -260,7 +265,8 @@ class HostGroup:
         elif kind == "synced":
             host.synced = True
         elif kind == "failed":
-            raise LaunchError(event["error"])
+            why = host.host.without_gpu
+            raise LaunchError(event["error"] + (f". {why}" if why and "GPU" in event["error"] else ""))
         elif kind == "started":
             host.pids[event["peer"]] = event["pid"]
             return [Event("started", event["peer"], pid=event["pid"])]

@@ -63,6 +63,8 @@ class Host:
         slots: peers that compute at the same time; None: as the run file says.
         peers: the peers on this host; before ``place`` only those that the user wants there.
         environment: variables of the host process.
+        cores: cores that it may use; None: all that it has.
+        without_gpu: why it has no GPU, for errors.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Host:
     slots: int | None = None
     peers: tuple[PeerId, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    cores: int | None = None
+    without_gpu: str = ""
 
     @property
     def command(self) -> list[str]:
@@ -211,7 +215,8 @@ class Backend(Protocol):
 
     name: str
 
-    def hosts(self) -> list[Host]: ...
+    def hosts(self) -> list[Host]:
+        """Return the hosts for a new run; after ``restore``, those in place of the ones in run.json, or nothing."""
 
     def start(self, host: Host, command: Sequence[str]) -> HostStream: ...
 

@@ -62,6 +62,8 @@ class Settings:
     has_addresses: bool
     keys: str | None
     insecure: bool
+    slots: int | None
+    threads: int
 
     @classmethod
     def of(cls, run: Run) -> Settings:
@@ -75,6 +77,8 @@ class Settings:
             has_addresses=bool(transport.address or transport.hosts),
             keys=None if transport.keys is None else str(Path(transport.keys).absolute()),
             insecure=transport.insecure,
+            slots=run.file.slots,
+            threads=run.file.threads,
         )
 
 
@@ -101,9 +105,7 @@ def launch(
         folder, settings = in_child(prepare)
         placed = backends.place(settings.peers, found, group.cores)
         if host_dir is not None:
-            placed = [
-                replace(host, folder=host.folder or f"{host_dir.rstrip('/')}/{folder.root.name}") for host in placed
-            ]
+            placed = [replace(host, folder=host.folder or _folder_on(host, host_dir, folder)) for host in placed]
         folder.write_info({**folder.info, "hosts": backends.to_save(backend, placed)})
         for host in placed:
             console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
@@ -142,9 +144,18 @@ def resume(
     settings = in_child(prepare)
     if absent := sorted(set(peers) - set(range(settings.peers))):
         raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has 0 to {settings.peers - 1}")
-    with HostGroup(backend, hosts, _this_version()) as group:
-        group.connect()
-        group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=False)
+    with HostGroup(backend, backend.hosts() or hosts, _this_version()) as group:
+        found = group.connect()
+        moved = {host.name for host in found} != {host.name for host in hosts}
+        if moved:  # another allocation
+            hosts = backends.place(settings.peers, found, group.cores)
+            folder.write_info({**folder.info, "hosts": backends.to_save(backend, hosts)})
+        group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=moved)
+        if moved and not group.shared:
+            raise LaunchError(
+                f"{folder.root}: its checkpoints are on other hosts than those of now; resume it there, or keep run "
+                "folders on a file system that all hosts share"
+            )
         ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
         if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
@@ -246,6 +257,11 @@ def _follow(
     return summarize(folder, processes.exit_codes, seconds, Topology(settings.neighbors), processes.errors)
 
 
+def _folder_on(host: Host, host_dir: str, folder: RunFolder) -> str:
+    """Return the run folder on a host; ``host_dir`` may contain ``{host}``."""
+    return f"{host_dir.replace('{host}', host.name).rstrip('/')}/{folder.root.name}"
+
+
 def _write_state(folder: RunFolder, group: HostGroup, launcher: int) -> None:
     HostState(launcher, {peer: group.host_of(peer) for peer in group.running}).write(folder.root)
 
@@ -293,6 +309,8 @@ def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], address
             changes["transport.keys"] = keys if shared else f"{root}/{KEYS}"
         if host.slots is not None:
             changes["slots"] = host.slots
+        elif host.cores is not None and settings.slots is None:
+            changes["slots"] = max(1, host.cores // settings.threads)
         return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
     def port(host: Host) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from launcher.backends.follow import Restart
+    from launcher.prepare import LaunchRequest
     from launcher.views.summary import Summary
     from launcher.watching import Watching
     from p2pfl.session.run_folder import RunFolder
@@ -99,7 +100,12 @@ def run_options(command: Command) -> Command:
     help="With --backend ray: address, hosts (nodes to use), per peer cpus, gpus (e.g. 0.25) and memory (e.g. 2GB), "
     "wait (seconds), runtime_env (YAML file); repeatable.",
 )
-@click.option("--host-dir", help="Folder for run folders on other hosts; default: the same path as here.")
+@click.option(
+    "--host-dir",
+    metavar="FOLDER",
+    help="Folder for run folders on other hosts; {host} is replaced by the host's name.  [the same path as here]",
+)
+@click.option("--sbatch", is_flag=True, help="With --backend slurm: print a batch script and start nothing.")
 @UI
 @METRICS_PORT
 @run_options
@@ -110,6 +116,7 @@ def launch(
     hosts: Path | None,
     ray: tuple[str, ...],
     host_dir: str | None,
+    sbatch: bool,
     ui: bool,
     metrics: tuple[str, int] | None,
     **request: Any,
@@ -129,6 +136,11 @@ def launch(
         raise click.UsageError("--ray is for --backend ray")
     if host_dir is not None and backend == "local":
         raise click.UsageError("--host-dir is for runs on other hosts: add --backend")
+    if sbatch:
+        if backend != "slurm":
+            raise click.UsageError("--sbatch is for --backend slurm")
+        _print_batch_script(asked)
+        return
     if backend != "local":
         from launcher.backends import multi_host
         from launcher.backends.hosts import BackendOptions
@@ -141,6 +153,24 @@ def launch(
         _run(run, as_json, ui, metrics)
         return
     _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
+
+
+def _print_batch_script(asked: LaunchRequest) -> None:
+    """Print a script for sbatch that gives this command's arguments to a launcher in the job."""
+    from launcher.backends.slurm import batch_script
+    from launcher.child import in_child
+    from p2pfl.run_file import load as run_files
+
+    if asked.run_dir is not None:
+        raise click.UsageError("--sbatch chooses the run folder from the job's id; remove --run-dir")
+
+    def name_and_folder() -> tuple[str, Path]:
+        run = run_files.load(asked.file, asked.sets)
+        return run.name, run.file.out
+
+    name, out = in_child(name_and_folder)
+    arguments = [argument for argument in sys.argv[2:] if argument != "--sbatch"]
+    echo(batch_script(name, out, arguments), nl=False)
 
 
 @click.command()

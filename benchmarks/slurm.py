@@ -1,0 +1,339 @@
+"""Run twenty peers in a real Slurm on this machine: a controller and three node daemons.
+
+    sudo python -m benchmarks.slurm                     # or scripts/check-slurm
+    sudo python -m benchmarks.slurm calm node-killed --keep /tmp/slurm
+
+    calm          in an allocation (salloc) of three nodes, which share no folder
+    node-killed   all processes of the step on one node are killed in mid-run
+    time-limit    a batch job (--sbatch) that is longer than its time limit; it must requeue itself and go on
+    gpu           a run file that asks for a GPU, in a job without one: must be answered by an error
+
+Each run must end with the digests of `p2pfl simulate`. Prints a Markdown table. Exit code 1: a scenario failed; 3:
+Slurm, munge or the right to start them (root) is absent, nothing was checked.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import click
+import psutil
+import yaml
+
+from launcher.views.digests import compare
+from p2pfl.session.run_folder import RunFolder
+
+UNAVAILABLE = 3
+NODES = 3
+PROGRAMS = ("slurmctld", "slurmd", "munged", "salloc", "srun", "sbatch", "scontrol", "runuser")
+TICK = 0.1
+LIMIT = 600.0
+"""Seconds that a scenario may take."""
+COMMAND = [sys.executable, "-P", "-m", "launcher.cli"]
+
+RUN: dict[str, Any] = {
+    "name": "slurm20",
+    "seed": 0,
+    "rounds": 12,
+    "peers": 20,
+    "graph": {"name": "regular", "degree": 4},
+    "data": {"dataset": "digits", "partition": {"name": "clusters", "per_class": 8, "test_per_class": 5}},
+    "models": "tiny-cnn",
+    "algorithm": {"name": "fedavg-dec", "lr": 0.01, "batch": 32},
+    "device": "cpu",
+    "checkpoint_every": 2,
+}
+SLOW = {"rounds": 60, "chaos": {"link": {"delay": 0.5}}}
+"""Longer than a minute, without more computation: at least a second for each round, whose messages are delayed."""
+
+CONFIGURATION = """\
+ClusterName=p2pfl
+SlurmctldHost={hostname}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/munge/socket
+CredType=cred/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool-%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd-%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+KillWait=5
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = "NodeName=node{number} NodeHostname={hostname} NodeAddr=127.0.0.1 Port={port} CPUs=4\n"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Slurm, and where its files and the runs are."""
+
+    root: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        mine = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+        return {**mine, "SLURM_CONF": str(self.root / "slurm.conf")}
+
+    def start(self, *command: object) -> subprocess.Popen[bytes]:
+        """Start a command in the folder of the runs; its output goes to ``output`` there."""
+        with (self.root / "runs" / "output").open("wb") as output:
+            return subprocess.Popen(
+                [str(part) for part in command],
+                cwd=self.root / "runs", stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self.environment,
+            )  # fmt: skip
+
+    def run(self, *command: object) -> str:
+        """Run a command to its end and return its output. Raises click.ClickException."""
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=self.root / "runs",
+            capture_output=True,
+            text=True,
+            env=self.environment,
+        )
+        if done.returncode:
+            raise click.ClickException(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stderr}")
+        return done.stdout
+
+    @property
+    def output(self) -> str:
+        return (self.root / "runs" / "output").read_text(encoding="utf-8")
+
+    def folder(self, name: str) -> RunFolder:
+        return RunFolder(self.root / "runs" / name)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def cluster(root: Path) -> Iterator[Cluster]:
+    """Start munge, the controller and the node daemons; end them afterwards. Exits with UNAVAILABLE."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing or os.geteuid() != 0:
+        click.echo(f"not available: {', '.join(missing) or 'the right to start Slurm; run this as root'}", err=True)
+        sys.exit(UNAVAILABLE)
+    root.chmod(0o755)
+    for name in ("state", "runs", "munge"):
+        (root / name).mkdir(mode=0o755)
+    munge, key = root / "munge", root / "munge" / "key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o400)
+    for path in (munge, key):
+        shutil.chown(path, "munge")
+    hostname, (port, *ports) = socket.gethostname(), free_ports(1 + NODES)
+    nodes = "".join(NODE.format(number=i + 1, hostname=hostname, port=each) for i, each in enumerate(ports))
+    (root / "slurm.conf").write_text(nodes + CONFIGURATION.format(root=root, hostname=hostname, port=port))
+    found = Cluster(root)
+    daemons: list[subprocess.Popen[bytes]] = []
+
+    def daemon(*command: str) -> None:
+        with (root / "daemons.log").open("ab") as log:
+            daemons.append(
+                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=found.environment)
+            )
+
+    try:
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{name}={munge / file}" for name, file in files.items()]
+        daemon("runuser", "-u", "munge", "--", "munged", "--foreground", *options)
+        wait("munge", lambda: (munge / "socket").exists())
+        daemon("slurmctld", "-D", "-c")
+        for number in range(NODES):
+            daemon("slurmd", "-D", "-N", f"node{number + 1}")
+        wait("the nodes", lambda: found_nodes(found) == NODES)
+        yield found
+    finally:
+        with suppress(click.ClickException):
+            found.run("scancel", "--user", "root")
+            wait("the jobs to end", lambda: not found.run("squeue", "--noheader").strip())
+        for process in reversed(daemons):
+            process.terminate()
+            process.wait()
+
+
+def found_nodes(found: Cluster) -> int:
+    """Return how many nodes are idle."""
+    with suppress(click.ClickException):
+        return found.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split().__len__()
+    return 0
+
+
+def wait(what: str, condition: Callable[[], object], limit: float = 60.0) -> None:
+    end = monotonic() + limit
+    while not condition():
+        if monotonic() > end:
+            raise click.ClickException(f"{what}: not within {limit:.0f} s")
+        time.sleep(TICK)
+
+
+def rounds_done(folder: RunFolder) -> int:
+    """Return the completed rounds of the slowest peer."""
+    try:
+        statuses = [files.status() for files in folder.peers()]
+    except Exception:  # there is no folder yet
+        return 0
+    return min((0 if status is None else status.rounds_done for status in statuses), default=0)
+
+
+# ---- scenarios ---------------------------------------------------------------------------------------------------
+
+
+def finish(found: Cluster, process: subprocess.Popen[bytes], limit: float = LIMIT) -> None:
+    """Wait for a command; raise click.ClickException if it fails."""
+    try:
+        code = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise click.ClickException(f"not within {limit:.0f} s\n{found.output}") from None
+    if code:
+        raise click.ClickException(f"exit code {code}\n{found.output}")
+
+
+def allocate(found: Cluster, name: str, *more: object) -> subprocess.Popen[bytes]:
+    launch = [*COMMAND, "launch", f"{name}.yaml", "--backend", "slurm", "--run-dir", name]
+    return found.start("salloc", "--nodes", NODES, "--cpus-per-task", 4, *launch, *more)
+
+
+def calm(found: Cluster) -> str:
+    write(found, "calm", RUN)
+    finish(found, allocate(found, "calm", "--host-dir", found.root / "{host}"))
+    apart = [len(list((found.root / f"node{number + 1}" / "calm" / "peers").iterdir())) for number in range(NODES)]
+    return f"peers per node {', '.join(map(str, apart))}, no shared folder"
+
+
+def node_killed(found: Cluster) -> str:
+    write(found, "node-killed", {**RUN, **SLOW, "rounds": 30})
+    process = allocate(found, "node-killed", "--host-dir", found.root / "{host}")
+    folder = found.folder("node-killed")
+    wait("round 8", lambda: rounds_done(folder) >= 8, LIMIT)
+    killed = kill_step(found, "node2")
+    finish(found, process)
+    if "host node2" not in found.output or "is back" not in found.output:
+        raise click.ClickException(f"nobody noticed that node2 was killed\n{found.output}")
+    return f"{killed} processes of node2 killed after round {8}"
+
+
+def kill_step(found: Cluster, node: str) -> int:
+    """Kill everything of a node's steps: the daemon of the step, the host process and its peers."""
+    killed = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SLURMD_NODENAME") == node and process.name() not in ("srun", "salloc"):
+                process.kill()
+                killed += 1
+    return killed
+
+
+def time_limit(found: Cluster) -> str:
+    write(found, "time-limit", {**RUN, **SLOW, "rounds": 120, "name": "time-limit"})
+    script = found.root / "runs" / "job.sh"
+    script.write_text(found.run(*COMMAND, "launch", "time-limit.yaml", "--backend", "slurm", "--sbatch"))
+    job = found.run("sbatch", "--parsable", "--nodes", NODES, "--cpus-per-task", 4, "--time", 2, script).strip()
+    log = found.root / "runs" / f"time-limit-{job}.out"
+
+    def state() -> str:
+        line = found.run("scontrol", "show", "job", job, "--oneliner")
+        return dict(part.split("=", 1) for part in line.split() if "=" in part)["JobState"]
+
+    seen = 0
+    end = monotonic() + 2 * LIMIT
+    while (now := state()) not in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"):
+        if now == "PENDING" and log.exists():
+            found.run("scontrol", "update", f"job={job}", "starttime=now")  # Slurm would wait for two minutes
+            seen = max(seen, rounds_done(found.folder(f"runs/time-limit-{job}")))
+        if monotonic() > end:
+            raise click.ClickException(f"not finished in time\n{log.read_text()}")
+        time.sleep(1)
+    found.folder(f"runs/time-limit-{job}").root.rename(found.folder("time-limit").root)
+    restarts = found.run("scontrol", "show", "job", job, "--oneliner").partition("Restarts=")[2].split()[0]
+    if now != "COMPLETED" or int(restarts) < 1:
+        raise click.ClickException(f"job {job}: {now}, {restarts} restarts\n{log.read_text()}")
+    return f"limit 2 min: requeued {restarts} times, the last time after round {seen} of 120"
+
+
+def gpu(found: Cluster) -> str:
+    write(found, "gpu", {**RUN, "device": "cuda"})
+    process = allocate(found, "gpu")
+    code = process.wait(LIMIT)
+    wanted = "Slurm has granted this job no GPU"
+    if code != 1 or wanted not in found.output:
+        raise click.ClickException(f"exit code {code}\n{found.output}")
+    return next(line for line in found.output.splitlines() if wanted in line)
+
+
+SCENARIOS = {"calm": calm, "node-killed": node_killed, "time-limit": time_limit, "gpu": gpu}
+
+
+def write(found: Cluster, name: str, run: dict[str, Any]) -> None:
+    (found.root / "runs" / f"{name}.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
+
+
+def check(found: Cluster, name: str) -> bool:
+    """Run a scenario and print its row; return whether it passed."""
+    began = monotonic()
+    try:
+        did = SCENARIOS[name](found)
+        seconds = monotonic() - began
+        same = "-"
+        if name != "gpu":
+            found.run(*COMMAND, "simulate", f"{name}.yaml", "--run-dir", f"{name}-simulated")
+            same = "yes" if compare(found.folder(name), found.folder(f"{name}-simulated")).same else "NO"
+    except click.ClickException as error:
+        click.echo(f"{name}: {error.message}", err=True)
+        return False
+    click.echo(f"| {name} | {did} | {seconds:.0f} | {same} |")
+    return same != "NO"
+
+
+@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, type=click.Choice(list(SCENARIOS)))
+@click.option("--keep", type=click.Path(path_type=Path), help="New folder for all files; kept.")
+def main(names: tuple[str, ...], keep: Path | None) -> None:
+    with ExitStack() as stack:
+        if keep is None:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-slurm-")))
+        else:
+            keep.mkdir(parents=True)
+            root = keep.resolve()
+        found = stack.enter_context(cluster(root))
+        click.echo("| scenario | | seconds | digests of `p2pfl simulate` |\n|---|---|---|---|")
+        passed = [check(found, name) for name in names or SCENARIOS]
+    sys.exit(0 if all(passed) else 1)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    main()

@@ -1,0 +1,173 @@
+"""``p2pfl launch FILE --backend slurm``: the nodes of one Slurm allocation, one step (``srun``) each.
+
+Inside ``salloc`` or a batch job, the nodes are those of the allocation; peers are spread by the CPUs granted on each.
+``--sbatch`` prints a batch script instead. Only the GPUs that Slurm has granted are used: each step sees those in its
+CUDA_VISIBLE_DEVICES, and none if the job has none.
+
+A node whose step dies gets a new one, and its peers resume from their checkpoints there. Before the time limit, Slurm
+signals the batch script, and that this launcher, which stops the peers; they write checkpoints, and then the
+script requeues the job, and the next start resumes the run. If that gets other nodes, they need the run folder on a
+file system that they share.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.hosts import BackendOptions, Host, HostStream, stream_of
+from launcher.errors import LaunchError
+
+NOT_INSIDE = (
+    "not inside a Slurm allocation: get one with `salloc --nodes 3`, or print a batch script with "
+    "`p2pfl launch FILE --backend slurm --sbatch`"
+)
+SIGNAL_SECONDS = 60
+"""Seconds before the time limit at which the peers are stopped. Slurm may send the signal up to a minute earlier."""
+NO_GPU = "Slurm has granted this job no GPU: ask for one, e.g. by --gres=gpu:1 or --gres=shard:1"
+CONTROL_TIMEOUT = 60.0
+"""Seconds that scontrol may take."""
+
+
+class Slurm:
+    """Starts a host process on each node of the allocation ``job``."""
+
+    name = "slurm"
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+
+    def hosts(self) -> list[Host]:
+        job = _fields(_scontrol("show", "job", self._job, "--oneliner"))
+        if job.get("JobState") != "RUNNING":
+            raise LaunchError(f"Slurm job {self._job} is {job.get('JobState', 'unknown')}, not RUNNING")
+        nodes = _scontrol("show", "hostnames", job["NodeList"]).split()
+        cpus = cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(nodes))
+        gpus = has_gpu(job)
+        return [
+            Host(
+                name=node,
+                address=_fields(_scontrol("show", "node", node, "--oneliner")).get("NodeAddr", node),
+                python=sys.executable,
+                weight=count,
+                cores=None if gpus else count,
+                environment={} if gpus else {"CUDA_VISIBLE_DEVICES": ""},
+                without_gpu="" if gpus else NO_GPU,
+            )
+            for node, count in zip(nodes, cpus, strict=True)
+        ]
+
+    def start(self, host: Host, command: Sequence[str]) -> HostStream:
+        cpus = [f"--cpus-per-task={host.cores}"] if host.cores else []
+        step = ["srun", f"--jobid={self._job}", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", *cpus]
+        return stream_of([*step, "--overlap", "--unbuffered", "--quiet", "--job-name=p2pfl", "--", *command])
+
+    def saved(self) -> dict[str, Any]:
+        return {"job": self._job}
+
+    def close(self) -> None:
+        """Nothing: the steps end with their streams."""
+
+
+def make(options: BackendOptions) -> Slurm:
+    """Find the allocation that this process runs in. Raises LaunchError."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        raise LaunchError(NOT_INSIDE)
+    return Slurm(job)
+
+
+def restore(saved: Mapping[str, Any]) -> Slurm:
+    """Use the allocation that this process runs in, or else that of the run."""
+    return Slurm(os.environ.get("SLURM_JOB_ID") or saved["job"])
+
+
+def cpus_per_node(text: str, nodes: int) -> list[int]:
+    """Return the CPUs of each node from SLURM_JOB_CPUS_PER_NODE, e.g. ``4(x2),8``; one each if it is not set."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is not None:
+            found += [int(match[1])] * int(match[2] or 1)
+    return found if len(found) == nodes else [1] * nodes
+
+
+def has_gpu(job: Mapping[str, str]) -> bool:
+    """Return whether Slurm has granted GPUs, or parts of them, to a job, given its fields."""
+    granted = " ".join(value for name, value in job.items() if "TRES" in name.upper() and not name.startswith("Req"))
+    return re.search(r"\bgres[/:](gpu|shard|mps)\b", granted) is not None
+
+
+def _scontrol(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["scontrol", *arguments], capture_output=True, text=True, timeout=CONTROL_TIMEOUT, check=False
+        )
+    except OSError as error:
+        raise LaunchError(f"scontrol: {error.strerror}; is Slurm installed here?") from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"scontrol {arguments[0]}: no answer within {CONTROL_TIMEOUT:.0f} s") from None
+    if done.returncode:
+        raise LaunchError(f"scontrol {' '.join(arguments)}: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout
+
+
+def _fields(line: str) -> dict[str, str]:
+    """Return the fields of a line of `scontrol show … --oneliner`."""
+    return dict(part.split("=", 1) for part in line.split() if "=" in part)
+
+
+# ---- the batch script --------------------------------------------------------------------------------------------
+
+SCRIPT = """\
+#!/bin/bash
+# Submit with `sbatch FILE`. Options of sbatch take precedence, e.g. --nodes 3 --time 4:00:00 --gres gpu:1
+#SBATCH --job-name={name}
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:TERM@{seconds}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={name}-%j.out
+cd {folder} || exit 1
+run={out}/{name}-$SLURM_JOB_ID      # on a file system that all nodes share, to resume on other nodes
+if [ -e "$run/run.yaml" ]; then
+    {p2pfl} resume "$run" &
+else
+    {p2pfl} launch {arguments} --run-dir "$run" &
+fi
+launcher=$!
+ending=
+trap 'ending=yes; kill -TERM $launcher' TERM    # the time limit is near: the peers write checkpoints
+wait $launcher; code=$?
+while kill -0 $launcher 2> /dev/null; do wait $launcher; code=$?; done    # the signal has interrupted wait
+if [ -n "$ending" ] && [ $code -ne 0 ]; then
+    scontrol requeue "$SLURM_JOB_ID"    # the next start resumes the run
+fi
+exit $code
+"""
+
+
+def batch_script(name: str, out: Path, arguments: Sequence[str]) -> str:
+    """Return a batch script for a run.
+
+    Args:
+        name: of the run.
+        out: folder of its run folder.
+        arguments: those of `p2pfl launch`.
+    """
+    return SCRIPT.format(
+        name=name,
+        seconds=SIGNAL_SECONDS,
+        folder=shlex.quote(str(Path.cwd())),
+        out=shlex.quote(str(out)),
+        p2pfl=shlex.join([sys.executable, "-m", "launcher.cli"]),
+        arguments=shlex.join(arguments),
+    )
