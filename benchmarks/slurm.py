@@ -247,14 +247,18 @@ def node_killed(found: Cluster) -> str:
 
 
 def kill_step(found: Cluster, node: str) -> int:
-    """Kill everything of a node's steps: the daemon of the step, the host process and its peers."""
-    killed = 0
+    """Kill everything of the step on a node: Slurm's daemon of the step, the host process and its peers."""
+    doomed: set[psutil.Process] = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get("SLURMD_NODENAME") == node and process.name() not in ("srun", "salloc"):
-                process.kill()
-                killed += 1
-    return killed
+            title = " ".join(process.cmdline())
+            if title.startswith("p2pfl ") and f" {found.root / node}/" in title:
+                parent = process.parent()
+                doomed |= {process, *([parent] if parent is not None and parent.name() == "slurmstepd" else [])}
+    for process in doomed:
+        with suppress(psutil.Error):
+            process.kill()
+    return len(doomed)
 
 
 def time_limit(found: Cluster) -> str:
