@@ -1,7 +1,7 @@
 """Run twenty peers on a Ray cluster of three nodes on this machine, with faults and without.
 
     scripts/check-ray                    # all trials: five to ten minutes
-    scripts/check-ray died --keep        # one trial; keep its folders
+    scripts/check-ray died               # one trial
 
     calm       no fault
     died       a node is killed in the middle of the run, with all its files; a fourth takes its place
@@ -18,7 +18,6 @@ Exit codes: 0 all trials passed, 1 one failed, 3 Ray is not installed, 77 no net
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -30,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import click
@@ -38,7 +37,6 @@ import yaml
 
 from benchmarks.containers import Failed, uninterrupted, wait_until
 from benchmarks.hosts import UNAVAILABLE, Unavailable, ip
-from launcher.views.digests import compare
 from p2pfl.session.run_folder import RunFolder
 
 NO_RAY = 3
@@ -221,7 +219,13 @@ def run_file(started: Cluster) -> Path:
 def launch(started: Cluster, *options: str) -> tuple[subprocess.Popen[str], RunFolder]:
     """Launch the run on the cluster; the run folder is on the head node's disk."""
     process = started.launcher(
-        "launch", str(run_file(started)), "--backend", "ray", "--run-dir", str(started.root / "disk/runs/run"), *options
+        "launch",
+        str(run_file(started)),
+        "--backend",
+        "ray",
+        "--run-dir",
+        str(started.root / "disk/runs/run"),
+        *options,
     )
     assert started.nodes[0].process is not None
     seen = Path(f"/proc/{started.nodes[0].process.pid}/root{started.root}/disk/runs/run")
@@ -269,3 +273,135 @@ def middle(process: subprocess.Popen[str], folder: RunFolder) -> None:
         return min(rounds_done(folder)) >= ROUNDS // 3
 
     wait_until(reached, "a third of the rounds", RUN_LIMIT)
+
+
+def calm(started: Cluster, expected: RunFolder) -> str:
+    process, folder = launch(started)
+    finish(process)
+    check(folder, expected)
+    return "equal final states"
+
+
+def died(started: Cluster, expected: RunFolder, *, spare: bool = True) -> str:
+    process, folder = launch(started)
+    middle(process, folder)
+    if spare:
+        started.add()
+    hosts = folder.info["hosts"]
+    addresses = {node.address: node for node in started.nodes[1:]}  # not the head, where the launcher is
+    bundle, victim = next(
+        (number, addresses[address])
+        for number, address in enumerate(hosts["options"]["nodes"])
+        if address in addresses
+    )
+    peers = hosts["hosts"][bundle]["peers"]
+    at, began = rounds_done(folder), monotonic()
+    victim.kill()
+
+    def back() -> bool:
+        if process.poll() is not None:
+            raise Failed(f"ended early:\n{finish(process)[-4000:]}")
+        now = rounds_done(folder)
+        return all(now[peer] > at[peer] or now[peer] == ROUNDS for peer in peers)
+
+    took = wait_until(back, "the peers of the node are further than before", RUN_LIMIT)
+    output = finish(process)
+    check(folder, expected)
+    if "has died; starting it again" not in output:
+        raise Failed(f"the launcher did not report the death of the node:\n{output[-4000:]}")
+    return (
+        f"{len(peers)} peers of {victim.address} restarted from copies after {min(at[peer] for peer in peers)} to "
+        f"{max(at[peer] for peer in peers)} rounds, ahead again after {took:.0f} s of {monotonic() - began:.0f} s; "
+        "equal final states"
+    )
+
+
+def crowded(started: Cluster, expected: RunFolder) -> str:
+    return died(started, expected, spare=False)
+
+
+def orphaned(started: Cluster, expected: RunFolder) -> str:
+    process, folder = launch(started)
+    middle(process, folder)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    finish(started.launcher("resume", str(started.root / "disk/runs/run")))
+    check(folder, expected)
+    wait_until(lambda: float(started.reserved()) == 0, "all CPUs are free again")
+    return "the peers went on; equal final states, and nothing is reserved any more"
+
+
+def refused(started: Cluster, expected: RunFolder) -> str:
+    lines = []
+    for options in (["gpus=0.5"], ["memory=500GB"], ["cpus=1"], ["hosts=9"], ["address=198.51.100.99:6379"]):
+        began = monotonic()
+        command = [
+            "launch",
+            str(run_file(started)),
+            "--backend",
+            "ray",
+            "--run-dir",
+            f"{started.root}/disk/runs/none",
+        ]
+        given = [part for option in options for part in ("--ray", option)]
+        device = ["--set", "device=auto"] if options[0].startswith("gpus") else []
+        process = started.launcher(*command, *given, *device)
+        output, _ = process.communicate(timeout=RUN_LIMIT)
+        if process.returncode == 0 or "Traceback" in output or "Ray cluster" not in output:
+            raise Failed(f"--ray {options[0]}: exit code {process.returncode}:\n{output}")
+        lines.append(f"--ray {options[0]} ({monotonic() - began:.0f} s): {output.strip().splitlines()[-1]}")
+    return "\n".join(["", *lines])
+
+
+TRIALS: dict[str, Callable[[Cluster, RunFolder], str]] = {
+    "calm": calm,
+    "died": died,
+    "crowded": crowded,
+    "orphaned": orphaned,
+    "refused": refused,
+}
+
+
+def simulate(scratch: Path) -> RunFolder:
+    """Run the same without a network."""
+    path = scratch / "run.yaml"
+    path.write_text(yaml.safe_dump(RUN))
+    command = [sys.executable, "-m", "launcher.cli", "simulate", str(path), "--run-dir", str(scratch / "simulated")]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        raise Failed(f"p2pfl simulate failed:\n{done.stdout}{done.stderr}")
+    return RunFolder(scratch / "simulated")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("names", nargs=-1, type=click.Choice(list(TRIALS)))
+@click.pass_context
+def main(context: click.Context, names: Sequence[str]) -> None:
+    """Run all trials, or those named. Exit code 3: Ray is not installed; 77: no network namespaces here."""
+    if importlib.util.find_spec("ray") is None:
+        click.echo("Ray is not installed: pip install 'p2pfl-mesh[ray]'", err=True)
+        context.exit(NO_RAY)
+    if os.getuid() != 0:
+        click.echo("needs root, for network namespaces", err=True)
+        context.exit(UNAVAILABLE)
+    failed = False
+    with tempfile.TemporaryDirectory() as scratch:
+        expected = simulate(Path(scratch))
+        for name in names or TRIALS:
+            began = monotonic()
+            try:
+                with cluster(3) as started:
+                    click.echo(f"{name}: three nodes after {monotonic() - began:.0f} s")
+                    outcome = TRIALS[name](started, expected)
+            except Unavailable as error:
+                click.echo(error.message, err=True)
+                context.exit(UNAVAILABLE)
+            except click.ClickException as error:
+                failed = True
+                outcome = f"FAILED: {error.message}"
+            click.echo(f"{name}: {outcome} ({monotonic() - began:.0f} s)")
+    context.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -39,8 +39,11 @@ from p2pfl.session.saving import Saver, load
 from p2pfl.tensors import digest
 
 
-class Stopped(Exception):
-    """The session was asked to stop; its last completed round is checkpointed."""
+class Stopped(BaseException):
+    """The session was asked to stop; its last completed round is checkpointed.
+
+    Raised by a signal anywhere, also while a checkpoint is read: no handler of errors must take it for one.
+    """
 
 
 class Session:

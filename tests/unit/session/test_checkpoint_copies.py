@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.implementations.local
 import pytest
 
 from p2pfl.errors import CheckpointError, RunFileError
@@ -16,7 +17,7 @@ from p2pfl.run_file.load import from_dict
 from p2pfl.session import metrics
 from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.run_folder import PeerFolder, RunFolder
-from p2pfl.session.session import Session
+from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import simulate
 from tests.conftest import tree
 
@@ -204,6 +205,18 @@ def test_an_unreadable_storage_stops_the_peer_before_it_starts_anew(tmp_path: Pa
     blocked.write_text("a file in place of the folder")
     with pytest.raises(CheckpointError, match=r"checkpoint_copies .*/copies: cannot be read: .*make it reachable"):
         copies(str(blocked), files_of(tmp_path / "here")).restore()
+
+
+def test_a_stop_while_a_copy_is_restored_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first")).save(1, [])
+
+    def stopped(*given: Any) -> None:
+        raise Stopped
+
+    there = copies(str(tmp_path / "copies"), files_of(tmp_path / "there"))
+    monkeypatch.setattr(fsspec.implementations.local.LocalFileSystem, "cat_file", stopped)
+    with pytest.raises(Stopped):
+        there.restore()
 
 
 class Interrupted(Exception):
