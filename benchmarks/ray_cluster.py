@@ -9,8 +9,8 @@
     orphaned   the launcher is killed, and the run followed by `p2pfl resume`
     refused    more is asked for than there is: GPUs, memory, CPUs, a cluster that does not exist
 
-Each node has its own network namespace, address, host name and disk; the nodes share nothing but a folder for copies of
-checkpoints. Final states are compared with those of `p2pfl simulate`. Requires root.
+Each node has its own network namespace, address, host name and disk; the nodes share nothing but a folder for copies
+of checkpoints. Final states are compared with those of `p2pfl simulate`. Requires root.
 
 Exit codes: 0 all trials passed, 1 one failed, 3 Ray is not installed, 77 no network namespaces here.
 """

@@ -78,8 +78,8 @@ def test_names_what_is_asked_for_and_what_there_is() -> None:
         plan(Demand(20), RayOptions(gpus=0.25), nodes)
     assert str(error.value) == (
         "the Ray cluster has no room: 20 peers ask for 0.25 GPUs per peer; 10.0.0.1 has 0 GPUs free of 0 GPUs (room "
-        "for 0); 10.0.0.2 has 0 GPUs free of 0 GPUs (room for 0); ask for less with --ray cpus=, gpus= or memory=, add "
-        "nodes, or wait for them with --ray wait=SECONDS"
+        "for 0); 10.0.0.2 has 0 GPUs free of 0 GPUs (room for 0); ask for less with --ray cpus=, gpus= or memory=, "
+        "add nodes, or wait for them with --ray wait=SECONDS"
     )
 
 
