@@ -44,7 +44,7 @@ from p2pfl.session.run_folder import RunFolder
 ADDRESS = "192.0.2.{}"
 HOSTS = ("alpha", "beta", "gamma")
 BAD = LinkConditions(delay=0.02, jitter=0.01, loss=0.01)
-LIMIT = 400.0
+LIMIT = 200.0
 """Seconds that a run may take."""
 PROJECT = str(Path(__file__).parents[1])
 
@@ -184,7 +184,7 @@ def calm(lab: Lab) -> str:
 
 
 def killed(lab: Lab) -> str:
-    lab.write("killed", {**RUN, **SLOW, "rounds": 40})
+    lab.write("killed", {**RUN, **SLOW, "rounds": 60})
     process = lab.launch("killed")
     lab.wait_for_round("killed", 4)
     status = lab.folder("killed").peer(3).status()
@@ -192,7 +192,7 @@ def killed(lab: Lab) -> str:
     os.kill(status.pid, signal.SIGKILL)
     lab.wait_for_round("killed", 10)
     kill(lab.hosts[1], lambda title: "p2pfl warm" in title)
-    wait("beta to come back", lambda: "is back; 7 of its peers still run" in lab.output("killed"), LIMIT)
+    wait("beta to come back", lambda: "is back; 6 of its peers still run" in lab.output("killed"), LIMIT)
     lab.wait_for_round("killed", 18)
     kill(lab.hosts[2], lambda title: True)
     lab.hosts[2].start_sshd(lab.root / "ssh")

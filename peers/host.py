@@ -222,10 +222,18 @@ class HostProcess:
         self.send({"event": "probed", "failures": failures})
 
     def _do_load(self, sets: Sequence[str]) -> None:
-        """Load torch, the run and its data."""
+        """Load torch, the run and its data; only before a fork if all peers run already."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        self._sets = list(sets)
+        if len(self._adopted) < len(self._peers):
+            self._load()
+        self.send({"event": "ready"})
+
+    def _load(self) -> Forks:
+        if self._forks is not None:
+            return self._forks
         assert self._folder is not None
         import torch
 
@@ -234,22 +242,18 @@ class HostProcess:
         from peers.warm import Forks
 
         torch.set_num_threads(1)
-        run = load(self._folder.run_file, sets)
+        run = load(self._folder.run_file, self._sets)
         require_gpu(run)
-        self._sets = list(sets)
         if run.file.device != "cpu" and run.file.gpu.memory_fraction is None and (gpus := len(find_gpus())):
             most = max(sum(peer % gpus == gpu for peer in self._peers) for gpu in range(gpus))
             self._sets.append(f"gpu.memory_fraction={1.0 / max(1, most)}")
-        if self._forks is None:
-            self._forks = Forks(self._events, self._sets, before_exit=self._report_last)
-            if len(self._adopted) < len(self._peers):
-                self._forks.load(self._folder)
-        self.send({"event": "ready"})
+        self._forks = Forks(self._events, self._sets, before_exit=self._report_last)
+        self._forks.load(self._folder)
+        return self._forks
 
     def _do_fork(self, peers: Sequence[PeerId]) -> None:
-        assert self._forks is not None
         assert self._folder is not None
-        self._forks.fork(self._folder.root, peers, self._closed_by_forks)
+        self._load().fork(self._folder.root, peers, self._closed_by_forks)
 
     def _do_address(self, peer: PeerId, address: str | None) -> None:
         """Write the address of a peer on another host, or delete it."""

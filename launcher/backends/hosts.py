@@ -46,6 +46,8 @@ from p2pfl import PeerId
 
 BACKENDS = ("ssh", "slurm", "ray")
 """Names of modules in this package."""
+EXIT_TIMEOUT = 5.0
+"""Seconds that a command that connects to a host may take to exit."""
 MAX_OUTPUT = 4096
 """Bytes of a host process's error output that are kept."""
 
@@ -194,7 +196,7 @@ def stream_of(command: Sequence[str]) -> HostStream:
 
     def outcome() -> str:
         try:
-            code = process.wait(5)
+            code = process.wait(EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
@@ -204,8 +206,12 @@ def stream_of(command: Sequence[str]) -> HostStream:
         return "; ".join(said[-3:]) or f"{command[0]} exited with code {code}"
 
     def kill() -> None:
-        process.kill()
-        process.wait()
+        process.terminate()  # srun ends its step then; after SIGKILL the step would go on
+        try:
+            process.wait(EXIT_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     return HostStream(requests, events, outcome, kill)
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from p2pfl.session.run_folder import RunFolder
+
 
 def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True) -> None:
     """Print ``text``, its control characters escaped, after ``prefix``, which may be styled.
@@ -22,6 +24,23 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
     Commands print everything with this function or ``make_console``: text from files may come from other hosts.
     """
     click.echo(prefix + printable(text), err=err, nl=nl)
+
+
+def open_run(run: Path) -> RunFolder:
+    """Open a run. If its peers are on other hosts and its launcher has ended, fetch their files first."""
+    from launcher.backends.host_state import NAME
+    from p2pfl.session.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    if (folder.root / NAME).exists():
+        from launcher.backends.multi_host import refresh
+        from launcher.errors import LaunchError
+
+        try:
+            refresh(folder)
+        except LaunchError as error:
+            echo(f"{run}: not up to date, because not all hosts answer: {error}", err=True)
+    return folder
 
 
 class Group(click.Group):

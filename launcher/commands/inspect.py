@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, print_table
+from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, open_run, print_table
 
 if TYPE_CHECKING:
     from launcher.runs import RunLine
@@ -77,13 +77,12 @@ def logs(
     """Print the logs of RUN's peers, merged by time."""
     from launcher.views.logs import Selection, last, open_logs, read_all, since_newest
     from launcher.views.logs import follow as follow_logs
-    from p2pfl.session.run_folder import RunFolder
 
     try:
         compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}", param_hint="--grep") from None
-    folder = RunFolder.open(run)
+    folder = open_run(run)
     files = open_logs(folder, peers)
     if since and (ago := re.fullmatch(r"(\d+)([smh])", since)):
         since = since_newest(files, int(ago[1]) * {"s": 1, "m": 60, "h": 3600}[ago[2]])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, RUN, echo, make_console
+from launcher.commands.group import JSON, RUN, echo, make_console, open_run
 
 
 @click.command()
@@ -23,9 +23,8 @@ def show(run: Path, as_json: bool) -> None:
     """
     from launcher.views.print_summary import failure_lines, print_summary
     from launcher.views.summary import current_summary
-    from p2pfl.session.run_folder import RunFolder
 
-    summary = current_summary(RunFolder.open(run))
+    summary = current_summary(open_run(run))
     if as_json:
         echo(json.dumps(summary.to_dict()))
     else:
@@ -55,9 +54,8 @@ def status(run: Path, again: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from launcher.views.status import RunStatus, render, watch
-    from p2pfl.session.run_folder import RunFolder
 
-    folder, console = RunFolder.open(run), make_console()
+    folder, console = open_run(run), make_console()
     if not again:
         found = RunStatus.take(folder)
         echo(json.dumps(asdict(found))) if as_json else console.print(render(found))

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from launcher.backends.host_state import HostState
 from launcher.backends.processes import find_process, outcome
 from launcher.views import formatting
 from launcher.views.summary import settings
@@ -100,12 +101,12 @@ class RunStatus:
 
 def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine:
     status, collected = files.status(), files.origin() is not None
-    process = find_process(folder, files.peer)
+    process, remote = find_process(folder, files.peer), HostState.read(folder.root) is not None
     known = status or Status(files.peer, 0)
     if process is None or known.phase in FINAL:
         state = "starting" if status is None and starting and not collected else outcome(files)
     else:
-        state = SUSPENDED if _is_suspended(process) else known.phase
+        state = SUSPENDED if _is_suspended(process) and not remote else known.phase
     living = process is not None and known.phase not in FINAL
     seconds = time.monotonic() - known.since if living and known.since else None
     return PeerLine(
@@ -119,7 +120,7 @@ def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine
         seconds=seconds if seconds is not None and seconds >= 0 else None,  # negative: of another boot
         bytes_out=known.bytes_out,
         bytes_in=known.bytes_in,
-        memory=None if process is None else _memory(process),
+        memory=None if process is None or remote else _memory(process),
         unread=known.unread if living else 0,
         undelivered=known.undelivered if living else 0,
     )
