@@ -136,7 +136,7 @@ class Cluster:
         node = Node(len(self.nodes), self.root)
         self.nodes.append(node)
         ip("netns", "add", node.namespace)
-        device = f"p2pflray{node.number}"
+        device = f"pr{os.getpid()}-{node.number}"  # 15 characters at most
         ip("link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
         ip("link", "set", device, "master", BRIDGE, "up")
         ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")

@@ -27,7 +27,7 @@ from tempfile import TemporaryFile
 from time import monotonic
 from typing import IO, Any
 
-GUARD = 'read -r _; kill -KILL -- "-$1"'
+GUARD = 'read -r _; kill -KILL "-$1"'
 """Kills a process group when the pipe on its stdin closes."""
 LOST = 60.0
 """Seconds without a request after which the launcher counts as dead. It asks every few seconds."""

@@ -155,7 +155,7 @@ class Session:
 
     @contextmanager
     def _located_errors(self) -> Iterator[None]:
-        with naming_lines(passing=(Stopped,)), memory_errors(self.me, self.algorithm.device, self.settings):
+        with naming_lines(), memory_errors(self.me, self.algorithm.device, self.settings):
             yield
 
     async def _located_round(self, t: int) -> None:
