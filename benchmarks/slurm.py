@@ -40,7 +40,7 @@ UNAVAILABLE = 3
 NODES = 3
 PROGRAMS = ("slurmctld", "slurmd", "munged", "salloc", "srun", "sbatch", "scontrol", "runuser")
 TICK = 0.1
-LIMIT = 600.0
+LIMIT = 300.0
 """Seconds that a scenario may take."""
 COMMAND = [sys.executable, "-P", "-m", "launcher.cli"]
 
@@ -55,6 +55,7 @@ RUN: dict[str, Any] = {
     "algorithm": {"name": "fedavg-dec", "lr": 0.01, "batch": 32},
     "device": "cpu",
     "checkpoint_every": 2,
+    "transport": {"give_up": 300},
 }
 SLOW = {"rounds": 60, "chaos": {"link": {"delay": 0.5}}}
 """Longer than a minute, without more computation: at least a second for each round, whose messages are delayed."""

@@ -19,6 +19,8 @@ of JSON on stdin and stdout. Before "load" it imports no torch, so that problems
     → {"do": "address", "peer": 7, "address": "tcp://10.0.0.3:41200"}       of a neighbor on another host
     ← {"event": "file", "path": "peers/03/peer.log", "at": 0, "data": "<base64>", "clock": 812.5}   data null: deleted
     → {"do": "signal", "peers": [3, 4], "signal": 15}
+    ← {"event": "beat"}                                     at least every BEAT seconds, once "ready"
+    ← {"event": "loading"}                                  no beat until the next event: torch is being imported
     → {"do": "sync"}
     ← {"event": "synced"}                                   all changes of files so far have been sent
     ← {"event": "exited", "peer": 3, "code": 0, "error": ""}                code null: unknown
@@ -67,6 +69,8 @@ INTERVAL = 0.25
 """Seconds between two looks at the peers' files."""
 MAX_LOAD = 0.02
 """Maximum fraction of a core that this takes: with many peers, looks are rarer."""
+BEAT = 5.0
+"""Seconds between two signs of life."""
 PROBE_TIMEOUT = 10.0
 """Seconds that a connection to another host may take."""
 
@@ -128,6 +132,7 @@ class HostProcess:
         self._listener: socket.socket | None = None
         self._closed_by_forks: tuple[int, ...] = ()
         self._due = 0.0
+        self._sent_at = 0.0
 
     def serve(self) -> int:
         """Process requests until stdin closes and all children have ended."""
@@ -153,10 +158,13 @@ class HostProcess:
                 began = monotonic()
                 self._look()
                 self._due = monotonic() + max(INTERVAL, (monotonic() - began) / MAX_LOAD)
+                if monotonic() > self._sent_at + BEAT:
+                    self.send({"event": "beat"})
         return 0
 
     def send(self, event: Mapping[str, Any]) -> None:
         """Report an event, unless the launcher has gone."""
+        self._sent_at = monotonic()
         line = memoryview((json.dumps(event) + "\n").encode())
         while line and self._connected:  # a signal, e.g. of an exited child, interrupts a long write
             try:
@@ -234,6 +242,7 @@ class HostProcess:
     def _load(self) -> Forks:
         if self._forks is not None:
             return self._forks
+        self.send({"event": "loading"})
         assert self._folder is not None
         import torch
 

@@ -64,6 +64,7 @@ class HostConnection:
         port: where the host listens to be probed.
         failures: how often in a row its process has ended too early.
         problem: why it has ended or cannot be used.
+        heard: when the last event has arrived; None while no sign of life is due.
         synced: whether it has answered the last ``sync``.
     """
 
@@ -81,6 +82,7 @@ class HostConnection:
     failures: int = 0
     problem: str = ""
     synced: bool = False
+    heard: float | None = None
     mirror: Mirror | None = None
     _pending: bytes = b""
     _noise: list[str] = field(default_factory=list)
@@ -94,7 +96,7 @@ class HostConnection:
         """Start the host process. Raises LaunchError."""
         self.state, self.since = "starting", time.monotonic()
         self._pending, self._noise, self.problem = b"", [], ""
-        self.pids, self.stream = {}, None
+        self.pids, self.stream, self.heard = {}, None, None
         self.stream = backend.start(self.host, self.host.command)
 
     def send(self, do: str, **fields: Any) -> None:
@@ -122,6 +124,8 @@ class HostConnection:
             except (ValueError, TypeError, KeyError):
                 self._noise = [*self._noise, line.decode(errors="replace")[:200]][-MAX_NOISE:]
             else:
+                due = self.state == "ready" and event["event"] != "loading"
+                self.heard = time.monotonic() if due else None
                 yield event
 
     def drop(self, *, kill: bool = False) -> None:

@@ -39,6 +39,9 @@ STABLE = 120.0
 """Seconds after which earlier failures of a host no longer count."""
 RETRY = 2.0
 """Seconds between the end of a host process and the next attempt."""
+SILENCE = 20.0
+"""Seconds without a sign of life, due every 5 s, after which a host process is started anew. Less than the usual
+``transport.give_up``, for which neighbors wait for the peers of a host that has died without closing its streams."""
 EXIT_TIMEOUT = 10.0
 """Seconds that host processes without peers may take to exit."""
 ORDER: tuple[State, ...] = ("starting", "greeted", "opened", "listening", "probed", "ready")
@@ -201,8 +204,12 @@ class HostGroup:
         readable, writable, _ = select.select(list(streams), list(unsent), [], timeout)
         for descriptor in writable:
             unsent[descriptor].flush()
-        for descriptor in readable:
-            found += self._receive(streams[descriptor])
+        for descriptor, host in streams.items():
+            if descriptor in readable:
+                found += self._receive(host)
+            elif host.heard is not None and time.monotonic() - host.heard > SILENCE:
+                host.drop(kill=True)
+                self._ended(host, f"no sign of life for {SILENCE:.0f} s")
         return found
 
     def notices(self) -> list[str]:
@@ -365,4 +372,4 @@ class HostGroup:
 
 def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:
     """Return the exits of the peers of a lost host."""
-    return [Event("exited", peer, code=1, error=f"host {host.host.name} is lost: {host.problem}") for peer in peers]
+    return [Event("exited", peer, code=1, error=f"host {host.host.name} is lost") for peer in peers]

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 TOKEN = ".launcher"
 """A file that tells a host process whether it has the launcher's run folder; see peers/host.py."""
+POLL_INTERVAL = 0.1
+"""Seconds between two checks whether another launcher has ended: it is no child of this process."""
 KEYS = "keys"
 """Folder in the run folder for keys that the launcher makes, and for those handed out to a host."""
 
@@ -188,8 +190,9 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
         process.send_signal(signal.SIGTERM)
         if kill:
             process.send_signal(signal.SIGINT)  # the second request to stop kills
-        with suppress(Exception):
-            process.wait(timeout)
+        end = time.monotonic() + timeout
+        while state.process(folder.root) is not None and time.monotonic() < end:
+            time.sleep(POLL_INTERVAL)
         running = (HostState.read(folder.root) or HostState()).running
         return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
     if not state.running:

@@ -9,7 +9,8 @@ or, where no peer may see another's private key (one volume per container, say),
     keys/03/            03.key, and public.yaml with all public keys
 
 Lines of ``public.yaml`` may be concatenated from several hosts, or be given in the run file as
-``transport.public_keys``. A private key appears in no log, run folder or message; only its peer reads it, at start.
+``transport.public_keys``. A private key appears in no log or message; only its peer reads it, at start. It is in a
+run folder only for a launch on several hosts: the launcher hands it out to the host of its peer (launcher/backends).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ while [ "$1" != -- ]; do shift; done
 shift 2
 exec sh -c "$*"
 """
-SLOW = {"rounds": 14, "checkpoint_every": 2, "chaos": {"link": {"delay": 0.25}}}
+SLOW = {"rounds": 40, "checkpoint_every": 2, "chaos": {"link": {"delay": 0.3}}}
 
 
 @dataclass
