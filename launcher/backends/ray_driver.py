@@ -55,6 +55,8 @@ MOVE = 15.0
 """Seconds that Ray has to move the bundle of a dead node to another one, before a bundle that exists is used."""
 START = 90.0
 """Seconds until an actor must have started."""
+CONNECT = 10.0
+"""Seconds to connect to the cluster."""
 RETRY = 0.5
 """Seconds between two attempts."""
 
@@ -152,6 +154,7 @@ class Driver:
         """Connect to the cluster and return its nodes."""
         self._runtime_env = runtime_env
         try:
+            _reach(address)
             ray.init(address or "auto", namespace=namespace, log_to_driver=False, logging_level="error")
         except ConnectionError as error:
             asked = f"at {address}" if address else "on this host, and $RAY_ADDRESS is not set"
@@ -292,6 +295,16 @@ class Driver:
         if not self._is_alive(where["node"]):
             return f"its node {where['address']} has died"
         return f"its Ray actor on {where['address']} has ended: {_text(error)}"
+
+
+def _reach(address: str | None) -> None:
+    """Raise ConnectionError if nothing listens at HOST:PORT: Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "://" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+        except OSError as error:
+            raise ConnectionError(error.strerror or str(error)) from None
 
 
 def _is_busy(actor: Any) -> bool:
