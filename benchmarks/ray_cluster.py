@@ -325,7 +325,10 @@ def orphaned(started: Cluster, expected: RunFolder) -> str:
     middle(process, folder)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    finish(started.launcher("resume", str(started.root / "disk/runs/run")))
+    follower = started.launcher("resume", str(started.root / "disk/runs/run"))
+    output, _ = follower.communicate(timeout=RUN_LIMIT)
+    if follower.returncode and "every peer is finished" not in output:  # as the peers may be by now
+        raise Failed(f"exit code {follower.returncode}:\n{output[-4000:]}")
     check(folder, expected)
     wait_until(lambda: float(started.reserved()) == 0, "all CPUs are free again")
     return "the peers went on; equal final states, and nothing is reserved any more"
