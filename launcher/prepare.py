@@ -39,17 +39,21 @@ class LaunchRequest:
 
     def load(self) -> Run:
         """Check the run file, and load and partition its dataset once before any peer starts. Raises RunFileError."""
-        # These import torch: not before the warm process has begun to import it too.
-        from p2pfl.run_file import load as run_files
-        from p2pfl.session.build import load_data
+        from p2pfl.session.build import load_data  # imports torch: not before the warm process has begun to
 
-        options = {"seed": self.seed, "rounds": self.rounds}
-        overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
-        run = run_files.load(self.file, [*self.sets, *overrides], os.environ)
+        run = self.check()
         load_data(run)
         if run.file.report and importlib.util.find_spec("vl_convert") is None:
             raise run.error_at("report", MissingExtra("vl-convert-python", "report", "writing a report"))
         return run
+
+    def check(self) -> Run:
+        """Check the run file, without its dataset. Raises RunFileError."""
+        from p2pfl.run_file import load as run_files  # as above
+
+        options = {"seed": self.seed, "rounds": self.rounds}
+        overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
+        return run_files.load(self.file, [*self.sets, *overrides], os.environ)
 
     def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:
         """Create a run folder. Raises RunFolderError."""

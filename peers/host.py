@@ -5,7 +5,7 @@ of JSON on stdin and stdout. Before "load" it imports no torch, so that problems
 
     ← {"event": "hello", "protocol": 1, "versions": {…}, "code": "<hash>", "address": "10.0.0.2" | null, "cores": 8}
     → {"do": "open", "folder": "<path>", "token": "<text>", "peers": [3, 4], "have": {"peers/03/peer.log": 120}}
-    ← {"event": "opened", "shared": false, "running": {"3": 4711}}       these peers run already
+    ← {"event": "opened", "shared": false, "running": {"3": 4711}, "new": [4]}   which run, and which have no files
     → {"do": "file", "path": "run.yaml", "mode": 420, "data": "<base64>"}
     → {"do": "listen", "port": 0}                           to find out which ports a firewall blocks
     ← {"event": "listening", "port": 40123}
@@ -26,8 +26,8 @@ of JSON on stdin and stdout. Before "load" it imports no torch, so that problems
     ← {"event": "exited", "peer": 3, "code": 0, "error": ""}                code null: unknown
     ← {"event": "failed", "error": "<text>"}                instead of "opened", "listening" or "ready"
 
-If the launcher's run folder is the one on this host (``shared``: it contains the token), no file is sent and
-addresses are exchanged by the files in it. Otherwise the small files of each peer are sent as they grow, and
+If the launcher's run folder is the one on this host (``shared``: it contains the token), no file is sent, and hosts
+that share it exchange addresses by the files in it. Otherwise the small files of each peer are sent as they grow, and
 completely before its "exited". When stdin closes, the process waits for its children and exits; if it is killed, they
 continue, and the next host process finds them.
 """
@@ -97,7 +97,7 @@ def hello() -> dict[str, Any]:
         "protocol": PROTOCOL,
         "versions": versions,
         "code": code_hash(),
-        "address": connection[2] if len(connection) == 4 else None,
+        "address": os.environ.get("P2PFL_ADDRESS") or (connection[2] if len(connection) == 4 else None),
         "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
     }
@@ -185,6 +185,7 @@ class HostProcess:
         """Open or create the folder of the run for ``peers``, and report those that run already."""
         root = Path(folder).expanduser()
         self._shared = (read_json(root / TOKEN) or {}).get("token") == token
+        new = [peer for peer in peers if not RunFolder(root).peer(peer).journal.is_dir()]
         self._folder = RunFolder.create(root, peers, again=True)
         self._peers = list(peers)
         setproctitle(f"p2pfl host {self._folder.root}")
@@ -194,7 +195,7 @@ class HostProcess:
             if not self._shared:
                 self._sent[peer] = SentFiles(self._folder.peer(peer), have)
         opened = {"shared": self._shared, "running": self._adopted, "folder": str(self._folder.root)}
-        self.send({"event": "opened", **opened})
+        self.send({"event": "opened", **opened, "new": new})
 
     def _do_file(self, path: str, mode: int, data: str) -> None:
         """Write a file of the run folder, unless it has that content already."""
@@ -299,9 +300,7 @@ class HostProcess:
 
     def _report(self, peer: PeerId) -> None:
         assert self._folder is not None
-        if self._shared:
-            return
-        for event in self._sent[peer].changes():
+        for event in self._sent[peer].changes() if peer in self._sent else ():
             self.send(event)
         address: str | None = None
         with suppress(OSError, UnicodeDecodeError):

@@ -12,7 +12,7 @@ from benchmarks.claims.claim import Claim, Settings, difference
 from benchmarks.claims.statistics import Relation
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
-SKIPPED = ("name", "seed", "device", "checkpoint_every")
+SKIPPED = ("name", "seed", "device", "checkpoint_every", "checkpoint_copies")
 
 
 def tree_of(file: Path) -> dict[str, Any]:

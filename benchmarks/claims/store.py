@@ -51,6 +51,7 @@ LOCAL = (
     "gpu",
     "device",
     "checkpoint_every",
+    "checkpoint_copies",
     "masked_test",
 )
 """Keys of a run file that do not change what a record holds, or that it has beside."""

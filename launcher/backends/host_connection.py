@@ -12,6 +12,7 @@ from typing import Any, Literal
 from launcher.backends.hosts import Backend, Host, HostStream
 from launcher.backends.mirror import Mirror
 from launcher.errors import LaunchError
+from launcher.views import formatting
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder
 
@@ -36,6 +37,7 @@ class Files:
         sets: changes to the run file on a host, given the host, its address, its folder and whether that is shared.
         port: what a host listens on to be probed, 0 for any port: the first port of its peers, if that is fixed.
         neighbors: of each peer.
+        copied: peers without their files restore copies of their checkpoints.
     """
 
     folder: RunFolder
@@ -45,6 +47,7 @@ class Files:
     sets: Callable[[Host, str, str, bool], list[str]]
     port: Callable[[Host], int]
     neighbors: Sequence[Sequence[PeerId]]
+    copied: bool = False
 
 
 @dataclass(eq=False)
@@ -163,6 +166,13 @@ class HostConnection:
         self.state = "opened"
         self.shared, self.folder = event["shared"], event["folder"]
         self.pids = {int(peer): pid for peer, pid in event["running"].items()}
+        statuses = [files.folder.peer(peer).status() for peer in event["new"]]
+        lost = [status.peer for status in statuses if status is not None and status.rounds_done]
+        if lost and not files.copied:
+            raise LaunchError(
+                f"has no checkpoints of peers {formatting.ids(lost)}: they were on another node, or were removed; "
+                "keep copies of them: --set checkpoint_copies=FOLDER or URL"
+            )
         self.wanted |= self.pids.keys()
         if not self.shared:
             for part in (files.common, *(files.private.get(peer, {}) for peer in self.host.peers)):

@@ -318,8 +318,11 @@ class HostGroup:
             except ValueError as error:
                 raise LaunchError(f"peer {peer}: {error}") from None
         neighbors = self._files.neighbors[peer]
+        owner = self._of_peer[peer]
         for other in hosts:
-            if other is not self._of_peer[peer] and any(self._of_peer[j] is other for j in neighbors):
+            if owner.shared and other.shared:
+                continue  # the file is there, and may be newer
+            if other is not owner and any(self._of_peer[j] is other for j in neighbors):
                 other.send("address", peer=peer, address=address)
 
     def _ended(self, host: HostConnection, reason: str, *, final: bool = False) -> None:

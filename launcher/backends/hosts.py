@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launcher.errors import LaunchError
+from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
 
 BACKENDS = ("ssh", "slurm", "ray")
@@ -92,9 +93,13 @@ class BackendOptions:
 
     Attributes:
         hosts: ``--hosts``.
+        ray: ``--ray``.
+        request: the run to launch.
     """
 
     hosts: Path | None = None
+    ray: tuple[str, ...] = ()
+    request: LaunchRequest | None = None
 
 
 class HostStream:

@@ -64,6 +64,7 @@ class Settings:
     has_addresses: bool
     keys: str | None
     insecure: bool
+    copied: bool
     slots: int | None
     threads: int
 
@@ -79,6 +80,7 @@ class Settings:
             has_addresses=bool(transport.address or transport.hosts),
             keys=None if transport.keys is None else str(Path(transport.keys).absolute()),
             insecure=transport.insecure,
+            copied=run.file.checkpoint_copies is not None,
             slots=run.file.slots,
             threads=run.file.threads,
         )
@@ -212,7 +214,7 @@ def _look(folder: RunFolder) -> HostGroup:
     """Connect to the hosts of a run, with what they report written into the folder."""
     backend, hosts = _restored(folder)
     neighbors: list[tuple[PeerId, ...]] = [()] * len(list(folder.peers()))
-    files = Files(folder, _token(folder), {}, {}, lambda *given: [], lambda host: 0, neighbors)
+    files = Files(folder, _token(folder), {}, {}, lambda *given: [], lambda host: 0, neighbors, copied=True)
     group = HostGroup(backend, hosts, _this_version())
     try:
         group.connect()
@@ -319,7 +321,7 @@ def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], address
     def port(host: Host) -> int:
         return 0 if settings.port is None else settings.port + min(host.peers)
 
-    return Files(folder, _token(folder), common, private, sets, port, settings.neighbors)
+    return Files(folder, _token(folder), common, private, sets, port, settings.neighbors, settings.copied)
 
 
 def _make_keys(folder: RunFolder, peers: int) -> str:

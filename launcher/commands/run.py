@@ -94,6 +94,13 @@ def run_options(command: Command) -> Command:
 )
 @click.option("--hosts", type=click.Path(path_type=Path), help="With --backend ssh: YAML list of hosts.")
 @click.option(
+    "--ray",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="With --backend ray: address, hosts (nodes to use), per peer cpus, gpus (e.g. 0.25) and memory (e.g. 2GB), "
+    "wait (seconds), runtime_env (YAML file); repeatable.",
+)
+@click.option(
     "--host-dir",
     metavar="FOLDER",
     help="Folder for run folders on other hosts; {host} is replaced by the host's name.  [the same path as here]",
@@ -107,6 +114,7 @@ def launch(
     restart: Restart,
     backend: str,
     hosts: Path | None,
+    ray: tuple[str, ...],
     host_dir: str | None,
     sbatch: bool,
     ui: bool,
@@ -124,6 +132,8 @@ def launch(
     asked = LaunchRequest(**request)
     if hosts is not None and backend != "ssh":
         raise click.UsageError("--hosts is for --backend ssh")
+    if ray and backend != "ray":
+        raise click.UsageError("--ray is for --backend ray")
     if host_dir is not None and backend == "local":
         raise click.UsageError("--host-dir is for runs on other hosts: add --backend")
     if sbatch:
@@ -135,7 +145,7 @@ def launch(
         from launcher.backends import multi_host
         from launcher.backends.hosts import BackendOptions
 
-        options = BackendOptions(hosts)
+        options = BackendOptions(hosts, ray, asked)
 
         def run(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
             return multi_host.launch(backend, options, asked, console, restart, watching, host_dir)

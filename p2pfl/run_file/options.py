@@ -45,6 +45,18 @@ def _from_base(path: Path, info: ValidationInfo) -> Path:
     return (base_of(info) or Path()).resolve() / path.expanduser()
 
 
+def _storage(value: str, info: ValidationInfo) -> str:
+    if "://" not in value:
+        return str(_from_base(Path(value), info))
+    from fsspec import get_filesystem_class
+
+    try:
+        get_filesystem_class(value.partition("://")[0])
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{value!r}: {error}") from None
+    return value
+
+
 def _from_base_if_there(path: Path, info: ValidationInfo) -> Path:
     base, path = base_of(info), path.expanduser()
     return base.resolve() / path if base is not None and (base / path).exists() else path
@@ -58,6 +70,8 @@ _AS_TEXT = PlainSerializer(_path_text, return_type=str)
 
 LocalPath = Annotated[Path, AfterValidator(_from_base), _AS_TEXT]
 """A path relative to the folder of the run file; absolute after parsing."""
+Storage = Annotated[str, AfterValidator(_storage)]
+"""A URL that fsspec supports, or a path as a LocalPath; absolute after parsing."""
 DataPath = Annotated[Path, AfterValidator(_from_base_if_there), _AS_TEXT]
 """A path relative to the folder of the run file; if nothing is there, it stays relative to ``data.root``."""
 

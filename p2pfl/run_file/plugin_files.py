@@ -305,12 +305,8 @@ def _is_plugin(file: str) -> bool:
 
 
 @contextmanager
-def naming_lines(passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Turn an unexpected exception that a plug-in raises inside into a PluginError with its file and line.
-
-    Args:
-        passing: further exceptions that are not errors.
-    """
+def naming_lines() -> Iterator[None]:
+    """Turn an unexpected exception that a plug-in raises inside into a PluginError with its file and line."""
     try:
         yield
     except PluginError as error:
@@ -320,6 +316,6 @@ def naming_lines(passing: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     except (P2pflError, OptionErrors):
         raise
     except (Exception, SystemExit) as error:
-        if not isinstance(error, passing) and (found := located(error)) is not None:
+        if (found := located(error)) is not None:
             raise found from error
         raise

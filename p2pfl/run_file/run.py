@@ -138,6 +138,7 @@ class Run:
             "device",
             "eval_every",
             "checkpoint_every",
+            "checkpoint_copies",
             "metrics",
             "track",
             "report",

@@ -26,7 +26,7 @@ from p2pfl.models.import_path import ImportPath, parse
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
-from p2pfl.run_file.options import LocalPath, Section
+from p2pfl.run_file.options import LocalPath, Section, Storage
 
 DEFAULT = "tiny4"
 """The models of a run file that names none."""
@@ -323,6 +323,9 @@ class RunFile(Section):
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
     least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""
+    checkpoint_copies: Storage | None = None
+    """Folder on a shared disk, or URL of an object storage (s3://…, gs://…; anything that fsspec supports), to which
+    checkpoints are copied: a peer that restarts on another host continues from there. See docs/deploy.md."""
     track: Annotated[
         tuple[Annotated[Tracker, BeforeValidator(Tracker.from_value)], ...], AfterValidator(_distinct)
     ] = ()

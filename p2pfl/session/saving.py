@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 from p2pfl import PeerId
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.session import checkpoint
+from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.files import sync
 from p2pfl.session.run_folder import PeerFolder
 
@@ -38,10 +39,17 @@ class Saver:
         every: after every n-th round, or as often as is cheap.
         me: this peer. Peers of a host write at different times.
         log: the peer's log.
+        copies: where to copy each checkpoint, if the run file asks for it.
     """
 
     def __init__(
-        self, folder: PeerFolder, endpoint: Endpoint, every: int | Literal["auto"], me: PeerId, log: logging.Logger
+        self,
+        folder: PeerFolder,
+        endpoint: Endpoint,
+        every: int | Literal["auto"],
+        me: PeerId,
+        log: logging.Logger,
+        copies: CheckpointCopies | None = None,
     ) -> None:
         self.saved = -1
         """Rounds in the last checkpoint; -1 before the first."""
@@ -49,6 +57,7 @@ class Saver:
         self._endpoint = endpoint
         self._every = every
         self._log = log
+        self._copies = copies
         self.kept = -1
         """Rounds in the last state that was kept; -1 before the first."""
         self._last: checkpoint.KeptState | None = None
@@ -107,7 +116,7 @@ class Saver:
         """
         await self.wait()
         while self.saved < self.kept or (final and self._endpoint.durable < self.kept):
-            await self._write(self.read())
+            await self._write(self.read(), final=final)
 
     def close(self) -> None:
         """Delete what was kept."""
@@ -115,30 +124,52 @@ class Saver:
             if state is not None:
                 state.close()
 
-    async def _write(self, state: checkpoint.State) -> None:
+    async def _write(self, state: checkpoint.State, *, final: bool = False) -> None:
         began = perf_counter()
         done = state["rounds_done"]
+        copied = -1 if self._copies is None else self._copies.rounds_done
 
-        def write() -> None:
+        def write() -> bool:
             sync(self._folder.metrics)  # a peer that resumes from this checkpoint does not write these records again
             journal = self._endpoint.journal.state_dict(before=done)
             checkpoint.save(self._folder.checkpoint, {**state, "journal": journal})
             self._endpoint.journal.saved(before=done)
+            return self._copies is None or self._copies.save(done, _segments(journal))
 
-        await on_thread(write)
+        complete = await on_thread(write)
         self._in_use = None
-        # If this checkpoint is damaged, messages since the previous one are needed again.
-        self._endpoint.durable = max(0, self.saved)
+        # If this checkpoint is damaged, messages since the previous one are needed again. The same holds for copies,
+        # if the host does not come back. At its end, a run does not wait for them.
+        before = self.saved if self._copies is None or final else min(self.saved, copied)
         self.saved = done
-        self._endpoint.link.checkpointed(self._endpoint.durable)
+        if complete or final:
+            self._endpoint.durable = max(0, before)
+            self._endpoint.link.checkpointed(self._endpoint.durable)
         now = perf_counter()
         self._due_at = now + min(MAX_INTERVAL, COST * (now - began))
         self._earliest = now + min(MAX_INTERVAL, COST_FORWARD * (now - began))
         self._log.debug("checkpoint written t=%d", done - 1)
 
 
-def load(folder: PeerFolder, endpoint: Endpoint, run_id: str, log: logging.Logger) -> dict[str, Any] | None:
-    """Load the last usable checkpoint whose messages are intact, and restore the endpoint from it."""
+def _segments(journal: dict[str, Any]) -> set[int]:
+    """Return the segments that the journal's index refers to."""
+    return {place[0] for _, _, _, _, place, *_ in journal["entries"] if place is not None}
+
+
+def load(
+    folder: PeerFolder,
+    endpoint: Endpoint,
+    run_id: str,
+    log: logging.Logger,
+    copies: CheckpointCopies | None = None,
+) -> dict[str, Any] | None:
+    """Load the last usable checkpoint whose messages are intact, and restore the endpoint from it.
+
+    Args:
+        copies: those of this peer's checkpoints; if one is newer than the folder's checkpoint, it is restored first.
+    """
+    if copies is not None:
+        copies.restore()
     saved = checkpoint.load(
         folder.checkpoint, run_id, folder.peer, log, lambda state: endpoint.journal.damaged(state["journal"])
     )

@@ -27,6 +27,7 @@ from p2pfl.run_file.plugin_files import naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
+from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
 from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
@@ -38,8 +39,11 @@ from p2pfl.session.saving import Saver, load
 from p2pfl.tensors import digest
 
 
-class Stopped(Exception):
-    """The session was asked to stop; its last completed round is checkpointed."""
+class Stopped(BaseException):
+    """The session was asked to stop; its last completed round is checkpointed.
+
+    Raised by a signal anywhere, also while a checkpoint is read: no handler of errors must take it for one.
+    """
 
 
 class Session:
@@ -113,7 +117,9 @@ class Session:
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every = self.settings.checkpoint_every
-        self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log)
+        url = self.settings.checkpoint_copies
+        self._copies = None if folder is None or url is None else CheckpointCopies(url, run_id, folder, self.log)
+        self.saver = None if folder is None else Saver(folder, self.endpoint, every, me, self.log, self._copies)
         self._resumed = False
         self._began = perf_counter()
         self._elapsed_before = 0.0
@@ -149,7 +155,7 @@ class Session:
 
     @contextmanager
     def _located_errors(self) -> Iterator[None]:
-        with naming_lines(passing=(Stopped,)), memory_errors(self.me, self.algorithm.device, self.settings):
+        with naming_lines(), memory_errors(self.me, self.algorithm.device, self.settings):
             yield
 
     async def _located_round(self, t: int) -> None:
@@ -348,7 +354,7 @@ class Session:
         if self.folder is None:
             return
         self.folder.clear_result()
-        saved = load(self.folder, self.endpoint, self.run_id, self.log)
+        saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
             self._elapsed_before = metrics.truncate(self.folder.metrics, 0)
             return
