@@ -2,9 +2,9 @@
 
     {"peer": 3, "t": 12,
      "loss": {"ce": 0.31, "cont": 1.92, …},            means over the round's training samples, by term
-     "seconds": {"training": â¦, "waiting": â¦, "sending": â¦, "queued": â¦, "evaluating": â¦, "total": â¦},
+     "seconds": {"training": …, "waiting": …, "sending": …, "queued": …, "evaluating": …, "total": …},
      "elapsed": 41.25,                                  seconds since this peer began the run, up to this record
-     "cost": {"cpu_seconds": 0.7, "cpu_joules": â¦},     of the round; p2pfl/session/cost.py lists what it may hold
+     "cost": {"cpu_seconds": 0.7, "cpu_joules": …},     of the round; p2pfl/session/cost.py lists what it may hold
      "sent": {"7": {"Prototypes": [1, 2560, 61]}, …},   messages, payload bytes, header bytes by neighbor and kind
      "received": {…},                                   the same for accepted messages
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
