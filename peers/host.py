@@ -217,7 +217,9 @@ class HostProcess:
             target.with_name(f".{target.name}.new").replace(target)
 
     def _do_listen(self, port: int) -> None:
-        self._listener = socket.create_server(("", port), backlog=128)
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._listener = socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=128)
         self.send({"event": "listening", "port": self._listener.getsockname()[1]})
 
     def _do_probe(self, hosts: Mapping[str, tuple[str, int]]) -> None:

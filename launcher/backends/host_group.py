@@ -31,6 +31,10 @@ from p2pfl.run_file.addresses import split
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
 
+LOAD_TIMEOUT = 900.0
+"""Seconds from the start of a host process until it must have loaded the run: datasets may be downloaded."""
+SYNC_TIMEOUT = 120.0
+"""Seconds that a host may take to send what has changed in its files."""
 HELLO_TIMEOUT = 120.0
 """Seconds until a host process must have said hello: starting Python from a network disk is slow."""
 MAX_FAILURES = 3
@@ -137,7 +141,10 @@ class HostGroup:
         for each in self._connections:
             each.synced = False
             each.send("sync")
-        while not all(each.synced for each in self._connections):
+        end = time.monotonic() + SYNC_TIMEOUT
+        while late := [each.host.name for each in self._connections if not each.synced]:
+            if time.monotonic() > end:
+                raise LaunchError(f"hosts {', '.join(late)}: no answer within {SYNC_TIMEOUT:.0f} s")
             self._wait_for("opened")
             self.events(1.0)
         self._preparing = False
@@ -174,6 +181,13 @@ class HostGroup:
         """Send a signal to peers, on whatever host they are."""
         for host, mine in self._by_host(peers):
             host.send("signal", peers=mine, signal=int(number))
+
+    def cancel(self) -> None:
+        """Withdraw the requests that no host has got yet."""
+        for host in self._connections:
+            self._queued += [Event("vanished", peer) for peer in host.waiting]
+            host.wanted -= set(host.waiting)
+            host.waiting = []
 
     def _by_host(self, peers: Iterable[PeerId]) -> Iterable[tuple[HostConnection, list[PeerId]]]:
         found: dict[HostConnection, list[PeerId]] = defaultdict(list)
@@ -244,12 +258,17 @@ class HostGroup:
                 found += self._handle(host, event["event"], event)
         except EOFError as end:
             self._ended(host, str(end))
-        except (LaunchError, WriteError) as error:
+        except LaunchError as error:
             host.drop(kill=True)
             self._ended(host, str(error), final=True)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            host.drop(kill=True)
+            self._ended(host, f"it sent an invalid event: {type(error).__name__}: {error}", final=True)
         return found
 
     def _handle(self, host: HostConnection, kind: str, event: Mapping[str, Any]) -> list[Event]:
+        if "peer" in event and event["peer"] not in host.host.peers:
+            raise LaunchError(f"it reports peer {event['peer']!r}, which is not one of its peers")
         if kind == "hello":
             host.greet(event, self._expected)
             if self._files is not None:
@@ -282,7 +301,11 @@ class HostGroup:
             self._addresses[event["peer"]] = event["address"]
             self._forward(event["peer"], event["address"], self._connections)
         elif kind == "file" and host.mirror is not None:
-            host.mirror.write(event)
+            try:
+                host.mirror.write(event)
+            except WriteError as error:  # training does not need the copies
+                host.mirror = None
+                self._notices.append(f"host {host.host.name}: files of its peers are no longer copied here: {error}")
         return []
 
     def _opened(self, host: HostConnection, event: Mapping[str, Any]) -> None:
@@ -339,9 +362,10 @@ class HostGroup:
         found: list[Event] = []
         for host in self._connections:
             waited = time.monotonic() - host.since
-            if host.state == "starting" and waited > HELLO_TIMEOUT:
+            limit = HELLO_TIMEOUT if host.state == "starting" else LOAD_TIMEOUT
+            if host.state not in ("ready", "ended", "lost") and waited > limit:
                 host.drop(kill=True)
-                self._ended(host, f"no answer within {HELLO_TIMEOUT:.0f} s")
+                self._ended(host, f"{host.state}, and no answer within {limit:.0f} s")
             elif self._preparing or host.state != "ended" or not host.wanted:
                 continue
             elif host.failures > MAX_FAILURES:

@@ -153,13 +153,14 @@ def resume(
         moved = {host.name for host in found} != {host.name for host in hosts}
         if moved:  # another allocation
             hosts = backends.place(settings.peers, found, group.cores)
-            folder.write_info({**folder.info, "hosts": backends.to_save(backend, hosts)})
         group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=moved)
-        if moved and not group.shared:
+        if moved and not (group.shared or settings.copied):
             raise LaunchError(
                 f"{folder.root}: its checkpoints are on other hosts than those of now; resume it there, or keep run "
                 "folders on a file system that all hosts share"
             )
+        if moved:  # after the check: a refused resume must not change where the run is
+            folder.write_info({**folder.info, "hosts": backends.to_save(backend, hosts)})
         ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
         if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")

@@ -29,7 +29,7 @@ class Remote:
         self._folder = folder
         self._written: HostState | None = None
         self.fork = group.fork
-        self.kill = group.close
+        self.kill = group.cancel
 
     def processes(self, peers: Iterable[PeerId]) -> RemoteProcesses:
         """Return the peers to follow: ``peers``, and those that run already."""
@@ -79,6 +79,8 @@ class RemoteProcesses(PeerProcesses):
             if event.event == "started":
                 self._pids[event.peer] = event.pid
                 self.running.add(event.peer)
+                # A signal before that may not have reached it: its host was not connected.
+                self._signalled -= {(event.peer, signal.SIGTERM), (event.peer, signal.SIGKILL)}
         return super().update(events, warm_exited)
 
     def stop(self, *, kill: bool) -> None:

@@ -149,7 +149,7 @@ trap 'ending=yes; kill -TERM $launcher' TERM    # the time limit is near: the pe
 wait $launcher; code=$?
 while kill -0 $launcher 2> /dev/null; do wait $launcher; code=$?; done    # the signal has interrupted wait
 if [ -n "$ending" ] && [ $code -ne 0 ]; then
-    scontrol requeue "$SLURM_JOB_ID"    # the next start resumes the run
+    scontrol requeue incomplete "$SLURM_JOB_ID"    # the next start resumes the run; not after scancel
 fi
 exit $code
 """

@@ -72,9 +72,10 @@ def _label(context: click.Context, option: click.Parameter, text: str | None) ->
     help="Existing PersistentVolumeClaim with the dataset's files. Default: download them in the cluster.",
 )
 def k8s(file: Path, output: Path | None, **options: Any) -> None:
-    """Print Kubernetes manifests for FILE: a StatefulSet with one pod per peer, and what it needs.
+    """Print Kubernetes manifests for FILE: one pod per peer.
 
-    Pipe them into `kubectl apply -f -`, or write them with --output and run `kubectl apply -k FOLDER`.
+    Pipe them into `kubectl apply -f -`, or write them with --output and run `kubectl apply -k FOLDER`. They are a
+    StatefulSet and what it needs.
     """
     from launcher.backends.kubernetes import Manifests
 

@@ -100,6 +100,7 @@ ARGUMENTS: dict[str, Callable[[Hostile], list[list[object]]]] = {
     "export": lambda it: [["--format", "csv", it.one, "-o", it.out], ["--format", EVIL, it.one]],
     "graph": lambda it: [[it.file], [it.broken], [it.one], [it.runs / f"missing{NAME}"]],
     "join": lambda it: [[it.one, "--peer", 9], [it.runs, "--peer", 0]],
+    "k8s": lambda it: [[it.file, "--image", EVIL], [it.broken, "--image", "p2pfl"], [it.file, "--name", EVIL]],
     "keys": lambda it: [["new", "--peers", 2, it.out], ["new", it.broken, it.out], [EVIL]],
     "launch": lambda it: [[it.broken], [it.file, "--set", f"rounds={EVIL}"], [it.file, "--log-level", EVIL]],
     "list": lambda it: [[it.runs], [it.runs / f"missing{NAME}"]],
