@@ -291,12 +291,10 @@ class HostGroup:
             host.pids[event["peer"]] = event["pid"]
             return [Event("started", event["peer"], pid=event["pid"])]
         elif kind == "exited":
-            peer = event["peer"]
+            peer, code, error = event["peer"], event["code"], event["error"]
             host.wanted.discard(peer)
             host.pids.pop(peer, None)
-            if event["code"] is None:
-                return [Event("vanished", peer)]
-            return [Event("exited", peer, code=event["code"], error=event["error"])]
+            return [Event("vanished", peer) if code is None else Event("exited", peer, code=code, error=error)]
         elif kind == "address":
             self._addresses[event["peer"]] = event["address"]
             self._forward(event["peer"], event["address"], self._connections)

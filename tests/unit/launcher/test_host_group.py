@@ -1,0 +1,119 @@
+"""Host processes that are slow, lie, or send what cannot be stored: played over a socket by the test."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends import host_group, mirror
+from launcher.backends.host_connection import PROTOCOL, Files
+from launcher.backends.host_group import HostGroup
+from launcher.backends.hosts import Host, HostStream
+from launcher.backends.warm import Event
+from p2pfl.errors import WriteError
+from p2pfl.session.run_folder import RunFolder
+from tests.launcher_fixtures import MakeFolder
+
+VERSIONS = {"code": "1", "versions": {"p2pfl-mesh": "1", "torch": "2", "numpy": "2", "pyzmq": "27"}}
+
+
+class ScriptedBackend:
+    """One host, of which the test plays the host process."""
+
+    name = "scripted"
+
+    def hosts(self) -> list[Host]:
+        return [Host("alpha", peers=(0, 1))]
+
+    def start(self, host: Host, command: Sequence[str]) -> HostStream:
+        ours, self.theirs = socket.socketpair()
+        self.say(event="hello", protocol=PROTOCOL, cores=2, **VERSIONS)
+        descriptor = ours.detach()
+        return HostStream(descriptor, descriptor, lambda: "it has ended")
+
+    def say(self, **event: Any) -> None:
+        self.theirs.sendall((json.dumps(event) + "\n").encode())
+
+    def saved(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self.theirs.close()
+
+
+@pytest.fixture
+def opened(make_folder: MakeFolder) -> Iterator[tuple[ScriptedBackend, HostGroup, RunFolder]]:
+    """A group whose host has opened the run folder of two peers, and loads the run."""
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    backend = ScriptedBackend()
+    with HostGroup(backend, backend.hosts(), VERSIONS) as group:
+        hosts = group.connect()
+        backend.say(event="opened", shared=False, folder="/run", running={}, new=[])
+        files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
+        group.open(hosts, files, probe=False, load=False)
+        yield backend, group, folder
+
+
+def until(group: HostGroup, found: Callable[[list[Event]], bool]) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(100):
+        events += group.events(0.1)
+        if found(events):
+            return events
+    raise AssertionError(f"not within 10 s: {events}")
+
+
+def test_requests_that_no_host_has_got_can_be_withdrawn(opened: Any) -> None:
+    _, group, folder = opened
+    group.fork(folder, [0, 1])
+    group.cancel()
+    assert group.events(0.0) == [Event("vanished", 0), Event("vanished", 1)]
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({"event": "exited", "peer": 7, "code": 0, "error": ""}, "reports peer 7, which is not one of its peers"),
+        ({"event": "exited", "peer": 0}, "an invalid event: KeyError: 'code'"),
+        ({"event": "file", "path": "peers/00/peer.log", "at": 0, "data": "a"}, "an invalid event: Error"),
+    ],
+)
+def test_a_host_that_sends_what_it_must_not_is_given_up_by_name(
+    opened: Any, event: dict[str, Any], reason: str
+) -> None:
+    backend, group, folder = opened
+    group.fork(folder, [0])
+    backend.say(**event)
+    events = until(group, lambda events: any(event.event == "exited" for event in events))
+    assert [(event.peer, event.error) for event in events] == [(0, "host alpha is lost")]
+    assert reason in " ".join(group.notices())
+
+
+def test_a_full_disk_here_does_not_end_the_peers_there(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, group, _ = opened
+
+    def full(self: object, event: object) -> None:
+        raise WriteError(Path("peer.log"), OSError(28, "No space left on device"))
+
+    monkeypatch.setattr(mirror.Mirror, "write", full)
+    data = base64.b64encode(b"line\n").decode()
+    for _ in range(2):
+        backend.say(event="file", path="peers/00/peer.log", at=0, data=data, clock=1.0)
+    backend.say(event="started", peer=0, pid=4711)
+    assert until(group, bool) == [Event("started", 0, pid=4711)]
+    (notice,) = group.notices()
+    assert notice.startswith("host alpha: files of its peers are no longer copied here: ")
+
+
+def test_a_host_that_never_loads_the_run_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, group, folder = opened
+    group.fork(folder, [0])
+    monkeypatch.setattr(host_group, "LOAD_TIMEOUT", 0.0)
+    group.events(0.0)
+    assert "opened, and no answer within 0 s" in " ".join(group.notices())
