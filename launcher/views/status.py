@@ -268,9 +268,9 @@ def _head(status: RunStatus) -> str:
     states = Counter(line.state.partition(":")[0] for line in status.peers)
     parts = [
         f"{status.name}: {status.alive} of {len(status.peers)} peers alive",
-        ", ".join(f"{count} {state}" for state, count in states.most_common()),
         f"rounds {min(done)} to {max(done)} of {status.rounds}" if done else "no peers",
         f"accuracy {formatting.percent(fmean(known) if known else None)} %",
+        ", ".join(f"{count} {state}" for state, count in states.most_common()),  # last: a narrow screen cuts it off
     ]
     return " | ".join(parts)
 
