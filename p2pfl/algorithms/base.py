@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from pydantic import Field
@@ -35,6 +35,15 @@ H = TypeVar("H", bound=Options)
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 """A fraction of the peers, greater than 0."""
+
+
+class Work(Protocol):
+    """Takes the time of a computation that ``dry_round`` leaves out."""
+
+    async def train(
+        self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1
+    ) -> None:
+        """Take the time of ``Trainer.train`` with these arguments, for so many models."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,18 @@ class Algorithm(Trainer, ABC, Generic[H]):
     @abstractmethod
     async def round(self, t: int, net: Net) -> None:
         """Run one round of the paper's algorithm."""
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        """Send and receive what ``round`` does, without its computations, for `p2pfl simulate --virtual`.
+
+        The values of tensors do not matter, their shapes do: bodies may share memory with the model. Tensors of
+        peers with the same architecture are shared, so none may be written. What a message's size or receivers owe
+        to what was learned is replaced by what the method would do if nothing was learned.
+
+        Raises:
+            NotImplementedError: the method does not have it.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def layouts(self) -> Sequence[Layout]:

@@ -28,7 +28,7 @@ from typing import Annotated
 from pydantic import Field
 
 from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
@@ -65,6 +65,10 @@ class DFedAvgM(Algorithm[Hyper]):
         received = await net.exchange(Parameters(x))  # line 3
         self.row = net.mixing_weights
         average_neighborhood(x, received, self.row, self.me)  # line 4
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        await net.exchange(Parameters(parameters_of(self.model)))
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Parameters(parameters_of(self.model)))]

@@ -30,7 +30,7 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -114,6 +114,16 @@ class DPSGD(Algorithm[Hyper]):
             for name, trained in x.items():
                 trained.sub_(before[name])  # the displacement
             average_neighborhood(before, received, self.row, self.me, step=x)  # lines 2 and 3
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        h, body = self.hyper, Parameters(parameters_of(self.model))
+        if h.local_epochs:
+            await work.train(epochs=h.local_epochs, batch=h.batch)
+            await net.exchange(body)
+        else:
+            await net.broadcast(body)
+            await work.train(steps=h.local_steps or 1, batch=h.batch)
+            await net.gather(Parameters)
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Parameters(parameters_of(self.model)))]

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from p2pfl.algorithms.base import Algorithm, Fraction
+from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -78,6 +78,12 @@ class FedAvg(Algorithm[Hyper]):
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
             if self.me in participants and self.me not in shared:
                 self.reset_after_divergence()
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        participants = net.participants(self.hyper.participation)
+        if self.me in participants:
+            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        await net.exchange(Shared(self.shared_part(), len(self.data.train)), participants)
 
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average, w_i: all parameters of the model."""

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.aggregators import AggregatorSchedule, Fraction
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
@@ -150,6 +150,22 @@ class FedAvgDec(Algorithm[Hyper]):
             reply = await net.gather(Averaged, of=[assignment.aggregator], patience=patience)
             for averaged in reply.values():
                 assign(w, averaged.values or w)
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        assignment = self.schedule.assignment(t, net)
+        if self.me not in assignment.participants:
+            return
+        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        if self.me == assignment.aggregator:
+            patience = self.schedule.models_deadlines(net)
+            received = await net.gather(Trained, of=assignment.senders, patience=patience)
+            replies = {n: Averaged(body.values) for n, body in received.items()}
+            await net.scatter({n: replies.get(n, NOT_AVERAGED) for n in assignment.senders})
+        else:
+            local = Trained(self.model.name, parameters_of(self.model), len(self.data.train))
+            await net.send(assignment.aggregator, local)
+            patience = self.schedule.reply_deadlines(net)
+            await net.gather(Averaged, of=[assignment.aggregator], patience=patience)
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())

@@ -57,7 +57,7 @@ from torch import Tensor, nn
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
 from p2pfl.algorithms.presets import Presets
@@ -158,6 +158,18 @@ class FedStyle(Algorithm[Hyper]):
         contents = await net.exchange(local, among=participants, patience=patience)
         self.average(self.including_local(contents, local) if self.me in participants else contents)  # line 11
         self.classifier = None
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        h, patience = self.hyper, 1.0
+        if not self.style_extracted:
+            self.style_extracted = True
+            if h.style:
+                await work.train(epochs=h.style_epochs, batch=h.batch)
+                patience += h.style_epochs / h.local_epochs
+        participants = net.participants(h.participation)
+        if self.me in participants:
+            await work.train(epochs=h.local_epochs, batch=h.batch)
+        await net.exchange(self.local_content(), among=participants, patience=patience)
 
     def extract_style(self) -> None:
         self.style_extracted = True

@@ -45,7 +45,7 @@ from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId
 from p2pfl.algorithms import presets
-from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Adam, AdamW, LocalTraining, step_if_finite
 from p2pfl.learning.peer_data import PeerData
@@ -186,6 +186,14 @@ class L2C(Algorithm[Hyper]):
         if adopted:
             self.validation_loss, gradient = validation_gradient(self.model, self.data)
             self.learn({j: directional_derivative(gradient, updates[j]) for j in self.w})  # line 18
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        """After T_0, ``prune_to`` sources remain, those with the lowest ids."""
+        h = self.hyper
+        await work.train(epochs=h.local_epochs, batch=h.batch)
+        if h.prune_round is not None and t >= h.prune_round:
+            net.receive_only_from(strongest({}, net.sources, h.prune_to))
+        await net.exchange(Update(to_precision(parameters_of(self.model), h.precision)))
 
     @torch.no_grad()
     def learn(self, derivatives: Mapping[PeerId, float]) -> None:

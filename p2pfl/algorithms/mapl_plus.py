@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from p2pfl.algorithms import mapl
+from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -64,6 +65,11 @@ class MAPLPlus(MAPL):
         weights = {j: float(self.w[j]) for j in bodies if self.w[j] > 0}
         if weights:
             average({j: bodies[j].values for j in weights}, weights, out=theta)
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        """Nothing is pruned."""
+        await super().dry_round(t, net, work)
+        await net.exchange(Backbone(self.local_backbone()))
 
     def local_backbone(self) -> dict[str, Tensor]:
         """Return ϑ_i, sharing memory with the modules."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss, one_hot
 
 from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm, Fraction
+from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -203,9 +203,22 @@ class PrototypeGuided(Algorithm[G]):
         for x, labels in self.data.sweep(self.data.train):
             z = self.model.backbone(x)
             sums += one_hot(labels, classes).to(z.dtype).T @ z
-        counts = np.bincount(self.data.train.labels, minlength=classes)[list(local)]
+        counts = self.local_counts()
         values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=self.device)[:, None]
-        return Prototypes(values, local, tuple(map(int, counts)) if self.sends_counts else ())
+        return Prototypes(values, local, counts if self.sends_counts else ())
+
+    def local_counts(self) -> tuple[int, ...]:
+        """Return the number of training samples of each local class, ascending by class."""
+        counts = np.bincount(self.data.train.labels, minlength=self.model.classes)
+        return tuple(map(int, counts[list(self.data.local_classes)]))
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        participants = net.participants(self.hyper.participation)
+        if self.me in participants:
+            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        local = self.data.local_classes
+        counts = self.local_counts() if self.sends_counts else ()
+        await net.exchange(Prototypes(self.prototypes[list(local)], local, counts), participants)
 
     async def exchange_prototypes(self, net: Net, participants: Collection[PeerId]) -> PrototypeTable:
         """Send the local prototypes if this peer takes part; return those of all participants that arrived."""

@@ -116,6 +116,11 @@ class PeerData:
             images, labels = self.train.take(batch)
             yield images.to(self.device), labels.to(self.device)
 
+    def batch_count(self, size: int) -> int:
+        """Return the number of batches that ``batches`` yields."""
+        full, rest = divmod(len(self.train), size)
+        return full + (rest > 1 or (rest == 1 and full == 0))
+
     def sweep(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over ``samples`` once, in order and without augmentation.
 

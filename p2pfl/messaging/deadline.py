@@ -27,21 +27,23 @@ class Deadline:
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self._clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        self._clock = loop.time
+        self._stall: float = getattr(loop, "stall", STALL)  # a loop in virtual time is never suspended
 
     async def allows(self, awaitable: Awaitable[Any]) -> bool:
         """Wait for ``awaitable`` and raise what it raises. Past the deadline, cancel it and return False."""
         awaited = asyncio.ensure_future(awaitable)
         try:
             while True:
-                wake_at = min(self.at, self._clock() + STALL)
+                wake_at = min(self.at, self._clock() + self._stall)
                 timeout = None if self.at == math.inf else max(0.0, wake_at - self._clock())
                 await asyncio.wait([awaited], timeout=timeout)
                 if awaited.done():
                     awaited.result()
                     return True
                 lateness = self._clock() - wake_at
-                if lateness > STALL:
+                if lateness > self._stall:
                     self.at = max(self.at + lateness, self._clock() + STALL)  # leave time to read what has arrived
                 elif wake_at == self.at:
                     return False

@@ -144,10 +144,7 @@ class Totals:
 
     def add(self, record: RoundRecord) -> None:
         for total, counts in ((self.sent, record.sent), (self.received, record.received)):
-            for neighbor, kinds in counts.items():
-                for kind, entry in kinds.items():
-                    into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
-                    into[:] = [a + b for a, b in zip(into, entry, strict=True)]
+            add_counts(total, counts)
         for sums, values in ((self.seconds, record.seconds), (self.cost, record.cost)):
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value
@@ -161,6 +158,13 @@ class Totals:
 
     def bytes_in(self) -> int:
         return _bytes(self.received)
+
+
+def add_counts(total: Counts, counts: Counts) -> None:
+    for neighbor, kinds in counts.items():
+        for kind, entry in kinds.items():
+            into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
+            into[:] = [a + b for a, b in zip(into, entry, strict=True)]
 
 
 def _bytes(counts: Counts) -> int:

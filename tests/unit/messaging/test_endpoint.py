@@ -20,7 +20,7 @@ from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
 from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, texts, vector
-from tests.simulation.clock import VirtualLoop
+from p2pfl.session.virtual_loop import VirtualLoop
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from p2pfl.errors import P2pflError
@@ -18,15 +19,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     The order of callbacks depends on the program alone, never on the real clock.
 
     Args:
-        max_turns: turns of the loop after which it raises Stuck; runs that end take fewer than 10,000.
+        max_turns: turns of the loop after which it raises Stuck; seeded runs that end take fewer than 10,000.
+        stall: seconds by which a timer must be late for the process to count as suspended (``Deadline``). Infinite
+            if no callback ever advances the clock, so that a wait needs one timer and not one a second.
     """
 
-    def __init__(self, max_turns: int = 50_000) -> None:
+    def __init__(self, max_turns: float = 50_000, stall: float | None = None) -> None:
         super().__init__()
         self._now = 0.0
         self._max_turns = self._turns_left = max_turns
         self._selector = self  # BaseEventLoop waits in its selector
         self._clock_resolution = 1e-9
+        if stall is not None:
+            self.stall = stall
 
     def time(self) -> float:
         return self._now
