@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from launcher.commands.group import FILE, JSON, RUN, SETS, echo, make_console
 
@@ -226,7 +227,21 @@ def _resume(
     show_default=True,
     help="Processes among which the peers are divided; as many rounds are computed at the same time.",
 )
-def simulate(as_json: bool, jobs: int, ui: bool, **request: Any) -> None:
+@click.option(
+    "--virtual",
+    is_flag=True,
+    help="Train nothing: send the messages in virtual time, and print what the run would take and which limit it "
+    "would reach first.",
+)
+@click.option(
+    "--machine",
+    type=click.Path(path_type=Path),
+    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/session/machine.py).  [this host]",
+)
+@click.pass_context
+def simulate(
+    context: click.Context, as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any
+) -> None:
     """Run FILE without sockets, in one process or a few.
 
     On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
@@ -237,7 +252,34 @@ def simulate(as_json: bool, jobs: int, ui: bool, **request: Any) -> None:
     from launcher.prepare import LaunchRequest
 
     asked = LaunchRequest(**request)
+    if virtual:
+        for name in ("jobs", "ui", "run_dir", "log_format", "log_levels", "log_size"):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise click.UsageError(
+                    f"{_option(context, name)} has no effect with --virtual, which writes no files"
+                )
+        _predict(asked, machine, as_json)
+        return
+    if machine is not None:
+        raise click.UsageError("--machine is for --virtual")
     _run(lambda console, watching: simulate_peers(asked, console, jobs, watching), as_json, ui)
+
+
+def _option(context: click.Context, name: str) -> str:
+    return next(option.opts[0] for option in context.command.params if option.name == name)
+
+
+def _predict(asked: LaunchRequest, machine: Path | None, as_json: bool) -> None:
+    """Run in virtual time and print what that says."""
+    from launcher.backends.simulation import predict
+    from launcher.views.prediction import print_prediction
+
+    console = make_console(err=as_json)
+    found = predict(asked, machine, console)
+    if as_json:
+        echo(json.dumps(found.to_dict()))
+    else:
+        print_prediction(found, console)
 
 
 def _run(

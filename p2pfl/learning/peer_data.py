@@ -72,11 +72,16 @@ class PeerData:
         self.train = Samples(train_images, subset.train)
         self.validation = Samples(train_images, subset.validation)
         self.test = Samples(test_images, subset.test)
-        self.global_test = Samples(dataset.test, np.arange(len(dataset.test.labels)))
+        self._official_test = dataset.test
         self._dataset = None if subset.merged else dataset
         shape = (1, len(dataset.mean), *(1 for _ in dataset.size))
         self._mean = torch.tensor(dataset.mean, device=device).reshape(shape)
         self._std = torch.tensor(dataset.std, device=device).reshape(shape)
+
+    @cached_property
+    def global_test(self) -> Samples:
+        """The whole official test set."""
+        return Samples(self._official_test, np.arange(len(self._official_test.labels)))
 
     @cached_property
     def local_classes(self) -> tuple[int, ...]:

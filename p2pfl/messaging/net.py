@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import numpy as np
@@ -17,6 +17,31 @@ if TYPE_CHECKING:
     from p2pfl.messaging.endpoint import Endpoint
 
 B = TypeVar("B", bound=Body)
+
+
+class Participants(tuple[PeerId, ...]):
+    """Ascending peer ids. Looking for one takes the same time among any number."""
+
+    @cached_property
+    def _ids(self) -> frozenset[PeerId]:
+        return frozenset(self)
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._ids
+
+
+@lru_cache(maxsize=16)  # simulated peers ask for the same ones
+def _participants(
+    seed: int, t: int, peers: int, joins: tuple[tuple[PeerId, int], ...], fraction: float
+) -> Participants:
+    absent = {peer for peer, joins_at in joins if joins_at > t}
+    joined = [peer for peer in range(peers) if peer not in absent]
+    if fraction >= 1.0:
+        return Participants(joined)
+    draw = rng.shared(seed, "net.participants", t)
+    count = math.floor(fraction * len(joined) + 1e-9)  # 0.29 * 100 is 28.999…
+    chosen = draw.permutation(joined)[: max(1, count)]
+    return Participants(sorted(int(peer) for peer in chosen))
 
 
 class Net:
@@ -89,13 +114,8 @@ class Net:
         Returns:
             Ascending peer ids.
         """
-        joined = [peer for peer in range(self.peers) if self._endpoint.joins.get(peer, 0) <= self.t]
-        if fraction >= 1.0:
-            return tuple(joined)
-        draw = rng.shared(self._endpoint.seed, "net.participants", self.t)
-        count = math.floor(fraction * len(joined) + 1e-9)  # 0.29 * 100 is 28.999…
-        chosen = draw.permutation(joined)[: max(1, count)]
-        return tuple(sorted(int(peer) for peer in chosen))
+        joins = tuple(sorted(self._endpoint.joins.items()))
+        return _participants(self._endpoint.seed, self.t, self.peers, joins, fraction)
 
     # ---- messages
 
@@ -168,7 +188,7 @@ class Net:
         if among is None:
             await self.broadcast(body)
             return await self.gather(type(body), patience=patience)
-        senders = set(among)
+        senders = among if isinstance(among, Participants) else set(among)
         if self.me in senders:
             await self.broadcast(body)
         return await self.gather(type(body), of=[j for j in self.sources if j in senders], patience=patience)

