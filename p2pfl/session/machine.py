@@ -7,11 +7,11 @@ rounded from docs/benchmarks.md: two cores, small models, and no network between
 
 from __future__ import annotations
 
-import math
 import os
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 from typing import Annotated, Any
@@ -195,7 +195,7 @@ def _seconds_of_batch(algorithm: Algorithm[Any]) -> float:
 
 
 def _median_step(times: list[float]) -> float:
-    steps = sorted(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    steps = sorted(later - earlier for earlier, later in pairwise(times))
     return steps[len(steps) // 2] if steps else 0.0
 
 

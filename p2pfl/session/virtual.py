@@ -1,7 +1,7 @@
 """A run in virtual time: real messages of all peers, but no training, to predict what a run would take.
 
-Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are those of a
-real run, so that bytes, receivers and waits are too. Bodies are shared zeros. A machine (p2pfl/session/machine.py)
+Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are those of
+a real run, so that bytes, receivers and waits are too. Bodies are shared zeros. A machine (p2pfl/session/machine.py)
 says what computing and messages take.
 
 - A peer computes in a compute slot of its host, for which it queues, and leaves it in every wait, as in a real run.
@@ -29,8 +29,7 @@ from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Dataset, Subset
 from p2pfl.errors import P2pflError
-from p2pfl.learning.peer_data import PeerData, Samples
-from p2pfl.messaging import wire
+from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.edge import OPTIONAL_DELAY
 from p2pfl.messaging.endpoint import Counts, Endpoint

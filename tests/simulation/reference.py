@@ -18,8 +18,8 @@ from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.run_folder import Result
 from p2pfl.session.session import Session
-from tests.simulation.algorithm import Said, summary
 from p2pfl.session.virtual_loop import VirtualLoop
+from tests.simulation.algorithm import Said, summary
 from tests.simulation.schedule import Schedule
 
 RUN_ID = "0123456789abcdef"

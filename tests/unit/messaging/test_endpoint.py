@@ -19,8 +19,8 @@ from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
-from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, texts, vector
 from p2pfl.session.virtual_loop import VirtualLoop
+from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, texts, vector
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

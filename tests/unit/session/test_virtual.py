@@ -260,7 +260,7 @@ def test_mistakes_in_a_machine_file_are_located(tmp_path: Path, text: str, messa
 
 
 def test_a_missing_machine_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RunFileError, match="machine.yaml: cannot be read: No such file"):
+    with pytest.raises(RunFileError, match=r"machine\.yaml: cannot be read: No such file"):
         load(tmp_path / "machine.yaml", 4)
 
 
