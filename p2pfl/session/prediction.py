@@ -179,42 +179,29 @@ def _limits(
     run, machine = virtual.run, virtual.machine
     count, fullest = run.peers, max(map(len, hosts))
 
-    def scaled(needed: float, available: float, fixed: float = 0.0) -> int | None:
-        """Peers on all hosts for which ``available`` is enough, if this many need ``needed``."""
-        return None if needed <= fixed else int(count * max(0.0, available - fixed) / (needed - fixed))
+    def on_all(needed: float, available: float, fixed: float = 0.0) -> int | None:
+        """Peers on all hosts that ``available`` is enough for, if the fullest host needs ``needed``."""
+        each = (needed - fixed) / fullest
+        return machine.hosts * int(max(0.0, available - fixed) / each) if each > 0.0 else None
 
-    yield Limit(
-        "memory of a host",
-        "bytes",
-        host["memory"].max,
-        machine.memory,
-        scaled(host["memory"].max, machine.memory, machine.host_memory),
-    )
-    yield Limit(
-        "processes and threads of a host",
-        "",
-        host["tasks"].max,
-        machine.tasks,
-        scaled(host["tasks"].max, machine.tasks),
-    )
+    memory, tasks = host["memory"].max, host["tasks"].max
+    enough = on_all(memory, machine.memory, machine.host_memory)
+    yield Limit("memory of a host", "bytes", memory, machine.memory, enough)
+    yield Limit("processes and threads of a host", "", tasks, machine.tasks, on_all(tasks, machine.tasks))
     low, high = map(int, PORTS.read_text().split())
     if run.file.transport.port is None:
-        yield Limit("ports of a host to listen on", "", fullest, high - low + 1, scaled(fullest, high - low + 1))
-    hub = max(map(len, run.topology.neighbors))
-    grows = hub == count - 1 > 0  # a complete graph, or a star
-    yield Limit(
-        "open files of a peer",
-        "",
-        peer["descriptors"].max,
-        machine.descriptors,
-        scaled(peer["descriptors"].max, machine.descriptors, machine.peer_descriptors) if grows else None,
-    )
+        yield Limit("ports of a host to listen on", "", fullest, high - low + 1, on_all(fullest, high - low + 1))
+    hub, files, most = max(map(len, run.topology.neighbors)), peer["descriptors"].max, machine.descriptors
+    enough = None
+    if hub == count - 1 > 0 and files > machine.peer_descriptors:  # a complete graph, or a star
+        enough = 1 + int(hub * max(0, most - machine.peer_descriptors) / (files - machine.peer_descriptors))
+    yield Limit("open files of a peer", "", files, most, enough)
     longest = max((seconds for each in virtual.peers for seconds in each.rounds), default=0.0)
     slots = run.file.slots or max(1, machine.cores // run.file.threads)
     deadline = run.file.transport.deadline
     # Where peers queue for slots, rounds take as many times as long as there are more of them.
-    peers = scaled(longest, deadline) if fullest > slots else None
-    yield Limit("seconds of a round, against transport.deadline", "seconds", longest, deadline, peers)
+    enough = int(count * deadline / longest) if fullest > slots and longest else None
+    yield Limit("seconds of a round, against transport.deadline", "seconds", longest, deadline, enough)
 
 
 def _notes(virtual: VirtualRun) -> list[str]:

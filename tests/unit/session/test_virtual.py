@@ -225,7 +225,7 @@ def test_open_files_limit_the_peers_of_graphs_whose_degree_grows(make_run: Calla
     machine = {"descriptors": 135, "peer_descriptors": 35, "neighbor_descriptors": 5}
     complete, ring = (predicted(make_run, machine, graph=graph) for graph in ("complete", "ring"))
     found = [next(limit for limit in each.limits if "open files" in limit.name) for each in (complete, ring)]
-    assert [(limit.needed, limit.peers) for limit in found] == [(50, 26), (45, None)]
+    assert [(limit.needed, limit.peers) for limit in found] == [(50, 21), (45, None)]
 
 
 # ---- the machine's file
