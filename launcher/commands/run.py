@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from launcher.commands.group import FILE, JSON, RUN, SETS, echo, make_console
 
@@ -238,10 +237,7 @@ def _resume(
     type=click.Path(path_type=Path),
     help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/session/machine.py).  [this host]",
 )
-@click.pass_context
-def simulate(
-    context: click.Context, as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any
-) -> None:
+def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any) -> None:
     """Run FILE without sockets, in one process or a few.
 
     On the CPU, results, files and summary are bit-identical to those of `p2pfl launch`. A GPU is used only if the run
@@ -253,11 +249,7 @@ def simulate(
 
     asked = LaunchRequest(**request)
     if virtual:
-        for name in ("jobs", "ui", "run_dir", "log_format", "log_levels", "log_size"):
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(
-                    f"{_option(context, name)} has no effect with --virtual, which writes no files"
-                )
+        _reject_options("--virtual", "jobs", "ui", "run_dir", "log_format", "log_levels", "log_size")
         _predict(asked, machine, as_json)
         return
     if machine is not None:
@@ -265,8 +257,13 @@ def simulate(
     _run(lambda console, watching: simulate_peers(asked, console, jobs, watching), as_json, ui)
 
 
-def _option(context: click.Context, name: str) -> str:
-    return next(option.opts[0] for option in context.command.params if option.name == name)
+def _reject_options(given: str, *names: str) -> None:
+    """Raise UsageError if one of the current command's options, by parameter, is on the command line."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} has no effect with {given}, which writes no run folder")
 
 
 def _predict(asked: LaunchRequest, machine: Path | None, as_json: bool) -> None:

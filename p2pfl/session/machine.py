@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from time import process_time
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
@@ -111,9 +111,9 @@ class Machine(Section):
     peer_start_seconds: NonNegativeFloat = 0.15
     """Seconds of CPU to start a peer."""
 
-    slow: Annotated[dict[NonNegativeInt, PositiveFloat], Field(default={})]
+    slow: dict[NonNegativeInt, PositiveFloat] = Field(default={})
     """{peer: factor}: peers whose computing takes longer, besides the run file's stragglers."""
-    dies: Annotated[dict[NonNegativeInt, NonNegativeInt], Field(default={})]
+    dies: dict[NonNegativeInt, NonNegativeInt] = Field(default={})
     """{peer: round}: peers that crash at the beginning of a round and do not come back."""
 
     def host_of(self, peer: int, peers: int) -> int:

@@ -111,8 +111,10 @@ ARGUMENTS: dict[str, Callable[[Hostile], list[list[object]]]] = {
     "report": lambda it: [[it.one, "--without-models"], [it.one, it.two, "-o", f"{it.out}.html"], [it.runs]],
     "resume": lambda it: [[it.runs], [it.one]],
     "show": lambda it: [[it.one], [it.one, "--json"], [it.runs / f"missing{NAME}"]],
-    "simulate": lambda it: [[it.broken], [it.file, "--set", f"rounds={EVIL}"], [it.file, "--run-dir", it.one]]
-    + [[it.file, "--virtual"], [it.file, "--virtual", "--machine", it.runs / f"missing{NAME}"]],
+    "simulate": lambda it: [
+        *([it.broken], [it.file, "--set", f"rounds={EVIL}"], [it.file, "--run-dir", it.one]),
+        *([it.file, "--virtual"], [it.file, "--virtual", "--machine", it.runs / f"missing{NAME}"]),
+    ],
     "status": lambda it: [[it.one], [it.one, "--watch"], [it.one, "--json"], [it.runs]],
     "stop": lambda it: [[it.one], [it.runs]],
     "sweep": lambda it: [[it.broken, "--grid", f"rounds={EVIL}"], [it.file, "--grid", f"{EVIL}=1"], [it.one]],

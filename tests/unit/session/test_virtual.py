@@ -33,7 +33,7 @@ FREE: dict[str, Any] = {
     "training_seconds": 1.0,
 }
 """A machine on which nothing takes time but training: one second for a batch."""
-EPOCHS = {"algorithm": {"name": "dpsgd", "batch": 1000, "local_epochs": 1}}
+EPOCHS: dict[str, Any] = {"algorithm": {"name": "dpsgd", "batch": 1000, "local_epochs": 1}}
 """One batch, and then one message to each neighbor."""
 WITHOUT_LEARNED_RECEIVERS = {
     name: {**changes, "algorithm": {**changes["algorithm"], **off}}
