@@ -112,8 +112,11 @@ ARGUMENTS: dict[str, Callable[[Hostile], list[list[object]]]] = {
     "resume": lambda it: [[it.runs], [it.one]],
     "show": lambda it: [[it.one], [it.one, "--json"], [it.runs / f"missing{NAME}"]],
     "simulate": lambda it: [
-        *([it.broken], [it.file, "--set", f"rounds={EVIL}"], [it.file, "--run-dir", it.one]),
-        *([it.file, "--virtual"], [it.file, "--virtual", "--machine", it.runs / f"missing{NAME}"]),
+        [it.broken],
+        [it.file, "--set", f"rounds={EVIL}"],
+        [it.file, "--run-dir", it.one],
+        [it.file, "--virtual"],
+        [it.file, "--virtual", "--machine", it.runs / f"missing{NAME}"],
     ],
     "status": lambda it: [[it.one], [it.one, "--watch"], [it.one, "--json"], [it.runs]],
     "stop": lambda it: [[it.one], [it.runs]],
