@@ -8,7 +8,7 @@ def printable(text: str) -> str:
 
     That includes C1 controls, Unicode's marks of writing direction, which can hide text, and lone surrogates.
     """
-    if text.isprintable():
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in "\n\t" else _escaped(letter) for letter in text)
 

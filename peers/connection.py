@@ -88,24 +88,17 @@ class Connection:
 
     def pump(self) -> None:
         """Pass what is due to libzmq while its queue has room."""
-        io, due_at = self._io, math.inf
+        io, now, due_at = self._io, self._io.now(), math.inf
+        if not self.state_want(now):
+            return
         while self.address:
-            waiting = self.peer in io.endpoint.mailbox.awaited
-            pending = io.pending(self.peer)
-            want = self.reader.want(pending, io.now(), waiting=waiting) if self._reachable else None
-            if want is not None:
-                if not self._send(want):
-                    return
-                self.reader.stated(want, io.now())
-                io.told[self.peer] = io.delivered[self.peer] - pending
-                continue
-            held = io.now() < self._optional_until
+            held = now < self._optional_until
             message = self.writer.next(hold_optional=held)
             if message is None:
                 due_at = self._optional_until if held else math.inf
                 break
             if message.entry is not None and (delay := self._delay(message.entry.id)) > 0.0:
-                due_at = io.now() + delay
+                due_at = now + delay
                 break
             first = isinstance(message.control, Entry) and message.control.offset == 0
             if message.entry is not None and first and io.faults.loss and io.random.random() < io.faults.loss:
@@ -119,9 +112,24 @@ class Connection:
         self._note_progress()
         io.pump_at(self.peer, due_at)
 
+    def state_want(self, now: float) -> bool:
+        """Pass a Want to libzmq if one is due. Return False if its queue has no room."""
+        io = self._io
+        if not self._reachable:
+            return True
+        pending = io.pending(self.peer)
+        want = self.reader.want(pending, now, waiting=self.peer in io.endpoint.mailbox.awaited)
+        if want is None:
+            return True
+        if not self._send(want):
+            return False
+        self.reader.stated(want, now)
+        io.told[self.peer] = io.delivered[self.peer] - pending
+        return True
+
     @property
     def _reachable(self) -> bool:
-        return self.lost_at is None or self.writer.state is not WriterState.DOWN
+        return bool(self.address) and (self.lost_at is None or self.writer.state is not WriterState.DOWN)
 
     def _send(self, message: Control, outgoing: Outgoing | None = None) -> bool:
         frames = () if outgoing is None else outgoing.frames

@@ -96,7 +96,7 @@ class Receiver:
         elif isinstance(message, Want):
             connection.want(message)
         if not isinstance(message, Want):
-            connection.pump()  # a new Want may be due
+            connection.state_want(io.now())
 
     def _handle_hello(self, connection: Connection, identity: bytes, hello: Hello) -> None:
         io, peer = self._io, connection.peer
@@ -132,8 +132,6 @@ class Receiver:
             return self._continue(connection, entry, frames)
         verdict = reader.entry(entry)
         if verdict != "take":
-            if verdict == "gap":
-                connection.pump()
             return False
         self._assemblies.pop(peer, None)
         header = frames[0] if frames else b""
@@ -155,7 +153,6 @@ class Receiver:
             except OSError as error:
                 self._io.log.info("body cannot be opened peer=%d segment=%d: %s", peer, entry.segment, error.strerror)
                 reader.cannot_open()
-                connection.pump()
                 return False
             self._complete(connection, entry.id, plan, body, in_place=True)
         elif plan.size == 0:
@@ -176,7 +173,7 @@ class Receiver:
         if not chunk or entry.offset != assembly.filled or end > len(assembly.body):
             del self._assemblies[peer]
             connection.reader.gap()
-            connection.pump()
+            connection.state_want(self._io.now())
             raise Malformed(f"chunk at {entry.offset} of an entry with {len(assembly.body)} bytes does not fit")
         assembly.body.numpy().data[entry.offset : end] = chunk
         assembly.filled = end

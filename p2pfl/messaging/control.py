@@ -13,11 +13,10 @@ round may also be BEFORE.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import msgpack
 
@@ -178,7 +177,12 @@ def unpack(frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Contro
     fields = _fields(name)
     if len(values) != len(fields):
         raise Malformed(f"{name} must have {len(fields)} fields, got {len(values)}")
-    checked = [_value(f"{name}.{field}", what, value) for (field, what), value in zip(fields, values, strict=True)]
+    checked = []
+    for (field, what), value in zip(fields, values, strict=True):
+        try:
+            checked.append(_read(what, value))
+        except ValueError as error:
+            raise Malformed(f"{name}.{field} {error}") from None
     frames_allowed = range(3) if kind is Entry else range(1)
     if len(frames) - 1 not in frames_allowed:
         raise Malformed(f"{len(frames) - 1} frames follow the envelope of {name}")
@@ -186,19 +190,18 @@ def unpack(frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Contro
 
 
 @cache
-def _fields(name: str) -> list[tuple[str, str]]:
-    return [(field.name, str(field.type)) for field in dataclasses.fields(_TYPES[name])]
+def _fields(name: str) -> list[tuple[str, type]]:
+    return list(get_type_hints(_TYPES[name]).items())
 
 
-def _value(where: str, what: str, value: object) -> Any:
-    if what == "Id":
+def _read(what: type, value: object) -> Any:
+    """Return a field's value. Raises ValueError."""
+    if what is Id:
         if type(value) is not list or len(value) != 2:
-            raise Malformed(f"{where} must be [round, number], got {shown(value)}")
-        if value == list(BEFORE):
-            return BEFORE
-        return Id(*(_value(where, "int", item) for item in value))
-    if type(value).__name__ != what:
-        raise Malformed(f"{where} must be {what}, got {shown(value)}")
-    if type(value) is int and not 0 <= value < 1 << 53:
-        raise Malformed(f"{where} must be from 0 to 2^53 - 1, got {shown(value)}")
+            raise ValueError(f"must be [round, number], got {shown(value)}")
+        return BEFORE if value == [*BEFORE] else Id(_read(int, value[0]), _read(int, value[1]))
+    if type(value) is not what:
+        raise ValueError(f"must be {what.__name__}, got {shown(value)}")
+    if what is int and not 0 <= cast(int, value) < 1 << 53:
+        raise ValueError(f"must be from 0 to 2^53 - 1, got {shown(value)}")
     return value

@@ -169,7 +169,7 @@ class Journal:
         """
         with self._lock:
             addressed = self._addressed[to]
-            position = bisect_left(addressed.entries, id, key=lambda entry: entry.id)
+            position = _position(addressed.entries, id)
             while position + 1 < len(addressed.entries) and addressed.entries[position].optional:
                 position += 1
             if position == len(addressed.entries):
@@ -180,7 +180,7 @@ class Journal:
         """Return the number of entries to a neighbor from ``id`` on."""
         with self._lock:
             entries = self._addressed[to].entries
-            return len(entries) - bisect_left(entries, id, key=lambda entry: entry.id)
+            return len(entries) - _position(entries, id)
 
     def keeps_for(self, to: PeerId) -> bool:
         """Return whether the neighbor may still ask for an entry, apart from the last Begin."""
@@ -294,6 +294,13 @@ class Journal:
                 continue
             entry.to = tuple(to for to in entry.to if entry.id.t >= self._addressed[to].floor)
             self._add(entry)
+
+
+def _position(entries: Sequence[JournalEntry], id: Id) -> int:
+    """Return the position of the first entry from ``id`` on: mostly, the end."""
+    if not entries or entries[-1].id < id:
+        return len(entries)
+    return bisect_left(entries, id, key=lambda entry: entry.id)
 
 
 def _entries(state: Mapping[str, Any]) -> list[JournalEntry]:

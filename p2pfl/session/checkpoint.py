@@ -49,6 +49,9 @@ def damaged(path: Path) -> Path:
     return path.with_stem(f"{path.stem}-damaged")
 
 
+_IMMUTABLE = (int, float, bool, str, type(None))
+
+
 class _Place(NamedTuple):
     """Where a tensor of a kept state lies in the file."""
 
@@ -88,6 +91,8 @@ class KeptState:
         self._file.close()
 
     def _put(self, value: Any) -> Any:
+        if type(value) in _IMMUTABLE:
+            return value
         if isinstance(value, Tensor):
             if not value.numel():
                 return value.detach().cpu()

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict
 from time import perf_counter
 
 import torch
@@ -341,7 +340,7 @@ class Session:
                     "algorithm": self.algorithm.state_dict(),
                     "streams": self.streams.state_dict(),
                     "endpoint": self.endpoint.state_dict(),
-                    "totals": asdict(self.totals),
+                    "totals": vars(self.totals),  # copied by ``keep``, like everything else
                 }
             )
 
