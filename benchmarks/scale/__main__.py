@@ -2,6 +2,10 @@
 
     sudo python -m benchmarks.scale measure                    # all launches; hours on two cores
     sudo python -m benchmarks.scale measure 16x4-on-1 64x4-on-4
+    python -m benchmarks.scale pairs                           # one connection per edge against one per pair of hosts
+    python -m benchmarks.scale fit                             # constants; writes machine.yaml and docs/scale.md
+
+Figures go to benchmarks/results/scale/*.jsonl, one line for each launch or turn.
 """
 
 from __future__ import annotations
@@ -10,15 +14,23 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
+from benchmarks.scale import machine, multiplex, page, plots
 from benchmarks.scale.launches import LAUNCHES, chosen
 from benchmarks.scale.measure import NotMeasured, measure
+from benchmarks.scale.model import Model, combined
 
 PROJECT = Path(__file__).parents[2]
 RESULTS = PROJECT / "benchmarks" / "results" / "scale"
+LAUNCHED, PAIRS, MACHINE = RESULTS / "launches.jsonl", RESULTS / "pairs.jsonl", RESULTS / "machine.yaml"
+PAGE = PROJECT / "docs" / "scale.md"
+HEAD = """Constants of p2pfl on a host of 2 cores, fitted to launches of 16 to 128 peers:
+python -m benchmarks.scale fit; docs/scale.md has intervals and what they were compared with."""
 
 
 @click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +42,7 @@ def main() -> None:
 @main.command("measure")
 @click.argument("names", nargs=-1, type=click.Choice([launch.name for launch in LAUNCHES]))
 @click.option("--limit", default=900.0, show_default=True, help="Maximum seconds of one launch.")
-@click.option("--results", type=click.Path(path_type=Path), default=RESULTS / "launches.jsonl", show_default=True)
+@click.option("--results", type=click.Path(path_type=Path), default=LAUNCHED, show_default=True)
 def measure_command(names: tuple[str, ...], limit: float, results: Path) -> None:
     """Measure launches, and append a line of JSON for each to the results."""
     failed = False
@@ -43,10 +55,47 @@ def measure_command(names: tuple[str, ...], limit: float, results: Path) -> None
             failed = True
             click.echo(error.message, err=True)
             continue
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        append(results, record)
     sys.exit(1 if failed else 0)
+
+
+@main.command("pairs")
+@click.option("--peers", default=64, show_default=True, help="Peers on each of the two hosts.")
+@click.option("--turns", default=2, show_default=True)
+@click.option("--results", type=click.Path(path_type=Path), default=PAIRS, show_default=True)
+def pairs_command(peers: int, turns: int, results: Path) -> None:
+    """Measure one connection per edge and one per pair of hosts in turns, over plain pyzmq."""
+    for _ in range(turns):
+        for size, rounds in ((2_400, 100), (144_000, 10)):
+            for degree in (1, 2, 4, 8, 16):
+                for kind in multiplex.KINDS:
+                    record = multiplex.exchange(kind, peers, degree, size, rounds)
+                    click.echo(f"  {record}", err=True)
+                    append(results, record)
+
+
+@main.command("fit")
+def fit_command() -> None:
+    """Fit the model to the results; write machine.yaml, and the tables and pictures of docs/scale.md."""
+    records, pairs = read(LAUNCHED), read(PAIRS)
+    whole = combined(records)
+    model = Model(whole)
+    MACHINE.write_text(machine.text(machine.constants(model, whole), HEAD), encoding="utf-8")
+    PAGE.write_text(page.write(PAGE.read_text(encoding="utf-8"), page.blocks(records, pairs)), encoding="utf-8")
+    plots.write(model, whole, PAGE.parent)
+    click.echo(page.constants(model) + "\n\n" + page.errors(model, whole))
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Append a line of JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Read lines of JSON."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

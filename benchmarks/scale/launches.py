@@ -24,6 +24,7 @@ class Launch:
     Attributes:
         degree: neighbors of each peer; ``peers - 1`` makes a complete graph.
         rounds: after which the processes are stopped and counted.
+        delay: seconds by which peers delay each message, so that they wait.
         use: whether the model is fitted to it, or only compared with it.
     """
 
@@ -32,12 +33,14 @@ class Launch:
     hosts: int = 1
     model: str = SMALL
     rounds: int = 16
+    delay: float = 0.0
     use: Literal["fit", "held out"] = "fit"
 
     @property
     def name(self) -> str:
         large = "-large" if self.model == LARGE else ""
-        return f"{self.peers}x{self.degree}{large}-on-{self.hosts}"
+        slow = "-delayed" if self.delay else ""
+        return f"{self.peers}x{self.degree}{large}{slow}-on-{self.hosts}"
 
     @property
     def peers_per_host(self) -> float:
@@ -47,13 +50,15 @@ class Launch:
         graph: Any = "complete"
         if self.degree < self.peers - 1:
             graph = {"name": "regular", "degree": self.degree}
-        return runs.light(self.peers, graph, ENDLESS, self.model)
+        tree = runs.light(self.peers, graph, ENDLESS, self.model)
+        return {**tree, "chaos": {"link": {"delay": self.delay}}} if self.delay else tree
 
 
 LAUNCHES = [
     *(Launch(peers) for peers in (16, 32, 64)),
     Launch(128, rounds=12),
     *(Launch(32, degree) for degree in (2, 8, 16)),
+    *(Launch(32, degree, rounds=8, delay=2.0) for degree in (4, 16)),
     Launch(64, 8, rounds=12),
     Launch(32, model=LARGE, rounds=12),
     Launch(32, 8, model=LARGE, rounds=12),

@@ -75,7 +75,9 @@ def measure(launch: Launch, timeout: float, progress: Callable[[str], None]) -> 
                 snapshot.host(folder, peers, processes.warm.get(folder)) for folder, peers in processes.peers.items()
             ]
             first = procfs.tree(launcher.pid)
-            local = set(processes.warm.values()) | {pid for peers in processes.peers.values() for pid in peers.values()}
+            local = set(processes.warm.values()) | {
+                pid for peers in processes.peers.values() for pid in peers.values()
+            }
             own = [snapshot.process(pid, {}, set()) for pid in first if pid not in local]
         finally:
             _kill(launcher, processes)
@@ -92,6 +94,7 @@ def measure(launch: Launch, timeout: float, progress: Callable[[str], None]) -> 
             "model": launch.model,
             "seed": launch.tree()["seed"],
             "rounds": launch.rounds,
+            "delay": launch.delay,
             "seconds": {"ready": ready, "round": play.seconds_a_round(times, WARM_UP)},
             **_rounds(folders),
             "peer": _means([each for peers, _ in hosts for each in peers]),
@@ -169,7 +172,9 @@ def _kill(launcher: subprocess.Popen[bytes], processes: Processes) -> None:
 def _rounds(folders: Sequence[Path]) -> Record:
     """Return means over peers and rounds of CPU, phases, messages and bytes, as the peers have recorded them."""
     owner = {int(peer.name): folder for folder in folders for peer in (folder / "peers").iterdir()}
-    records = {peer: metrics.read(folder / "peers" / f"{peer:02d}" / "metrics.jsonl") for peer, folder in owner.items()}
+    records = {
+        peer: metrics.read(folder / "peers" / f"{peer:02d}" / "metrics.jsonl") for peer, folder in owner.items()
+    }
     last = min(map(len, records.values()))
     counted = [record for own in records.values() for record in own[WARM_UP:last]]
     cpu = [fmean(own[t]["cost"]["cpu_seconds"] for own in records.values()) for t in range(WARM_UP, last)]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.bench import procfs
 
-ESTABLISHED, LISTEN = "01", "0A"
-"""States of a TCP socket in /proc/net/tcp."""
+ESTABLISHED = "01"
+"""State of a TCP socket in /proc/net/tcp."""
 BLOCK = 512
 """Bytes of a unit of st_blocks."""
 
@@ -83,9 +83,7 @@ def process(pid: int, tcp: Mapping[int, str], unix: set[int], proc: Path = Path(
             target = os.readlink(entry)
             if target.startswith("socket:["):
                 inode = int(target[8:-1])
-                state = tcp.get(inode)
-                kinds["connections"] += state == ESTABLISHED
-                kinds["listening"] += state == LISTEN
+                kinds["connections"] += tcp.get(inode) == ESTABLISHED
                 kinds["unix"] += inode in unix
         kinds["descriptors"] += 1
     memory = Counter[str]()
@@ -96,7 +94,7 @@ def process(pid: int, tcp: Mapping[int, str], unix: set[int], proc: Path = Path(
         int(line.split()[1]) for line in (root / "status").read_text().splitlines() if line.startswith("Threads:")
     )
     return {
-        **{name: kinds[name] for name in ("connections", "listening", "unix", "descriptors")},
+        **{name: kinds[name] for name in ("connections", "unix", "descriptors")},
         "threads": threads,
         "pss": memory["Pss"],
         "rss": memory["Rss"],
