@@ -70,8 +70,8 @@ class AddressFiles:
     def known(self, among: Collection[PeerId]) -> Collection[PeerId]:
         """Return the peers that may have an address now; those of ``among`` are all that will be asked for.
 
-        Listing the folder is cheaper than looking for many of them. Looking for a few is cheaper in a large run, where
-        the folder changes all the time while peers start, and each of them would read the names of all others.
+        Listing the folder is cheaper than looking for many of them. Looking for a few is cheaper in a large run: the
+        folder changes all the time while peers start, and each of them would read the names of all others.
         """
         if len(among) <= FEW:
             return among

@@ -3,6 +3,7 @@
     sudo python -m benchmarks.scale measure                    # all launches; hours on two cores
     sudo python -m benchmarks.scale measure 16x4-on-1 64x4-on-4
     python -m benchmarks.scale pairs                           # one connection per edge against one per pair of hosts
+    python -m benchmarks.scale virtual 10000 --hosts 40        # the same launches in virtual time
     python -m benchmarks.scale fit                             # constants; writes machine.yaml and docs/scale.md
 
 Figures go to benchmarks/results/scale/*.jsonl, one line for each launch or turn.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +22,17 @@ from typing import Any
 
 import click
 
+from benchmarks.bench import play, runs
 from benchmarks.scale import machine, multiplex, page, plots
 from benchmarks.scale.launches import LAUNCHES, chosen
 from benchmarks.scale.measure import NotMeasured, measure
-from benchmarks.scale.model import Model, combined
+from benchmarks.scale.model import Model, quietest
+from benchmarks.slurm import COMMAND
 
 PROJECT = Path(__file__).parents[2]
 RESULTS = PROJECT / "benchmarks" / "results" / "scale"
-LAUNCHED, PAIRS, MACHINE = RESULTS / "launches.jsonl", RESULTS / "pairs.jsonl", RESULTS / "machine.yaml"
+LAUNCHED, PAIRS, VIRTUAL = RESULTS / "launches.jsonl", RESULTS / "pairs.jsonl", RESULTS / "virtual.jsonl"
+MACHINE = RESULTS / "machine.yaml"
 PAGE = PROJECT / "docs" / "scale.md"
 HEAD = """Constants of p2pfl on a host of 2 cores, fitted to launches of 16 to 128 peers:
 python -m benchmarks.scale fit; docs/scale.md has intervals and what they were compared with."""
@@ -66,7 +71,7 @@ def measure_command(names: tuple[str, ...], limit: float, results: Path) -> None
 def pairs_command(peers: int, turns: int, results: Path) -> None:
     """Measure one connection per edge and one per pair of hosts in turns, over plain pyzmq."""
     for _ in range(turns):
-        for size, rounds in ((2_400, 100), (144_000, 10)):
+        for size, rounds in ((2_400, 200), (144_000, 20)):
             for degree in (1, 2, 4, 8, 16):
                 for kind in multiplex.KINDS:
                     record = multiplex.exchange(kind, peers, degree, size, rounds)
@@ -74,14 +79,37 @@ def pairs_command(peers: int, turns: int, results: Path) -> None:
                     append(results, record)
 
 
+@main.command("virtual")
+@click.argument("peers", type=int)
+@click.option("--degree", default=4, show_default=True)
+@click.option("--hosts", default=1, show_default=True)
+@click.option("--rounds", default=12, show_default=True)
+def virtual_command(peers: int, degree: int, hosts: int, rounds: int) -> None:
+    """Predict a launch by `p2pfl simulate --virtual` with machine.yaml, and append the figures to the results."""
+    tree = runs.light(peers, {"name": "regular", "degree": degree}, rounds)
+    with play.scratch_folder() as folder:
+        (folder / "run.yaml").write_text(json.dumps(tree))
+        (folder / "machine.yaml").write_text(MACHINE.read_text(encoding="utf-8") + f"hosts: {hosts}\ncores: 2\n")
+        command = [*COMMAND, "simulate", "run.yaml", "--virtual", "--machine", "machine.yaml", "--json"]
+        before = os.times()
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        after = os.times()
+    if done.returncode:
+        raise click.ClickException(done.stderr)
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    append(VIRTUAL, {**json.loads(done.stdout), "degree": degree, "cpu_seconds": round(cpu, 1)})
+
+
 @main.command("fit")
 def fit_command() -> None:
     """Fit the model to the results; write machine.yaml, and the tables and pictures of docs/scale.md."""
     records, pairs = read(LAUNCHED), read(PAIRS)
-    whole = combined(records)
+    whole = quietest(records)
     model = Model(whole)
     MACHINE.write_text(machine.text(machine.constants(model, whole), HEAD), encoding="utf-8")
-    PAGE.write_text(page.write(PAGE.read_text(encoding="utf-8"), page.blocks(records, pairs)), encoding="utf-8")
+    PAGE.write_text(
+        page.write(PAGE.read_text(encoding="utf-8"), page.blocks(records, pairs, read(VIRTUAL))), encoding="utf-8"
+    )
     plots.write(model, whole, PAGE.parent)
     click.echo(page.constants(model) + "\n\n" + page.errors(model, whole))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -108,6 +107,7 @@ def megabytes(record: Record) -> float:
 
 
 def _rounds(record: Record) -> Terms:
+    """Return the terms of a round's CPU. ``second``: of the round itself, since a peer that waits costs a little."""
     local, remote, size = record["messages"]["local"], record["messages"]["remote"], megabytes(record)
     return {
         "round": 1.0,
@@ -116,7 +116,13 @@ def _rounds(record: Record) -> Terms:
         "message to another host": remote,
         "MB to the same host": local * size,
         "MB to another host": remote * size,
+        "second": record["seconds"]["round"] or 0.0,
     }
+
+
+def _start(record: Record) -> Terms:
+    """Return the terms of the CPU of a peer's start. ``second``: until all peers have started."""
+    return {**_neighbors(record), "second": record["seconds"]["ready"]}
 
 
 def _neighbors(record: Record) -> Terms:
@@ -178,9 +184,7 @@ QUANTITIES: dict[str, Quantity] = {
         },
     ),
     "shared": Quantity("memory of a host beyond that", "B", _shared, lambda record: {"host": 1.0}, uses=_on_one_host),
-    "start": Quantity(
-        "CPU of a peer's start", "s", start_cpu, lambda record: {"peer": 1.0, "neighbor": float(record["degree"])}
-    ),
+    "start": Quantity("CPU of a peer's start", "s", start_cpu, _start),
     "warm": Quantity(
         "CPU of the process that forks",
         "s",
@@ -196,28 +200,12 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
-def combined(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return one record for each launch: the least of the seconds and CPU seconds of its turns, and medians of counts.
-
-    Other programs on the machine only add to times.
-    """
+def quietest(records: Sequence[Record]) -> list[Record]:
+    """Return of each launch the turn whose rounds took the least CPU: other programs only add to it."""
     turns: dict[str, list[Record]] = {}
     for record in records:
         turns.setdefault(record["name"], []).append(record)
-    return [_combine(list(each)) for each in turns.values()]
-
-
-def _combine(values: list[Any], path: tuple[str, ...] = ()) -> Any:
-    first = values[0]
-    if isinstance(first, Mapping):
-        return {name: _combine([value[name] for value in values], (*path, name)) for name in first}
-    if isinstance(first, list) and path[:1] == ("host",):
-        return [_combine(list(turn), path) for turn in zip(*values, strict=True)]
-    known = [value for value in values if isinstance(value, int | float)]
-    if not known:
-        return first
-    timed = path[0] in ("seconds", "cpu", "phases") or path[-1].startswith(("cpu", "warm_cpu", "core"))
-    return min(known) if timed else median(known)
+    return [min(each, key=lambda record: float(record["cpu"]["round"])) for each in turns.values()]
 
 
 # ---- what a launch needs -------------------------------------------------------------------------------------
@@ -241,8 +229,8 @@ class Size:
     remote: float | None = None
 
     def record(self) -> Record:
-        """Return what the terms of a quantity are read from."""
-        inside = (self.peers / self.hosts - 1) / (self.peers - 1)
+        """Return what the terms of a quantity are read from; the times are 0."""
+        inside = (self.peers / self.hosts - 1) / max(1, self.peers - 1)
         remote = self.degree * (1 - inside if self.remote is None else self.remote)
         return {
             "peers": self.peers,
@@ -250,7 +238,19 @@ class Size:
             "hosts": self.hosts,
             "messages": {"local": self.degree - remote, "remote": remote},
             "sent": {"": [self.degree, self.degree * self.size * 1e6, 0.0]},
+            "seconds": {"ready": 0.0, "round": 0.0},
         }
+
+
+def busy_seconds(work: float, idle: float, cores: float, before: float = 0.0) -> float:
+    """Return the seconds for which ``cores`` are busy with ``work`` and with what each second adds to it.
+
+    Args:
+        work: CPU seconds.
+        idle: CPU seconds per second, of all peers that wait.
+        before: seconds that precede it, and add to it too.
+    """
+    return before + (work + idle * before) / (cores - idle) if idle < cores else float("inf")
 
 
 class Model:
@@ -263,19 +263,32 @@ class Model:
         """Predict a quantity: its value, and half of the width of the 95 % prediction interval."""
         return self.fits[name].predict(QUANTITIES[name].terms(record))
 
-    def host(self, size: Size) -> Terms:
-        """Return what each host of a launch needs.
+    def times(self, record: Record, peers: float, cores: float) -> dict[str, float]:
+        """Predict the seconds of a round and those until all peers have started, if nothing else needs the cores.
 
-        ``round``: seconds of a round if all cores of all hosts are busy; ``ready``: seconds until all peers have
-        started, under the same condition; ``launcher``: CPU seconds of the launcher until then.
+        Args:
+            peers: that share the cores.
+        """
+        idle = {"seconds": {"ready": 0.0, "round": 0.0}}
+        first, start, rounds = self.fits["warm"].constants, self.fits["start"], self.fits["cpu"]
+        work = peers * (self("start", {**record, **idle})[0] + first.get("peer", 0.0))
+        return {
+            "ready": busy_seconds(work, peers * start.constants.get("second", 0.0), cores, first.get("host", 0.0)),
+            "round": busy_seconds(
+                peers * self("cpu", {**record, **idle})[0], peers * rounds.constants.get("second", 0.0), cores
+            ),
+        }
+
+    def host(self, size: Size) -> Terms:
+        """Return what each host of a launch needs: seconds, bytes and counts.
+
+        ``launcher``: CPU seconds of the launcher until all peers have started.
         """
         record, peers = size.record(), size.peers / size.hosts
         value = {name: self(name, record)[0] for name in self.fits}
-        start = peers * value["start"] + self.fits["warm"].constants.get("peer", 0.0) * peers
         return {
             "peers": peers,
-            "round": peers * value["cpu"] / size.cores,
-            "ready": self.fits["warm"].constants.get("host", 0.0) + start / size.cores,
+            **self.times(record, peers, size.cores),
             "memory": value["shared"] + peers * value["private"],
             "connections": peers * value["connections"],
             "descriptors": peers * value["descriptors"],

@@ -1,7 +1,7 @@
 """One connection per edge against one per pair of hosts, over plain pyzmq: what multiplexing could save at best.
 
-Two groups of processes stand for the peers of two hosts. Each peer has some neighbors in the other group, sends its body
-to each of them in every round, and waits for theirs.
+Two groups of processes stand for the peers of two hosts. Each peer has some neighbors in the other group, sends its
+body to each of them in every round, and waits for theirs.
 
     edges   as p2pfl does it: a ROUTER per peer, and a DEALER per neighbor connected to the neighbor's ROUTER
     pairs   a DEALER per peer to a forwarder on its host (Unix socket); the two forwarders have one connection per
@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import zmq
 
-from benchmarks.bench import play, procfs
+from benchmarks.bench import play
 from benchmarks.scale import snapshot
 
 WARM_UP = 2
@@ -74,12 +74,12 @@ def _measure(
     own = ends[-2 * peers :]
     for end in own:
         end.recv()  # warm
-    cpu, began = sum(map(procfs.cpu_seconds, pids)), time.perf_counter()
+    cpu, began = sum(map(cpu_seconds, pids)), time.perf_counter()
     for end in own:
         end.send(None)
     for end in own:
         end.recv()  # all rounds done
-    seconds, cpu = time.perf_counter() - began, sum(map(procfs.cpu_seconds, pids)) - cpu
+    seconds, cpu = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - cpu
     tcp, unix = snapshot.tcp_states(pids[0]), snapshot.unix_sockets(pids[0])
     held = [snapshot.process(pid, tcp, unix) for pid in pids]
     return {
@@ -95,13 +95,22 @@ def _measure(
     }
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process. Finer than clock ticks, of which short runs have few."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
 def _only(pipes: list[tuple[Connection, Connection]], number: int, target: Callable[..., None], *given: Any) -> None:
-    """Call ``target`` in a child, after closing the pipes of the others."""
+    """Call ``target`` in a child, after closing all descriptors that it has inherited but its own pipe."""
     for other, ends in enumerate(pipes):
         ends[0].close()
         if other != number:
             ends[1].close()
-    target(*given, pipes[number][1])
+    own = pipes[number][1]
+    os.closerange(3, own.fileno())
+    os.closerange(own.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    target(*given, own)
 
 
 def _peer_of_edges(

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.bench.report import Value, markdown_table
 from benchmarks.scale.limits import Limits, first, of_neighbors, of_peers
-from benchmarks.scale.model import QUANTITIES, Model, Record, Size, combined
+from benchmarks.scale.model import QUANTITIES, Model, Record, Size, megabytes, quietest
 
 MB, GIB = 1e6, 2.0**30
 SMALL_HOST, LARGE_HOST = Limits(), Limits(memory=256 * GIB)
@@ -25,9 +25,11 @@ SIZES = [
 ]
 
 
-def blocks(records: Sequence[Record], pairs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def blocks(
+    records: Sequence[Record], pairs: Sequence[Mapping[str, Any]], virtual: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
     """Return the text of each generated block by its name."""
-    whole = combined(records)
+    whole = quietest(records)
     model = Model(whole)
     return {
         "launches": launches(whole, records),
@@ -37,28 +39,33 @@ def blocks(records: Sequence[Record], pairs: Sequence[Mapping[str, Any]]) -> dic
         "needs": needs(model),
         "limits": limits(model),
         "pairs": pairs_table(pairs),
+        "virtual": virtual_table(virtual, model, whole),
     }
 
 
 def launches(whole: Sequence[Record], records: Sequence[Record]) -> str:
     """Return the table of all launches."""
     columns = {
-        "peers": ",d", "neighbors": "d", "hosts": "d", "MB a message": ".2f", "turns": "d", "all in round 1, s": ".1f",
-        "s a round": ".2f", "CPU ms of a peer's round": ".1f", "connections a peer": ".0f", "descriptors": ".0f",
-        "threads": ".1f", "private MB a peer": ".1f", "MB a host": ",.0f", "files a peer": ".1f", "load": "",
+        "peers": ",d", "neighbors": "d", "hosts": "d", "MB a message": ".2f", "": "", "turns": "d",
+        "all in round 1, s": ".1f", "s a round": ".2f", "CPU ms of a peer's round": ".1f", "connections": ".0f",
+        "descriptors": ".0f", "threads": ".1f", "private MB a peer": ".1f", "MB a host": ",.0f",
+        "files a peer": ".1f", "load": "",
     }  # fmt: skip
     rows: list[list[Value]] = []
     for record in whole:
         peer, turns = record["peer"], [each for each in records if each["name"] == record["name"]]
-        loads = [load for each in turns for load in each["load"]]
-        body = sum(kind[1] for kind in record["sent"].values()) / sum(kind[0] for kind in record["sent"].values())
-        rows.append(
-            [record["peers"], record["degree"], record["hosts"], body / MB, len(turns), record["seconds"]["ready"]]
-            + [record["seconds"]["round"], 1000 * record["cpu"]["round"], peer["connections"], peer["descriptors"]]
-            + [peer["threads"], peer["private"] / MB, max(host["pss"] for host in record["host"]) / MB, peer["files"]]
-            + [f"{min(loads):.0f} to {max(loads):.0f}"]
-        )
+        row: list[Value] = [record["peers"], record["degree"], record["hosts"], megabytes(record)]
+        row += ["delayed by 2 s" if record["delay"] else "" if record["use"] == "fit" else "held out", len(turns)]
+        row += [record["seconds"]["ready"], record["seconds"]["round"], 1000 * record["cpu"]["round"]]
+        row += [peer["connections"], peer["descriptors"], peer["threads"], peer["private"] / MB]
+        row += [max(host["pss"] for host in record["host"]) / MB, peer["files"]]
+        rows.append([*row, spread([load for each in turns for load in each["load"]])])
     return markdown_table(columns, rows)
+
+
+def spread(loads: Sequence[float]) -> str:
+    """Return the range of load averages."""
+    return f"{min(loads):.0f} to {max(loads):.0f}"
 
 
 def constants(model: Model) -> str:
@@ -74,28 +81,30 @@ def constants(model: Model) -> str:
 
 
 def compared(model: Model, record: Record) -> list[tuple[str, float, float, float]]:
-    """Return (quantity, predicted, half of the 95 % prediction interval, measured) for a launch."""
-    found = []
+    """Return (quantity, predicted, half of the 95 % prediction interval, measured) for a launch.
+
+    Nothing that was measured of it is used, but for ``cpu given``, to which the seconds of its round are given.
+    """
+    cores = record["machine"]["cores"]
+    times = model.times(record, record["peers"], cores)
+    expected, found = {**record, "seconds": times}, []
     for name in ("cpu", "connections", "descriptors", "threads", "private", "start", "warm", "launcher"):
-        value = QUANTITIES[name].value(record)
-        if value is not None:
-            found.append((name, *model(name, record), value))
+        found.append((name, *model(name, expected), float(QUANTITIES[name].value(record) or 0.0)))
+    found.append(("cpu given", *model("cpu", record), float(record["cpu"]["round"])))
     if record["hosts"] == 1:
-        peers, own = record["peers"], model("private", record)
-        shared = model("shared", record)
+        peers, own, shared = record["peers"], model("private", record), model("shared", record)
         half = ((peers * own[1]) ** 2 + shared[1] ** 2) ** 0.5
         found.append(("memory", shared[0] + peers * own[0], half, float(record["host"][0]["pss"])))
-    cores = record["machine"]["cores"]
-    cpu = model("cpu", record)
-    if record["seconds"]["round"] is not None:
-        factor = record["peers"] / cores
-        found.append(("round", factor * cpu[0], factor * cpu[1], record["seconds"]["round"]))
+    for name in ("round", "ready"):
+        found.append((name, times[name], 0.0, float(record["seconds"][name])))
     return found
 
 
 SHOWN = {
     "cpu": ("CPU ms of a peer's round", 1000.0, ".1f"),
+    "cpu given": ("the same, given the seconds of a round", 1000.0, ".1f"),
     "round": ("s a round", 1.0, ".2f"),
+    "ready": ("s until all are in round 1", 1.0, ".1f"),
     "connections": ("connections a peer", 1.0, ".0f"),
     "descriptors": ("descriptors a peer", 1.0, ".0f"),
     "threads": ("threads a peer", 1.0, ".1f"),
@@ -116,16 +125,13 @@ def title(record: Record) -> str:
 
 def held_out(model: Model, whole: Sequence[Record]) -> str:
     """Return predictions beside measurements for the launches that the fit has not seen."""
+    unseen = [record for record in whole if record["use"] != "fit"]
+    found = [{name: (one, other) for name, one, _, other in compared(model, record)} for record in unseen]
     rows: list[list[Value]] = []
-    for record in whole:
-        if record["use"] == "fit":
-            continue
-        cells: dict[str, Value] = {}
-        for name, predicted, _, value in compared(model, record):
-            _, scale, form = SHOWN[name]
-            cells[name] = f"{scale * predicted:{form}} / {scale * value:{form}}"
-        rows.append([title(record), *(cells.get(name) for name in SHOWN)])
-    return markdown_table({"predicted / measured": "", **{SHOWN[name][0]: "" for name in SHOWN}}, rows)
+    for name, (shown, scale, form) in SHOWN.items():
+        pairs = [each.get(name) for each in found]
+        rows.append([shown, *(pair and f"{scale * pair[0]:{form}} / {scale * pair[1]:{form}}" for pair in pairs)])
+    return markdown_table({"predicted / measured": "", **dict.fromkeys(map(title, unseen), "")}, rows)
 
 
 def errors(model: Model, whole: Sequence[Record]) -> str:
@@ -142,7 +148,7 @@ def errors(model: Model, whole: Sequence[Record]) -> str:
                         worst = f"{ratios[-1]:+.0%} ({title(record)})"
         if ratios:
             row = [shown, f"{median(map(abs, ratios)):.0%}", worst]
-            rows.append([*row, "–" if name == "round" else f"{inside} of {len(ratios)}"])
+            rows.append([*row, "–" if name in ("round", "ready") else f"{inside} of {len(ratios)}"])
     columns = {"quantity": "", "median error": "", "largest": "", "within the 95 % interval": ""}
     return markdown_table(columns, rows)
 
@@ -158,11 +164,9 @@ def needs(model: Model) -> str:
     for size, limits in SIZES:
         host = model.host(size)
         exceeded = ", ".join(first(model, size, limits)) or "nothing"
-        rows.append(
-            [size.peers, size.hosts, f"{size.cores}, {limits.memory / GIB:.0f}", host["peers"], host["round"]]
-            + [host["ready"] / 60, host["memory"] / GIB, host["tasks"], host["connections"], host["sent"] / 1e9]
-            + [host["launcher"], exceeded]
-        )
+        row: list[Value] = [size.peers, size.hosts, f"{size.cores}, {limits.memory / GIB:.0f}", host["peers"]]
+        row += [host["round"], host["ready"] / 60, host["memory"] / GIB, host["tasks"], host["connections"]]
+        rows.append([*row, host["sent"] / 1e9, host["launcher"], exceeded])
     return markdown_table(columns, rows)
 
 
@@ -203,16 +207,45 @@ def pairs_table(pairs: Sequence[Mapping[str, Any]]) -> str:
     for each in pairs:
         groups.setdefault((each["bytes"], each["degree"], each["kind"]), []).append(each)
     for (size, degree, kind), turns in sorted(groups.items()):
-        messages = 2 * turns[0]["peers"] * degree
-        loads = [turn["load"] for turn in turns]
-        rows.append(
-            [degree, size / 1000, "one per edge" if kind == "edges" else "one per pair of hosts"]
-            + [turns[0]["connections"] // 2, max(turn["descriptors"] for turn in turns)]
-            + [median(turn["private"] for turn in turns) / MB]
-            + [1000 * min(turn["cpu"] for turn in turns) / messages, min(turn["seconds"] for turn in turns)]
-            + [f"{min(loads):.0f} to {max(loads):.0f}"]
-        )
+        milliseconds = 1000 * min(turn["cpu"] for turn in turns) / (2 * turns[0]["peers"] * degree)
+        row: list[Value] = [degree, size / 1000, "one per edge" if kind == "edges" else "one per pair of hosts"]
+        row += [turns[0]["connections"] // 2, max(turn["descriptors"] for turn in turns)]
+        row += [median(turn["private"] for turn in turns) / MB, milliseconds, min(turn["seconds"] for turn in turns)]
+        rows.append([*row, spread([turn["load"] for turn in turns])])
     return markdown_table(columns, rows)
+
+
+def virtual_table(virtual: Sequence[Mapping[str, Any]], model: Model, whole: Sequence[Record]) -> str:
+    """Return what `p2pfl simulate --virtual` predicts, what the model does, and figures if there was such a launch.
+
+    Hosts that are namespaces share this machine's cores, so that their seconds are not those of hosts.
+    """
+    columns = (
+        "virtual / model / measured", "hosts", "s a round", "s until all are in round 1", "connections a host",
+        "descriptors a host", "GB a host", "first limit", "CPU s of the prediction",
+    )  # fmt: skip
+    forms = {"round": (1.0, ".2f"), "ready": (1.0, ".1f"), "connections": (1.0, ",.0f"), "descriptors": (1.0, ",.0f")}
+    forms["memory"] = (1e-9, ".2f")
+    launched = {(each["peers"], each["degree"], each["hosts"]): each for each in whole if each["model"] == "tiny-cnn"}
+    rows: list[list[Value]] = []
+    for each in virtual:
+        size, host = Size(each["peers"], each["degree"], each["hosts"]), each["host"]
+        found = {"round": each["round"]["median"], "ready": each["started"]}
+        found |= {name: host[name]["max"] for name in ("connections", "descriptors", "memory")}
+        measured: dict[str, float] = {}
+        if real := launched.get((size.peers, size.degree, size.hosts)):
+            own = max(real["host"], key=lambda host: float(host["pss"]))
+            measured = {"connections": own["connections"], "descriptors": own["descriptors"]}
+            if size.hosts == 1:
+                measured |= {**real["seconds"], "memory": own["pss"]}
+        sources = (found, model.host(size), measured)
+        cells = [
+            " / ".join(f"{scale * source[name]:{form}}" if name in source else "–" for source in sources)
+            for name, (scale, form) in forms.items()
+        ]
+        row: list[Value] = [f"{size.peers:,d} × {size.degree}", str(size.hosts), *cells]
+        rows.append([*row, each["limits"][0]["name"], f"{each['cpu_seconds']:.0f}"])
+    return markdown_table(dict.fromkeys(columns, ""), rows)
 
 
 def write(page: str, generated: Mapping[str, str]) -> str:

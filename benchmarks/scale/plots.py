@@ -33,7 +33,8 @@ def write(model: Model, records: Sequence[Record], folder: Path) -> None:
 
 def growth(axes: Any, model: Model, records: Sequence[Record]) -> None:
     """Draw what grows with peers, and with neighbors, as lines of the model and points of measurements."""
-    one = [record for record in records if record["hosts"] == 1 and record["model"] == "tiny-cnn"]
+    small = [record for record in records if record["model"] == "tiny-cnn" and not record["delay"]]
+    one = [record for record in small if record["hosts"] == 1]
     by_peers = [record for record in one if record["degree"] == 4]
     by_degree = [record for record in one if record["peers"] == 32]
 
@@ -41,9 +42,13 @@ def growth(axes: Any, model: Model, records: Sequence[Record]) -> None:
         return lambda peers: scale * model.host(replace(Size(2), peers=int(peers)))[name]
 
     def peer(name: str, scale: float) -> Callable[[float], float]:
-        return lambda degree: scale * model(name, Size(32, int(degree), remote=0.0).record())[0]
+        def predict(degree: float) -> float:
+            launch = Size(32, int(degree), remote=0.0).record()
+            return scale * model(name, {**launch, "seconds": model.times(launch, 32, 2)})[0]
 
-    draws = (
+        return predict
+
+    draws: tuple[tuple[str, list[Record], str, Callable[[Record], Any], Callable[[float], float]], ...] = (
         ("s a round of all peers, 4 neighbors", by_peers, "peers", lambda r: r["seconds"]["round"], host("round", 1)),
         ("GB of a host, 4 neighbors", by_peers, "peers", lambda r: r["host"][0]["pss"] / 1e9, host("memory", 1e-9)),
         ("CPU ms of a round, 32 peers", by_degree, "degree", lambda r: 1e3 * r["cpu"]["round"], peer("cpu", 1e3)),
@@ -56,8 +61,8 @@ def growth(axes: Any, model: Model, records: Sequence[Record]) -> None:
         ),
     )
     for axis, (title, shown, along, value, predict) in zip(axes, draws, strict=True):
-        ends = sorted({record[along] for record in shown})
-        axis.plot(ends, [predict(end) for end in ends], color=LINE, label="model", zorder=1)
+        places = range(2, max(record[along] for record in shown) + 1)
+        axis.plot(places, [predict(place) for place in places], color=LINE, label="model", zorder=1)
         for use, color, marker in (("fit", FITTED, "o"), ("held out", HELD_OUT, "s")):
             points = [(record[along], value(record)) for record in shown if record["use"] == use]
             if points:
