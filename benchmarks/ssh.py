@@ -43,6 +43,7 @@ from p2pfl.session.run_folder import RunFolder
 
 ADDRESS = "192.0.2.{}"
 HOSTS = ("alpha", "beta", "gamma")
+"""Names of the first hosts, in ``Lab.write``."""
 BAD = LinkConditions(delay=0.02, jitter=0.01, loss=0.01)
 LIMIT = 200.0
 """Seconds that a run may take."""
@@ -57,6 +58,10 @@ class Place:
     namespace: str
     root: Path
     sshd: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return HOSTS[self.number - 1] if 0 < self.number <= len(HOSTS) else f"host-{self.number}"
 
     @property
     def address(self) -> str:
@@ -88,8 +93,12 @@ class Place:
 
 
 @contextmanager
-def network(root: Path) -> Iterator[list[Place]]:
-    """Create the namespaces, the switch and the sshds."""
+def network(root: Path, hosts: int = len(HOSTS), conditions: LinkConditions | None = BAD) -> Iterator[list[Place]]:
+    """Create the namespaces of the launcher and of the hosts, what connects them, and the sshds.
+
+    Args:
+        conditions: those of the switch; None: a bridge of the kernel, which neither delays nor loses frames.
+    """
     remove_leftovers()
     keys = root / "ssh"
     keys.mkdir()
@@ -98,26 +107,45 @@ def network(root: Path) -> Iterator[list[Place]]:
     Path("/run/sshd").mkdir(exist_ok=True)
     with ExitStack() as stack:
         places, ports = [], []
-        for number in range(1 + len(HOSTS)):
-            place = Place(number, f"p2pfl-{os.getpid()}-{number}", root / f"host-{number}")
+        if conditions is None:
+            bridge = _namespace(hosts + 1, stack)
+            ip("-n", bridge, "link", "add", "bridge", "up", "type", "bridge")
+        for number in range(1 + hosts):
+            place = Place(number, _namespace(number, stack), root / f"host-{number}")
             place.root.mkdir()
-            ip("netns", "add", place.namespace)
-            stack.callback(remove, place.namespace)
-            try:
-                device, port = tap()
-            except OSError as error:
-                raise Unavailable(f"no TAP device: /dev/net/tun: {error.strerror}") from None
-            stack.callback(os.close, port)
-            ip("link", "set", device, "netns", place.namespace, "name", "eth0")
+            if conditions is None:
+                end = ["name", f"port{number}", "netns", bridge]
+                ip("-n", place.namespace, "link", "add", "eth0", "type", "veth", "peer", *end)
+                ip("-n", bridge, "link", "set", f"port{number}", "up", "master", "bridge")
+            else:
+                ports.append(_switch_port(place.namespace, stack))
             ip("-n", place.namespace, "link", "set", "lo", "up")
             ip("-n", place.namespace, "addr", "add", f"{place.address}/24", "dev", "eth0")
             ip("-n", place.namespace, "link", "set", "eth0", "up")
             places.append(place)
-            ports.append(port)
-        stack.enter_context(Switch(ports, BAD))
+        if conditions is not None:
+            stack.enter_context(Switch(ports, conditions))
         for place in places[1:]:
             place.start_sshd(keys)
         yield places
+
+
+def _namespace(number: int, stack: ExitStack) -> str:
+    name = f"p2pfl-{os.getpid()}-{number}"
+    ip("netns", "add", name)
+    stack.callback(remove, name)
+    return name
+
+
+def _switch_port(namespace: str, stack: ExitStack) -> int:
+    """Give the namespace a device; return the descriptor at its other end."""
+    try:
+        device, port = tap()
+    except OSError as error:
+        raise Unavailable(f"no TAP device: /dev/net/tun: {error.strerror}") from None
+    stack.callback(os.close, port)
+    ip("link", "set", device, "netns", namespace, "name", "eth0")
+    return port
 
 
 @dataclass
@@ -139,7 +167,7 @@ class Lab:
                 "ssh": [*options, "-o", "UserKnownHostsFile=/dev/null"],
                 "folder": str(place.root / name),
                 "slots": 2,
-                **changes.get(HOSTS[place.number - 1], {}),
+                **changes.get(place.name, {}),
             }
             for place in self.hosts
         ]

@@ -12,6 +12,8 @@ from p2pfl.run_file.addresses import AddressBook
 from p2pfl.session.files import write_atomically
 from peers.resolver import Resolver
 
+FEW = 32
+"""Peers whose files are looked for one by one."""
 SETTLED = 2.0
 """Seconds after which two changes of the folder have different timestamps: no file system's clock is coarser."""
 
@@ -65,8 +67,14 @@ class AddressFiles:
         except ValueError:
             return None  # damaged file; its peer will rewrite it
 
-    def known(self) -> Collection[PeerId]:
-        """Return the peers that may have an address now; cheaper than asking for each of them."""
+    def known(self, among: Collection[PeerId]) -> Collection[PeerId]:
+        """Return the peers that may have an address now; those of ``among`` are all that will be asked for.
+
+        Listing the folder is cheaper than looking for many of them. Looking for a few is cheaper in a large run: the
+        folder changes all the time while peers start, and each of them would read the names of all others.
+        """
+        if len(among) <= FEW:
+            return among
         try:
             names = os.listdir(self.folder)
         except OSError:

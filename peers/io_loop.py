@@ -284,7 +284,7 @@ class IoLoop:
         if version and version == self.seen_addresses:
             return
         self.seen_addresses = version
-        known = addresses.known()
+        known = addresses.known([connection.peer for connection in down])
         for connection in down:
             if connection.peer not in known or connection.peer in self._cut_off:
                 continue

@@ -15,14 +15,13 @@ Nothing blocks: ``events`` waits for whatever comes first from any host.
 
 from __future__ import annotations
 
-import select
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from launcher.backends.host_connection import Files, HostConnection, State
-from launcher.backends.hosts import Backend, Host
+from launcher.backends.hosts import Backend, Host, ready
 from launcher.backends.warm import Event
 from launcher.errors import LaunchError
 from p2pfl import PeerId
@@ -208,7 +207,7 @@ class HostGroup:
         if not streams:
             time.sleep(timeout)  # nothing will arrive before the next attempt to start a host again
             return found
-        readable, writable, _ = select.select(list(streams), list(unsent), [], timeout)
+        readable, writable = ready(streams, unsent, timeout)
         for descriptor in writable:
             unsent[descriptor].flush()
         for descriptor, host in streams.items():
@@ -243,7 +242,7 @@ class HostGroup:
         for each in connections:
             while not each.wanted and each.stream is not None:
                 remaining = end - time.monotonic()
-                if remaining <= 0 or not select.select([each.stream.events], [], [], remaining)[0]:
+                if remaining <= 0 or not ready([each.stream.events], timeout=remaining)[0]:
                     break
                 if not each.stream.read():
                     break

@@ -32,8 +32,9 @@ on it may die, and training goes on. What it does while it lives: restart peers,
 from __future__ import annotations
 
 import os
+import select
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -147,9 +148,7 @@ class HostStream:
             return b""
 
     def _wait(self) -> bool:
-        import select
-
-        return bool(select.select([self.events], [], [])[0])
+        return bool(ready([self.events])[0])
 
     def close_requests(self) -> None:
         """Let the host process know that no request will follow: it exits after its last peer."""
@@ -167,6 +166,26 @@ class HostStream:
         """Close both descriptors."""
         self.close_requests()
         os.close(self.events)
+
+
+def ready(
+    readable: Iterable[int], writable: Iterable[int] = (), timeout: float | None = None
+) -> tuple[set[int], set[int]]:
+    """Wait until a descriptor can be read, or written, or has ended; up to ``timeout`` seconds. Return those.
+
+    ``select`` accepts no descriptor above 1023, and the launcher has three for each host.
+    """
+    wanted = dict.fromkeys(readable, select.POLLIN)
+    for descriptor in writable:
+        wanted[descriptor] = wanted.get(descriptor, 0) | select.POLLOUT
+    poll = select.poll()
+    for descriptor, events in wanted.items():
+        poll.register(descriptor, events)
+    found = dict(poll.poll(None if timeout is None else max(0.0, 1000 * timeout)))
+    return (
+        {each for each, events in found.items() if wanted[each] & select.POLLIN and events & ~select.POLLOUT},
+        {each for each, events in found.items() if wanted[each] & select.POLLOUT and events & ~select.POLLIN},
+    )
 
 
 def stream_of(command: Sequence[str]) -> HostStream:

@@ -88,7 +88,7 @@ class SimulatedWorld:
     def address_of(self, peer: PeerId) -> str | None:
         return self.network.addresses.get(peer)
 
-    def known(self) -> Collection[PeerId]:
+    def known(self, among: Collection[PeerId]) -> Collection[PeerId]:
         return self.network.addresses
 
     def is_fixed(self, peer: PeerId) -> bool:

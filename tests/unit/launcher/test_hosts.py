@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
+import resource
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.backends.host_state import HostState
-from launcher.backends.hosts import Host, HostStream, place
+from launcher.backends.hosts import Host, HostStream, place, ready
 from launcher.backends.mirror import Mirror
 from launcher.backends.processes import outcome
 from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
@@ -203,3 +206,25 @@ def test_options_that_do_not_fit_are_errors(
         output = str(raised)
     assert error in output
     assert not RunFolder(file.parent / "runs").root.exists()
+
+
+def test_waits_for_descriptors_above_the_limit_of_select() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 1500 > before[1] != resource.RLIM_INFINITY:
+        pytest.skip(f"the limit on open files is {before[1]}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(1500, before[0]), before[1]))
+    one, other = socket.socketpair()
+    high = fcntl.fcntl(one, fcntl.F_DUPFD, 1100)
+    try:
+        assert ready([high], [high], 0.0) == (set(), {high})
+        other.send(b"x")
+        assert ready([high]) == ({high}, set())
+        os.read(high, 1)
+        assert ready([high], timeout=0.0) == (set(), set())
+        other.close()
+        assert ready([high]) == ({high}, set())
+    finally:
+        os.close(high)
+        one.close()
+        other.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

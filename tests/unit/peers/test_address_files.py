@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.run_file.schema import Transport
-from peers.address_files import AddressFiles
+from peers.address_files import FEW, AddressFiles
 from peers.resolver import Resolver
 
 
@@ -61,3 +61,12 @@ def test_withdraws_only_its_own_address(tmp_path: Path) -> None:
     zero.withdraw("tcp://127.0.0.1:5700")
     assert one.is_withdrawn(0)
     assert one.address_of(0) is None
+
+
+def test_lists_the_folder_only_to_look_for_many_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = address_files(tmp_path, 0, Clock())
+    for peer in (1, 77):
+        (tmp_path / f"{peer:02d}").write_text("tcp://127.0.0.1:5700")
+    assert set(addresses.known(range(FEW + 1))) == {1, 77}
+    monkeypatch.setattr(os, "listdir", lambda folder: pytest.fail(f"{folder} was listed"))
+    assert [peer for peer in addresses.known([1, 2]) if addresses.address_of(peer)] == [1]

@@ -1,0 +1,1 @@
+"""How launches grow with peers, neighbors and hosts: measured, fitted, and predicted."""
