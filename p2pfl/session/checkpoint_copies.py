@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
+from time import monotonic
 from typing import Any, Self
 
 from p2pfl.errors import CheckpointError, RunFolderError
@@ -34,6 +36,11 @@ MARKER = "copied.json"
 """In the peer's folder: the last copy that was made of it, or that it was restored from."""
 CHUNK = 1 << 22
 """Bytes copied at once."""
+SLOW = 60.0
+"""Seconds after which the log says that a copy is still in progress."""
+PAUSE, MAX_PAUSE = 5.0, 300.0
+"""A failed attempt is followed by a pause of this many times the seconds that it took, at most of the second number:
+storage that cannot be reached must not slow down training."""
 CHECKPOINT, METRICS, JOURNAL = "checkpoint.pt", "metrics.jsonl", "journal/"
 _LIST = re.compile(r"\d{8,}-[0-9a-f]{16}\.json")
 _OBJECT = re.compile(r"[0-9a-f][0-9a-z.-]*")
@@ -95,6 +102,7 @@ class CheckpointCopies:
         self._removable: set[str] = set()
         """Objects that this process has written, or found at its start."""
         self._opened: tuple[Any, str] | None = None
+        self._next_attempt = 0.0
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system, and the folder of this peer in it."""
@@ -112,24 +120,37 @@ class CheckpointCopies:
 
     # ---- making
 
-    def save(self, rounds_done: int, segments: Iterable[int]) -> bool:
-        """Copy the checkpoint that was written last. On any thread.
+    def save(self, rounds_done: int, segments: Iterable[int], *, last: bool = False) -> bool:
+        """Copy the checkpoint that was written last, unless an attempt has failed a moment ago. On any thread.
 
         Args:
             rounds_done: its rounds.
             segments: those of the journal that it refers to.
+            last: it is the last one of this process: copy it in any case.
 
         Returns:
             Whether the copy is complete. If not, the log says why, and neighbors must keep what this peer would need.
         """
+        began = monotonic()
+        if began < self._next_attempt and not last:
+            return False
+        slow = Timer(
+            SLOW, self._log.warning, ("checkpoint is still being copied t=%d to=%s", rounds_done - 1, self.url)
+        )
+        slow.daemon = True
+        slow.start()
         try:
             self._save(rounds_done, segments)
         except Exception as error:  # each file system has errors of its own
+            pause = min(MAX_PAUSE, PAUSE * (monotonic() - began))
+            self._next_attempt = monotonic() + pause
             self._log.warning(
-                "checkpoint not copied t=%d to=%s: %s; trying again with the next one",
-                *(rounds_done - 1, self.url, _text(error)),
+                "checkpoint not copied t=%d to=%s: %s; trying again with the next one in %.0f s or later",
+                *(rounds_done - 1, self.url, _text(error), pause),
             )
             return False
+        finally:
+            slow.cancel()
         return True
 
     def _save(self, rounds_done: int, segments: Iterable[int]) -> None:
