@@ -149,7 +149,7 @@ class Driver:
         self._group: PlacementGroup | None = None
         self._is_new = False
         """Whether this process has made the group: other launchers' actors may be in it otherwise."""
-        self._runtime_env: Mapping[str, Any] | None = None
+        self._has_environment = False
         self._lock = threading.Lock()
         self._pause = threading.Event()
         cloudpickle.register_pickle_by_value(ray_actor)
@@ -158,18 +158,27 @@ class Driver:
 
     def connect(self, address: str | None, namespace: str, runtime_env: Mapping[str, Any] | None) -> list[Any]:
         """Connect to the cluster and return its nodes."""
-        self._runtime_env = runtime_env
+        self._has_environment = bool(runtime_env)
         try:
             _reach(address)
-            ray.init(address or "auto", namespace=namespace, log_to_driver=False, logging_level="error")
+            # For the whole job: only then does Ray send local folders and wheels to the nodes. Actors inherit it.
+            environment = dict(runtime_env) if runtime_env else None
+            ray.init(
+                address or "auto",
+                namespace=namespace,
+                runtime_env=environment,
+                log_to_driver=False,
+                logging_level="error",
+            )
         except ConnectionError as error:
             asked = f"at {address}" if address else "on this host, and $RAY_ADDRESS is not set"
             raise Problem(
                 f"no Ray cluster {asked} ({_text(error)}); start one with `ray start --head`, let this host join it "
                 "with `ray start --address=HOST:6379`, or give --ray address=HOST:6379"
             ) from None
-        except (RuntimeError, ValueError, RayError) as error:  # another version of Ray or Python, among others
-            raise Problem(f"cannot join the Ray cluster: {_text(error)}") from None
+        except (RuntimeError, ValueError, TypeError, RayError) as error:  # another version of Ray, among others
+            about = f" with this {ENVIRONMENT}" if runtime_env else ""
+            raise Problem(f"cannot join the Ray cluster{about}: {_text(error)}") from None
         return self.nodes()
 
     def nodes(self) -> list[Any]:
@@ -223,13 +232,13 @@ class Driver:
             raise Problem(f"not reserved within {wait:.0f} s")
         addresses = {node["id"]: node["address"] for node in self.nodes()}
         found = [addresses.get(self._node(bundle), "") for bundle in range(len(bundles))]
-        if self._runtime_env and self._is_new:
+        if self._has_environment and self._is_new:
             self._set_up(found, setup_limit)
         return found
 
     def _set_up(self, addresses: Sequence[str], limit: float) -> None:
         """Set up the runtime environment on each node, which may take minutes: longer than an actor may take."""
-        task = ray.remote(lambda: None).options(num_cpus=0, max_retries=0, runtime_env=dict(self._runtime_env or {}))
+        task = ray.remote(lambda: None).options(num_cpus=0, max_retries=0)
         tasks = [
             task.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle)).remote()
             for bundle in range(len(addresses))
@@ -295,8 +304,6 @@ class Driver:
             "num_gpus": self._resources[bundle].get("GPU", 0),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, where),
         }
-        if self._runtime_env:
-            options["runtime_env"] = dict(self._runtime_env)
         end = monotonic() + START
         while True:
             try:
@@ -376,29 +383,33 @@ def _text(error: BaseException) -> str:
 
 def main() -> None:
     """Serve the launcher until it closes the socket."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    driver, pending = Driver(), b""
-    sockets: list[socket.socket] = []
+    driver = Driver()
+    try:
+        _serve(socket.socket(fileno=int(sys.argv[1])), driver)
+    finally:
+        driver.abandon()
+
+
+def _serve(connection: socket.socket, driver: Driver) -> None:
+    pending, sockets = b"", list[socket.socket]()
     while True:
         try:
             data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-        except ConnectionError:
-            data, descriptors = b"", []
-        if not data:
-            driver.abandon()
-            return
-        pending += data
-        sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        if not pending.endswith(b"\n"):
-            continue
-        request, pending = json.loads(pending), b""
-        passed, sockets = sockets, []
-        try:
-            reply = {"ok": getattr(driver, request.pop("do"))(*passed, **request)}
-        except (Problem, RayError) as error:
-            reply = {"error": _text(error)}
-        with suppress(ConnectionError):  # found out above
+            if not data:
+                return
+            pending += data
+            sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+            if not pending.endswith(b"\n"):
+                continue
+            request, pending = json.loads(pending), b""
+            passed, sockets = sockets, []
+            try:
+                reply = {"ok": getattr(driver, request.pop("do"))(*passed, **request)}
+            except (Problem, RayError) as error:
+                reply = {"error": _text(error)}
             connection.sendall((json.dumps(reply) + "\n").encode())
+        except ConnectionError:  # the launcher has ended
+            return
 
 
 if __name__ == "__main__":
