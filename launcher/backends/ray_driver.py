@@ -238,9 +238,14 @@ class Driver:
 
     def _set_up(self, addresses: Sequence[str], limit: float) -> None:
         """Set up the runtime environment on each node, which may take minutes: longer than an actor may take."""
-        task = ray.remote(lambda: None).options(num_cpus=0, max_retries=0)
         tasks = [
-            task.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle)).remote()
+            ray.remote(lambda: None)
+            .options(
+                num_cpus=0,
+                max_retries=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
+            )
+            .remote()
             for bundle in range(len(addresses))
         ]
         end = monotonic() + limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,30 @@ def test_a_stop_while_a_copy_is_restored_is_no_damage(tmp_path: Path, monkeypatc
     monkeypatch.setattr(fsspec.implementations.local.LocalFileSystem, "cat_file", stopped)
     with pytest.raises(Stopped):
         there.restore()
+
+
+def test_a_storage_that_does_not_answer_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until: Any
+) -> None:
+    answers = threading.Event()
+
+    def hang(self: Any, path: str, *given: Any, **named: Any) -> None:
+        answers.wait(10)
+
+    here = files_of(tmp_path / "here", b"first")
+    process = CheckpointCopies(str(tmp_path / "copies"), RUN_ID, here, logging.getLogger("copies"))
+    monkeypatch.setattr("p2pfl.session.checkpoint_copies.STUCK", 0.1)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(fsspec.implementations.local.LocalFileSystem, "makedirs", hang)
+        assert not process.save(1, [])
+        assert "checkpoint not copied t=0" in caplog.text
+        assert "no progress within" in caplog.text
+        assert not process.save(2, [], last=True), "one attempt at a time"
+    monkeypatch.setattr("p2pfl.session.checkpoint_copies.STUCK", 10.0)
+    answers.set()
+    until(lambda: process.save(3, [], last=True), "the next attempt, once the first is back")
+    assert [name for name in stored(str(tmp_path / "copies")) if name.endswith(".json")] == [process._kept[-1].name]
+    assert process.rounds_done == 3
 
 
 class Interrupted(Exception):
