@@ -131,6 +131,8 @@ SCENARIOS = {
 class Unavailable(click.ClickException):
     """Network namespaces are not available on this host, or to this user."""
 
+    exit_code = UNAVAILABLE
+
 
 def ip(*arguments: str) -> str:
     """Run `ip`; raise Unavailable if it fails."""

@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,32 +30,13 @@ import click
 import psutil
 import yaml
 
-from launcher.views.digests import compare
+from benchmarks.scenarios import COMMAND, RUN, SLOW, NotInstalled, command, compared, rounds_done, wait
 from p2pfl.session.run_folder import RunFolder
 
-UNAVAILABLE = 3
 NODES = 3
 PROGRAMS = ("slurmctld", "slurmd", "munged", "salloc", "srun", "sbatch", "scontrol", "runuser")
-TICK = 0.1
 LIMIT = 300.0
 """Seconds that a scenario may take."""
-COMMAND = [sys.executable, "-P", "-m", "launcher.cli"]
-
-RUN: dict[str, Any] = {
-    "name": "slurm20",
-    "seed": 0,
-    "rounds": 12,
-    "peers": 20,
-    "graph": {"name": "regular", "degree": 4},
-    "data": {"dataset": "digits", "partition": {"name": "clusters", "per_class": 8, "test_per_class": 5}},
-    "models": "tiny-cnn",
-    "algorithm": {"name": "fedavg-dec", "lr": 0.01, "batch": 32},
-    "device": "cpu",
-    "checkpoint_every": 2,
-    "transport": {"give_up": 300},
-}
-SLOW = {"rounds": 60, "chaos": {"link": {"delay": 0.5}}}
-"""Longer than a minute, without more computation: at least a second for each round, whose messages are delayed."""
 
 CONFIGURATION = """\
 ClusterName=p2pfl
@@ -141,11 +119,10 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def cluster(root: Path) -> Iterator[Cluster]:
-    """Start munge, the controller and the node daemons; end them afterwards. Exits with UNAVAILABLE."""
+    """Start munge, the controller and the node daemons; end them afterwards. Raises NotInstalled."""
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing or os.geteuid() != 0:
-        click.echo(f"not available: {', '.join(missing) or 'the right to start Slurm; run this as root'}", err=True)
-        sys.exit(UNAVAILABLE)
+        raise NotInstalled(", ".join(missing) or "the right to start Slurm; run this as root")
     root.chmod(0o755)
     for name in ("state", "runs", "munge"):
         (root / name).mkdir(mode=0o755)
@@ -190,23 +167,6 @@ def found_nodes(found: Cluster) -> int:
     with suppress(click.ClickException):
         return found.run("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split().__len__()
     return 0
-
-
-def wait(what: str, condition: Callable[[], object], limit: float = 60.0) -> None:
-    end = monotonic() + limit
-    while not condition():
-        if monotonic() > end:
-            raise click.ClickException(f"{what}: not within {limit:.0f} s")
-        time.sleep(TICK)
-
-
-def rounds_done(folder: RunFolder) -> int:
-    """Return the completed rounds of the slowest peer."""
-    try:
-        statuses = [files.status() for files in folder.peers()]
-    except Exception:  # there is no folder yet
-        return 0
-    return min((0 if status is None else status.rounds_done for status in statuses), default=0)
 
 
 # ---- scenarios ---------------------------------------------------------------------------------------------------
@@ -306,39 +266,11 @@ def write(found: Cluster, name: str, run: dict[str, Any]) -> None:
     (found.root / "runs" / f"{name}.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
 
 
-def check(found: Cluster, name: str) -> bool:
-    """Run a scenario and print its row; return whether it passed."""
-    began = monotonic()
-    try:
-        did = SCENARIOS[name](found)
-        seconds = monotonic() - began
-        same = "-"
-        if name != "gpu":
-            found.run(*COMMAND, "simulate", f"{name}.yaml", "--run-dir", f"{name}-simulated")
-            same = "yes" if compare(found.folder(name), found.folder(f"{name}-simulated")).same else "NO"
-    except click.ClickException as error:
-        click.echo(f"{name}: {error.message}", err=True)
-        return False
-    click.echo(f"| {name} | {did} | {seconds:.0f} | {same} |")
-    return same != "NO"
+def same(found: Cluster, name: str) -> bool | None:
+    return None if name == "gpu" else compared(found.root / "runs" / f"{name}.yaml", found.folder(name))
 
 
-@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(list(SCENARIOS)))
-@click.option("--keep", type=click.Path(path_type=Path), help="New folder for all files; kept.")
-def main(names: tuple[str, ...], keep: Path | None) -> None:
-    with ExitStack() as stack:
-        if keep is None:
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-slurm-")))
-        else:
-            keep.mkdir(parents=True)
-            root = keep.resolve()
-        found = stack.enter_context(cluster(root))
-        click.echo("| scenario | | seconds | digests of `p2pfl simulate` |\n|---|---|---|---|")
-        passed = [check(found, name) for name in names or SCENARIOS]
-    sys.exit(0 if all(passed) else 1)
-
+main = command(SCENARIOS, cluster, same, __doc__, "p2pfl-slurm-")
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     main()

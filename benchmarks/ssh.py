@@ -22,8 +22,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,10 +33,9 @@ import click
 import psutil
 import yaml
 
-from benchmarks.hosts import UNAVAILABLE, Unavailable, ip, remove, remove_leftovers
-from benchmarks.slurm import COMMAND, RUN, SLOW, TICK, rounds_done, wait
+from benchmarks.hosts import Unavailable, ip, remove, remove_leftovers
+from benchmarks.scenarios import COMMAND, RUN, SLOW, command, compared, rounds_done, wait
 from benchmarks.switch import LinkConditions, Switch, tap
-from launcher.views.digests import compare
 from p2pfl.session.run_folder import RunFolder
 
 ADDRESS = "192.0.2.{}"
@@ -205,6 +202,17 @@ class Lab:
         wait(f"round {t}", lambda: rounds_done(self.folder(name)) >= t, LIMIT)
 
 
+@contextmanager
+def laboratory(root: Path) -> Iterator[Lab]:
+    """Create the network. Raises Unavailable."""
+    if os.geteuid():
+        raise Unavailable("only root can create network namespaces")
+    if not shutil.which("ssh-keygen") or not (shutil.which("sshd") or Path("/usr/sbin/sshd").exists()):
+        raise Unavailable("no sshd; install openssh-server")
+    with network(root) as places:
+        yield Lab(root, places[0], places[1:])
+
+
 def calm(lab: Lab) -> str:
     lab.write("calm", RUN)
     lab.finish("calm", lab.launch("calm"))
@@ -293,48 +301,11 @@ def errors(lab: Lab) -> str:
 SCENARIOS = {"calm": calm, "killed": killed, "orphaned": orphaned, "errors": errors}
 
 
-def check(lab: Lab, name: str) -> bool:
-    """Run a scenario and print its row; return whether it passed."""
-    began = monotonic()
-    try:
-        did = SCENARIOS[name](lab)
-        seconds = monotonic() - began
-        same = "-"
-        if name != "errors":
-            simulated = [*COMMAND, "simulate", f"{name}.yaml", "--run-dir", f"{name}-simulated"]
-            subprocess.run(simulated, cwd=lab.root, check=True, capture_output=True)
-            same = "yes" if compare(lab.folder(name), lab.folder(f"{name}-simulated")).same else "NO"
-    except click.ClickException as error:
-        click.echo(f"{name}: {error.message}", err=True)
-        return False
-    click.echo(f"| {name} | {did} | {seconds:.0f} | {same} |")
-    return same != "NO"
+def same(lab: Lab, name: str) -> bool | None:
+    return None if name == "errors" else compared(lab.root / f"{name}.yaml", lab.folder(name))
 
 
-@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("names", nargs=-1, type=click.Choice(list(SCENARIOS)))
-@click.option("--keep", type=click.Path(path_type=Path), help="New folder for all files; kept.")
-def main(names: tuple[str, ...], keep: Path | None) -> None:
-    with ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p2pfl-ssh-"))) if keep is None else keep
-        root.mkdir(parents=True, exist_ok=keep is None)
-        root = root.resolve()
-        try:
-            if os.geteuid():
-                raise Unavailable("only root can create network namespaces")
-            if not shutil.which("ssh-keygen") or not (shutil.which("sshd") or Path("/usr/sbin/sshd").exists()):
-                raise Unavailable("no sshd; install openssh-server")
-            places = stack.enter_context(network(root))
-        except Unavailable as reason:
-            click.echo(f"not available here: {reason.message}", err=True)
-            sys.exit(UNAVAILABLE)
-        lab = Lab(root, places[0], places[1:])
-        time.sleep(TICK)
-        click.echo("| scenario | | seconds | digests of `p2pfl simulate` |\n|---|---|---|---|")
-        passed = [check(lab, name) for name in names or SCENARIOS]
-    sys.exit(0 if all(passed) else 1)
-
+main = command(SCENARIOS, laboratory, same, __doc__, "p2pfl-ssh-")
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     main()

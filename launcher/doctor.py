@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
+from launcher.backends.checks import check_addresses, check_keys
 from launcher.backends.limits import check_limits, task_limits
-from launcher.backends.local import check_addresses, check_keys
 from launcher.backends.mps import CONTROL
 from launcher.views import formatting
 from p2pfl.errors import P2pflError

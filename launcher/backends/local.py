@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from launcher.backends.checks import check_addresses, check_start
 from launcher.backends.follow import Restart, follow
-from launcher.backends.limits import check_limits
 from launcher.backends.mps import multi_process_service
 from launcher.backends.processes import find_process, outcome
 from launcher.backends.simulation import resume as resume_simulation
-from launcher.backends.this_host import remote_peers
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
-from launcher.tracking.processes import check_trackers, tracking
+from launcher.tracking.processes import tracking
 from launcher.views import formatting
 from launcher.views.progress import print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
-from p2pfl.errors import KeysError, RunFolderError
+from p2pfl.errors import RunFolderError
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -58,10 +54,7 @@ def launch(
     def prepare() -> tuple[RunFolder, _Settings]:
         run = request.load()
         check_addresses(run, range(run.peers))
-        check_keys(run, range(run.peers))
-        check_limits(run, range(run.peers))
-        check_trackers(run)
-        check_gpu(run)
+        check_start(run, range(run.peers), here=True)
         return request.prepare(run), _Settings.of(run)
 
     warm, (folder, settings) = WarmProcess.after(prepare)
@@ -104,10 +97,7 @@ def resume(
         if all(outcome(folder.peer(peer)) == "finished" for peer in ended):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
-        check_keys(run, ended)
-        check_limits(run, ended)
-        check_trackers(run)
-        check_gpu(run)
+        check_start(run, ended, here=True)
         return _Settings.of(run), running, ended
 
     warm, (settings, running, ended) = WarmProcess.after(select)
@@ -122,42 +112,6 @@ def resume(
 
 def _peers(peers: Sequence[PeerId]) -> str:
     return f"{'peer' if len(peers) == 1 else 'peers'} {formatting.ids(peers)}"
-
-
-def check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
-    """Raise RunFileError if the run file assigns an address of another host to one of these peers."""
-    transport = run.file.transport
-    for peer, address in remote_peers(transport.book(run.peers), peers):
-        problem = (
-            f"peer {peer} has the address {address}, which is not on this host; start each peer on its own host "
-            "with `p2pfl peer`, or run all of them here: --set transport.hosts={} --set transport.address=null"
-        )
-        raise run.error_at("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
-
-
-def check_keys(run: Run, peers: Iterable[PeerId]) -> None:
-    """Raise RunFileError if the keys that these peers need are missing or do not match."""
-    from p2pfl.session import key_files
-
-    transport = run.file.transport
-    if transport.keys is not None:
-        try:
-            public = key_files.check(transport.keys, run.peers, peers, transport.public_keys)
-            # libzmq checks whether private and public keys match; the launcher does not import it.
-            command = [sys.executable, "-P", "-m", "peers.keys", "--check", str(transport.keys), *map(str, peers)]
-            stdin = json.dumps([key.hex() for key in public])
-            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise KeysError(done.stderr.strip().removeprefix("error: "))
-        except KeysError as error:
-            raise run.error_at("transport.keys", error) from None
-
-
-def check_gpu(run: Run) -> None:
-    """Raise RunFileError if the run file requires a GPU and this host has none."""
-    from p2pfl.session.gpus import require_gpu
-
-    require_gpu(run)
 
 
 def _run(

@@ -18,18 +18,18 @@ from rich.console import Console
 from setproctitle import setproctitle
 
 from launcher.backends import hosts as backends
+from launcher.backends.checks import check_start
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
 from launcher.backends.host_state import HostState, launcher_title
 from launcher.backends.hosts import Backend, BackendOptions, Host
-from launcher.backends.local import check_keys
 from launcher.backends.processes import outcome
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
-from launcher.tracking.processes import check_trackers, tracking
+from launcher.tracking.processes import tracking
 from launcher.views import formatting
 from launcher.views.progress import print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
@@ -99,8 +99,7 @@ def launch(
 
     def prepare() -> tuple[RunFolder, Settings]:
         run = request.load()
-        check_keys(run, range(run.peers))
-        check_trackers(run)
+        check_start(run, range(run.peers), here=False)
         return request.prepare(run), Settings.of(run)
 
     backend = backends.make(name, options)
@@ -140,8 +139,7 @@ def resume(
         from p2pfl.run_file import load as run_files
 
         run = run_files.load(folder.run_file)
-        check_keys(run, range(run.peers))
-        check_trackers(run)
+        check_start(run, range(run.peers), here=False)
         return Settings.of(run)
 
     backend, hosts = _restored(folder)

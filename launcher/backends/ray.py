@@ -16,12 +16,13 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.hosts import BackendOptions, Host, HostStream
-from launcher.backends.ray_plan import WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
+from launcher.backends.ray_plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
 from launcher.child import in_child
 from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 NAME = "ray-{}"
 """Name of the host of a bundle."""
+ANSWER = 120.0
+"""Seconds until the driver must have answered. Ray itself gives up a lost head node after 60 s."""
 
 
 class Driver:
@@ -41,31 +44,54 @@ class Driver:
         self._socket: socket.socket | None = None
         self._errors = os.memfd_create("p2pfl ray")
 
-    def call(self, do: str, passed: socket.socket | None = None, /, **fields: Any) -> Any:
-        """Have the process do something; ``passed`` is a socket for it. Raises LaunchError."""
+    @property
+    def running(self) -> bool:
+        return self._socket is not None
+
+    def call(
+        self, do: str, passed: socket.socket | None = None, /, *, limit: float | None = None, **fields: Any
+    ) -> Any:
+        """Have the process do something, and return the answer. Raises LaunchError; the process may have ended then.
+
+        Args:
+            passed: a socket for it.
+            limit: seconds until it must have answered; default: ANSWER.
+        """
+        limit = ANSWER if limit is None else limit
         connection = self._start() if self._socket is None else self._socket
         descriptors = [] if passed is None else [passed.fileno()]
         reply = b""
+        end = time.monotonic() + limit
         try:
             line = (json.dumps({"do": do, **fields}) + "\n").encode()
+            connection.settimeout(limit)
             sent = socket.send_fds(connection, [line], descriptors)
             connection.sendall(line[sent:])
             while not reply.endswith(b"\n"):
+                connection.settimeout(max(0.01, end - time.monotonic()))
                 if not (chunk := connection.recv(1 << 16)):
-                    raise LaunchError(f"the Ray driver process has ended: {self._output()}")
+                    raise self._ended("has ended")
                 reply += chunk
+        except TimeoutError:
+            raise self._ended(f"did not answer {do!r} within {limit:.0f} s, and was ended") from None
         except OSError as error:
-            raise LaunchError(f"the Ray driver process has ended: {error.strerror}: {self._output()}") from None
+            raise self._ended(f"has ended: {error.strerror}") from None
         answer = json.loads(reply)
         if "error" in answer:
             raise LaunchError(answer["error"])
         return answer["ok"]
+
+    def _ended(self, what: str) -> LaunchError:
+        """End the process, whose answers would be out of step, and return the error."""
+        self.close(0.0)
+        return LaunchError(f"the Ray driver process {what}: {self.output()}")
 
     def _start(self) -> socket.socket:
         if importlib.util.find_spec("ray") is None:
             raise MissingExtra("ray", "ray", "--backend ray")
         self._socket, theirs = socket.socketpair()
         with theirs:
+            os.ftruncate(self._errors, 0)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launcher.backends.ray_driver", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -77,18 +103,18 @@ class Driver:
             )
         return self._socket
 
-    def _output(self) -> str:
+    def output(self) -> str:
         text = os.pread(self._errors, 1 << 16, 0).decode(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return "; ".join(lines[-3:]) or "(no output)"
 
-    def close(self) -> None:
-        """End the process."""
+    def close(self, patience: float = 10.0) -> None:
+        """End the process; kill it after ``patience`` seconds."""
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._socket = None
             try:
-                self._process.wait(10)
+                self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -114,7 +140,6 @@ class Ray:
 
     def __post_init__(self) -> None:
         self._driver = Driver()
-        self._connected = False
 
     def hosts(self) -> list[Host]:
         """Divide the peers among the nodes, and reserve what they need. Raises LaunchError."""
@@ -156,14 +181,23 @@ class Ray:
         found = self._driver.call(
             "connect", address=self.options.address, namespace=self.namespace, runtime_env=runtime_env
         )
-        self._connected = True
         return [Node(**node) for node in found]
 
     def _reserve(self) -> None:
         wait = WAIT if self.options.wait is None else self.options.wait
+        limit = wait + ANSWER + self.options.setup_limit
         try:
-            self.nodes = self._driver.call("reserve", bundles=self.bundles, wait=wait, pinned=self.nodes)
+            self.nodes = self._driver.call(
+                "reserve",
+                limit=limit,
+                bundles=self.bundles,
+                wait=wait,
+                pinned=self.nodes,
+                setup_limit=self.options.setup_limit,
+            )
         except LaunchError as error:
+            if not self._driver.running or ENVIRONMENT in str(error):
+                raise
             nodes = [Node(**node) for node in self._driver.call("nodes")]
             asked = "; ".join(f"{NAME.format(number)}: {amounts(each)}" for number, each in enumerate(self.bundles))
             free = "; ".join(f"{node.address}: {amounts(node.free)} of {amounts(node.total)}" for node in nodes)
@@ -173,17 +207,17 @@ class Ray:
             ) from None
 
     def start(self, host: Host, command: Sequence[str]) -> HostStream:
-        if not self._connected:  # a run that was launched before
+        if not self._driver.running:  # a run that was launched before, or the driver has ended
             self._connect()
             self._reserve()
         bundle = int(host.name.rpartition("-")[2])
         python = list(command).index(host.python)
         ours, theirs = socket.socketpair()
         with theirs:
-            self._driver.call(
+            self._call(
+                bundle,
                 "start",
                 theirs,
-                bundle=bundle,
                 command=list(command)[python:],
                 environment=dict(host.environment),
                 movable=self.bundles[bundle].keys() <= {"CPU"},
@@ -192,9 +226,25 @@ class Ray:
         return HostStream(
             descriptor,
             descriptor,
-            lambda: str(self._driver.call("outcome", bundle=bundle)),
-            lambda: self._driver.call("kill", bundle=bundle),
+            lambda: self._tell(bundle, "outcome"),
+            lambda: self._tell(bundle, "kill"),
         )
+
+    def _call(self, bundle: int, do: str, passed: socket.socket | None = None, /, **fields: Any) -> Any:
+        """Have the driver do something on the node of a bundle. Raises LaunchError, which names the node."""
+        try:
+            return self._driver.call(do, passed, bundle=bundle, **fields)
+        except LaunchError as error:
+            raise LaunchError(f"node {self.nodes[bundle] or '?'}: {error}") from None
+
+    def _tell(self, bundle: int, do: str) -> str:
+        """The same for a stream that has ended, whose end must not be the launcher's."""
+        if not self._driver.running:
+            return f"the Ray driver process has ended: {self._driver.output()}"
+        try:
+            return str(self._call(bundle, do))
+        except LaunchError as error:
+            return str(error)
 
     def saved(self) -> dict[str, Any]:
         """Return what ``restore`` needs."""
@@ -208,7 +258,7 @@ class Ray:
     def close(self) -> None:
         """Give back what is reserved, unless peers run."""
         try:
-            if self._connected:
+            if self._driver.running:
                 self._driver.call("close")
         finally:
             self._driver.close()

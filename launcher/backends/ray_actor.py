@@ -169,7 +169,7 @@ class HostActor:
 
     def busy(self) -> bool:
         """Return whether a host process or a peer runs here."""
-        return any(process.running for process in self._processes.values())
+        return any(process.running for process in list(self._processes.values()))
 
     def _watch_raylet(self) -> None:
         """Kill the peers with the raylet, which is this process's parent."""

@@ -44,6 +44,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from launcher.backends import ray_actor
+from launcher.backends.ray_plan import ENVIRONMENT
 
 GROUP = "p2pfl"
 """Name of the placement group in the namespace of the run."""
@@ -71,6 +72,8 @@ class Stream:
     def __init__(self, driver: Driver, bundle: int, request: Mapping[str, Any], launcher: socket.socket) -> None:
         self.outcome = ""
         self.actor: Any = None
+        self.started = False
+        """Whether the actor has answered; otherwise Ray may still be preparing it."""
         self._driver = driver
         self._bundle = bundle
         self._request = request
@@ -83,6 +86,7 @@ class Stream:
         try:
             self.actor = self._driver.actor(self._bundle, movable=self._request["movable"])
             where = ray.get(self.actor.describe.remote(), timeout=START)
+            self.started = True
             ray.get(
                 self.actor.start.remote(self._key, self._request["command"], self._request["environment"]),
                 timeout=START,
@@ -143,7 +147,9 @@ class Driver:
         """The bundle that each host uses."""
         self._resources: list[Mapping[str, float]] = []
         self._group: PlacementGroup | None = None
-        self._runtime_env: Mapping[str, Any] | None = None
+        self._is_new = False
+        """Whether this process has made the group: other launchers' actors may be in it otherwise."""
+        self._has_environment = False
         self._lock = threading.Lock()
         self._pause = threading.Event()
         cloudpickle.register_pickle_by_value(ray_actor)
@@ -152,18 +158,27 @@ class Driver:
 
     def connect(self, address: str | None, namespace: str, runtime_env: Mapping[str, Any] | None) -> list[Any]:
         """Connect to the cluster and return its nodes."""
-        self._runtime_env = runtime_env
+        self._has_environment = bool(runtime_env)
         try:
             _reach(address)
-            ray.init(address or "auto", namespace=namespace, log_to_driver=False, logging_level="error")
+            # For the whole job: only then does Ray send local folders and wheels to the nodes. Actors inherit it.
+            environment = dict(runtime_env) if runtime_env else None
+            ray.init(
+                address or "auto",
+                namespace=namespace,
+                runtime_env=environment,
+                log_to_driver=False,
+                logging_level="error",
+            )
         except ConnectionError as error:
             asked = f"at {address}" if address else "on this host, and $RAY_ADDRESS is not set"
             raise Problem(
                 f"no Ray cluster {asked} ({_text(error)}); start one with `ray start --head`, let this host join it "
                 "with `ray start --address=HOST:6379`, or give --ray address=HOST:6379"
             ) from None
-        except (RuntimeError, ValueError, RayError) as error:  # another version of Ray or Python, among others
-            raise Problem(f"cannot join the Ray cluster: {_text(error)}") from None
+        except (RuntimeError, ValueError, TypeError, RayError) as error:  # another version of Ray, among others
+            about = f" with this {ENVIRONMENT}" if runtime_env else ""
+            raise Problem(f"cannot join the Ray cluster{about}: {_text(error)}") from None
         return self.nodes()
 
     def nodes(self) -> list[Any]:
@@ -182,12 +197,19 @@ class Driver:
             if node["Alive"]
         ]
 
-    def reserve(self, bundles: Sequence[Mapping[str, float]], wait: float, pinned: Sequence[str] = ()) -> list[str]:
-        """Reserve the bundles, unless that was done before.
+    def reserve(
+        self,
+        bundles: Sequence[Mapping[str, float]],
+        wait: float,
+        pinned: Sequence[str] = (),
+        setup_limit: float = 0.0,
+    ) -> list[str]:
+        """Reserve the bundles, unless that was done before, and set up the runtime environment on their nodes.
 
         Args:
             wait: seconds until they must be there.
             pinned: addresses of the nodes to use, if possible.
+            setup_limit: seconds until the runtime environment must be set up.
         """
         self._resources = list(bundles)
         try:
@@ -201,6 +223,7 @@ class Driver:
                 if not asked:
                     continue
                 self._group = placement_group(asked, strategy="SPREAD", name=GROUP, lifetime="detached")
+                self._is_new = True
                 if self._group.wait(seconds):
                     break
                 remove_placement_group(self._group)
@@ -208,7 +231,31 @@ class Driver:
         if self._group is None:
             raise Problem(f"not reserved within {wait:.0f} s")
         addresses = {node["id"]: node["address"] for node in self.nodes()}
-        return [addresses.get(self._node(bundle), "") for bundle in range(len(bundles))]
+        found = [addresses.get(self._node(bundle), "") for bundle in range(len(bundles))]
+        if self._has_environment and self._is_new:
+            self._set_up(found, setup_limit)
+        return found
+
+    def _set_up(self, addresses: Sequence[str], limit: float) -> None:
+        """Set up the runtime environment on each node, which may take minutes: longer than an actor may take."""
+        tasks = [
+            ray.remote(lambda: None)
+            .options(
+                num_cpus=0,
+                max_retries=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
+            )
+            .remote()
+            for bundle in range(len(addresses))
+        ]
+        end = monotonic() + limit
+        for address, reference in zip(addresses, tasks, strict=True):
+            try:
+                ray.get(reference, timeout=max(0.0, end - monotonic()))
+            except GetTimeoutError:
+                raise Problem(f"node {address}: {ENVIRONMENT} not set up within {limit:.0f} s") from None
+            except RayError as error:
+                raise Problem(f"node {address}: {ENVIRONMENT} cannot be set up: {_reason(error)}") from None
 
     def start(self, launcher: socket.socket, bundle: int, **request: Any) -> None:
         """Start a host process in a bundle."""
@@ -226,12 +273,18 @@ class Driver:
 
     def close(self) -> None:
         """Give back what is reserved, unless peers run."""
-        kept = [stream.actor for stream in self._streams.values() if stream.actor is not None]
-        if self._group is not None and not any(map(_is_busy, kept)):
-            for actor in kept:
+        kept = [stream for stream in self._streams.values() if stream.actor is not None]
+        if self._group is not None and not any(stream.started and _is_busy(stream.actor) for stream in kept):
+            for stream in kept:
                 with suppress(RayError):
-                    ray.kill(actor)
+                    ray.kill(stream.actor)
             remove_placement_group(self._group)
+            self._group = None
+
+    def abandon(self) -> None:
+        """Give back what is reserved, if the launcher has ended before it could start a host process."""
+        if not self._streams and self._is_new:
+            self.close()
 
     # ---- actors ----------------------------------------------------------------------------------------------
 
@@ -256,8 +309,6 @@ class Driver:
             "num_gpus": self._resources[bundle].get("GPU", 0),
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, where),
         }
-        if self._runtime_env:
-            options["runtime_env"] = dict(self._runtime_env)
         end = monotonic() + START
         while True:
             try:
@@ -320,6 +371,12 @@ def _plain(resources: Mapping[str, float]) -> dict[str, float]:
     return {name: resources[name] for name in ("CPU", "GPU", "memory") if name in resources}
 
 
+def _reason(error: BaseException) -> str:
+    """Return why a runtime environment was not set up: what the installer has reported, or the last line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join([line for line in lines if line.startswith("ERROR:")] or lines[-1:]) or type(error).__name__
+
+
 def _text(error: BaseException) -> str:
     """Return the line of an error of Ray that says most."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -331,22 +388,33 @@ def _text(error: BaseException) -> str:
 
 def main() -> None:
     """Serve the launcher until it closes the socket."""
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    driver, pending = Driver(), b""
+    driver = Driver()
+    try:
+        _serve(socket.socket(fileno=int(sys.argv[1])), driver)
+    finally:
+        driver.abandon()
+
+
+def _serve(connection: socket.socket, driver: Driver) -> None:
+    pending, sockets = b"", list[socket.socket]()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-        if not data:
-            return
-        pending += data
-        sockets = [socket.socket(fileno=descriptor) for descriptor in descriptors]
-        while not pending.endswith(b"\n"):
-            pending += connection.recv(1 << 16)
-        request, pending = json.loads(pending), b""
         try:
-            reply = {"ok": getattr(driver, request.pop("do"))(*sockets, **request)}
-        except (Problem, RayError) as error:
-            reply = {"error": _text(error)}
-        connection.sendall((json.dumps(reply) + "\n").encode())
+            data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            if not data:
+                return
+            pending += data
+            sockets += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+            if not pending.endswith(b"\n"):
+                continue
+            request, pending = json.loads(pending), b""
+            passed, sockets = sockets, []
+            try:
+                reply = {"ok": getattr(driver, request.pop("do"))(*passed, **request)}
+            except (Problem, RayError) as error:
+                reply = {"error": _text(error)}
+            connection.sendall((json.dumps(reply) + "\n").encode())
+        except ConnectionError:  # the launcher has ended
+            return
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ from p2pfl import PeerId
 
 WAIT = 60.0
 """Seconds until the resources that were free a moment ago must be reserved."""
+SETUP = 600.0
+"""Seconds that a node may take to set up a runtime environment, as in Ray, if that says nothing else."""
+ENVIRONMENT = "runtime environment"
 MARGIN = 1e-9
 """Sums of fractions may miss whole numbers by this much."""
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -67,6 +70,15 @@ class RayOptions:
         if problems:
             raise LaunchError("\n".join(problems))
         return cls(**values)
+
+    @property
+    def setup_limit(self) -> float:
+        """Seconds that a node may take to set up the runtime environment; 0 if there is none."""
+        if not self.runtime_env:
+            return 0.0
+        config = self.runtime_env.get("config") or {}
+        asked = config.get("setup_timeout_seconds", SETUP) if isinstance(config, Mapping) else SETUP
+        return float(asked) if isinstance(asked, (int, float)) and asked > 0 else SETUP
 
     def to_dict(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)}

@@ -23,6 +23,8 @@ from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any, Self
 
 from p2pfl.errors import CheckpointError, RunFolderError
@@ -34,6 +36,11 @@ MARKER = "copied.json"
 """In the peer's folder: the last copy that was made of it, or that it was restored from."""
 CHUNK = 1 << 22
 """Bytes copied at once."""
+STUCK = 120.0
+"""Seconds without progress after which an attempt is given up: clients of storages may try for longer."""
+PAUSE, MAX_PAUSE = 5.0, 300.0
+"""A failed attempt is followed by a pause of this many times the seconds that it took, at most of the second number:
+storage that cannot be reached must not slow down training."""
 CHECKPOINT, METRICS, JOURNAL = "checkpoint.pt", "metrics.jsonl", "journal/"
 _LIST = re.compile(r"\d{8,}-[0-9a-f]{16}\.json")
 _OBJECT = re.compile(r"[0-9a-f][0-9a-z.-]*")
@@ -95,6 +102,10 @@ class CheckpointCopies:
         self._removable: set[str] = set()
         """Objects that this process has written, or found at its start."""
         self._opened: tuple[Any, str] | None = None
+        self._next_attempt = 0.0
+        self._attempt: Thread | None = None
+        self._progress = 0.0
+        """When the attempt last got on."""
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system, and the folder of this peer in it."""
@@ -112,27 +123,49 @@ class CheckpointCopies:
 
     # ---- making
 
-    def save(self, rounds_done: int, segments: Iterable[int]) -> bool:
-        """Copy the checkpoint that was written last. On any thread.
+    def save(self, rounds_done: int, segments: Iterable[int], *, last: bool = False) -> bool:
+        """Copy the checkpoint that was written last, unless an attempt has failed a moment ago. On any thread.
 
         Args:
             rounds_done: its rounds.
             segments: those of the journal that it refers to.
+            last: it is the last one of this process: copy it in any case.
 
         Returns:
             Whether the copy is complete. If not, the log says why, and neighbors must keep what this peer would need.
         """
-        try:
-            self._save(rounds_done, segments)
-        except Exception as error:  # each file system has errors of its own
-            self._log.warning(
-                "checkpoint not copied t=%d to=%s: %s; trying again with the next one",
-                *(rounds_done - 1, self.url, _text(error)),
-            )
+        began = monotonic()
+        if began < self._next_attempt and not last:
             return False
-        return True
+        if self._attempt is not None and self._attempt.is_alive():  # given up, and still not back
+            return False
+        errors: list[str] = []
+        given_up, self._progress = Event(), began
+        self._attempt = Thread(target=self._try, args=(rounds_done, segments, given_up, errors), daemon=True)
+        self._attempt.start()
+        while self._attempt.is_alive():
+            self._attempt.join(max(0.01, self._progress + STUCK - monotonic()))
+            if self._attempt.is_alive() and monotonic() - self._progress >= STUCK:
+                given_up.set()
+                errors.append(f"no progress within {STUCK:.0f} s")
+                break
+        if not errors:
+            return True
+        pause = min(MAX_PAUSE, PAUSE * (monotonic() - began))
+        self._next_attempt = monotonic() + pause
+        self._log.warning(
+            "checkpoint not copied t=%d to=%s: %s; trying again with the next one in %.0f s or later",
+            *(rounds_done - 1, self.url, errors[-1], pause),
+        )
+        return False
 
-    def _save(self, rounds_done: int, segments: Iterable[int]) -> None:
+    def _try(self, rounds_done: int, segments: Iterable[int], given_up: Event, errors: list[str]) -> None:
+        try:
+            self._save(rounds_done, segments, given_up)
+        except Exception as error:  # each file system has errors of its own
+            errors.append(_text(error))
+
+    def _save(self, rounds_done: int, segments: Iterable[int], given_up: Event) -> None:
         fs, root = self._open()
         prefix = f"{rounds_done:08d}-{self._token}"
         if self._kept and self._kept[-1].name == f"{prefix}.json":
@@ -151,6 +184,8 @@ class CheckpointCopies:
                     self._removable.add(stored)
                     self._put(source, size, f"{root}/{stored}")
                 files[path] = stored, size
+        if given_up.is_set():  # segments may have been released meanwhile
+            return
         newest = _Copy(f"{prefix}.json", files)
         self._removable.add(newest.name)
         fs.pipe_file(f"{root}/{newest.name}", json.dumps({"files": files}).encode())
@@ -160,10 +195,12 @@ class CheckpointCopies:
 
     def _put(self, source: Path, size: int, to: str) -> None:
         """Copy the first ``size`` bytes of a file, which may be growing."""
+        self._progress = monotonic()
         with source.open("rb") as reader, self._open()[0].open(to, "wb") as writer:
             while size and (chunk := reader.read(min(size, CHUNK))):
                 writer.write(chunk)
                 size -= len(chunk)
+                self._progress = monotonic()
 
     def _remove_others(self) -> None:
         fs, root = self._open()

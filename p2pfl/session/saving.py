@@ -116,7 +116,7 @@ class Saver:
         """
         await self.wait()
         while self.saved < self.kept or (final and self._endpoint.durable < self.kept):
-            await self._write(self.read(), final=final)
+            await self._write(self.read(), final=final, last=True)
 
     def close(self) -> None:
         """Delete what was kept."""
@@ -124,7 +124,7 @@ class Saver:
             if state is not None:
                 state.close()
 
-    async def _write(self, state: checkpoint.State, *, final: bool = False) -> None:
+    async def _write(self, state: checkpoint.State, *, final: bool = False, last: bool = False) -> None:
         began = perf_counter()
         done = state["rounds_done"]
         copied = -1 if self._copies is None else self._copies.rounds_done
@@ -134,7 +134,7 @@ class Saver:
             journal = self._endpoint.journal.state_dict(before=done)
             checkpoint.save(self._folder.checkpoint, {**state, "journal": journal})
             self._endpoint.journal.saved(before=done)
-            return self._copies is None or self._copies.save(done, _segments(journal))
+            return self._copies is None or self._copies.save(done, _segments(journal), last=last)
 
         complete = await on_thread(write)
         self._in_use = None

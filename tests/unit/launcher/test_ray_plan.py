@@ -154,6 +154,22 @@ def test_reads_a_runtime_environment(tmp_path: Path) -> None:
         RayOptions.parse([f"runtime_env={path}"])
 
 
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        (None, 0.0),
+        ({"pip": ["einops"]}, 600.0),
+        ({"pip": ["einops"], "config": {"setup_timeout_seconds": 1800}}, 1800.0),
+        ({"config": None}, 600.0),
+        ({"config": {"setup_timeout_seconds": -1}}, 600.0),
+    ],
+)
+def test_a_runtime_environment_gets_as_long_as_its_configuration_says(
+    environment: dict[str, Any] | None, seconds: float
+) -> None:
+    assert RayOptions(runtime_env=environment).setup_limit == seconds
+
+
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"--backend ray needs ray, .*pip install 'p2pfl-mesh\[ray\]'"):

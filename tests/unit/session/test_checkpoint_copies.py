@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,32 @@ def test_a_failed_copy_is_logged_and_tried_again(tmp_path: Path, caplog: pytest.
     assert not process.save(1, [])
     assert "checkpoint not copied t=0" in caplog.text
     blocked.unlink()
-    assert process.save(2, [])
+    assert process.save(2, [], last=True), "the last copy does not wait"
     assert process.rounds_done == 2
+
+
+def test_a_storage_that_fails_slowly_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 0.0
+    attempts = []
+
+    def fail(*given: Any, **named: Any) -> None:
+        nonlocal now
+        attempts.append(now)
+        now += 20.0
+        raise ConnectionError("no route to the bucket")
+
+    monkeypatch.setattr("p2pfl.session.checkpoint_copies.monotonic", lambda: now)
+    monkeypatch.setattr(CheckpointCopies, "_save", fail)
+    process = CheckpointCopies(
+        str(tmp_path), RUN_ID, files_of(tmp_path / "here", b"x"), logging.getLogger("p2pfl.copies")
+    )
+    for rounds_done in range(1, 30):
+        assert not process.save(rounds_done, [])
+        now += 10.0
+    assert attempts == [0.0, 120.0, 240.0]
+    assert "no route to the bucket; trying again with the next one in 100 s or later" in caplog.text
 
 
 def test_an_unreadable_storage_stops_the_peer_before_it_starts_anew(tmp_path: Path) -> None:
@@ -217,6 +242,30 @@ def test_a_stop_while_a_copy_is_restored_is_no_damage(tmp_path: Path, monkeypatc
     monkeypatch.setattr(fsspec.implementations.local.LocalFileSystem, "cat_file", stopped)
     with pytest.raises(Stopped):
         there.restore()
+
+
+def test_a_storage_that_does_not_answer_does_not_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, until: Any
+) -> None:
+    answers = threading.Event()
+
+    def hang(self: Any, path: str, *given: Any, **named: Any) -> None:
+        answers.wait(10)
+
+    here = files_of(tmp_path / "here", b"first")
+    process = CheckpointCopies(str(tmp_path / "copies"), RUN_ID, here, logging.getLogger("copies"))
+    monkeypatch.setattr("p2pfl.session.checkpoint_copies.STUCK", 0.1)
+    with monkeypatch.context() as hanging:
+        hanging.setattr(fsspec.implementations.local.LocalFileSystem, "makedirs", hang)
+        assert not process.save(1, [])
+        assert "checkpoint not copied t=0" in caplog.text
+        assert "no progress within" in caplog.text
+        assert not process.save(2, [], last=True), "one attempt at a time"
+    monkeypatch.setattr("p2pfl.session.checkpoint_copies.STUCK", 10.0)
+    answers.set()
+    until(lambda: process.save(3, [], last=True), "the next attempt, once the first is back")
+    assert [name for name in stored(str(tmp_path / "copies")) if name.endswith(".json")] == [process._kept[-1].name]
+    assert process.rounds_done == 3
 
 
 class Interrupted(Exception):
@@ -253,8 +302,9 @@ def test_neighbors_keep_what_a_peer_needs_whose_copies_fail(
     run = make_run(rounds=4, checkpoint_every=1, checkpoint_copies=str(tmp_path / "copies"))
     original = CheckpointCopies.save
 
-    def save(self: CheckpointCopies, rounds_done: int, segments: Any) -> bool:
-        return False if self._folder.peer == 1 and rounds_done in (2, 3) else original(self, rounds_done, segments)
+    def save(self: CheckpointCopies, rounds_done: int, segments: Any, *, last: bool = False) -> bool:
+        failed = self._folder.peer == 1 and rounds_done in (2, 3)
+        return False if failed else original(self, rounds_done, segments, last=last)
 
     durable: dict[int, int] = {}
 
