@@ -27,7 +27,7 @@ from benchmarks.scale import machine, multiplex, page, plots
 from benchmarks.scale.launches import LAUNCHES, chosen
 from benchmarks.scale.measure import NotMeasured, measure
 from benchmarks.scale.model import Model, quietest
-from benchmarks.slurm import COMMAND
+from benchmarks.scenarios import COMMAND
 
 PROJECT = Path(__file__).parents[2]
 RESULTS = PROJECT / "benchmarks" / "results" / "scale"

@@ -25,7 +25,7 @@ from benchmarks.bench.report import describe_machine
 from benchmarks.scale import snapshot
 from benchmarks.scale.launches import Launch
 from benchmarks.scale.snapshot import Figures, Processes
-from benchmarks.slurm import COMMAND
+from benchmarks.scenarios import COMMAND
 from benchmarks.ssh import Lab, network
 from p2pfl.session import metrics
 
