@@ -9,6 +9,10 @@ class LaunchError(P2pflError):
     """Peers could not be started on this host."""
 
 
+class HostsGone(LaunchError):
+    """The hosts of a run were given back, e.g. when its batch job ended: nothing of it runs there."""
+
+
 class CollectError(P2pflError):
     """The files of peers on other hosts could not be collected."""
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from launcher.backends.processes import NOT_COLLECTED, UNFINISHED, find_process, outcome
+from launcher.backends.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, find_process, is_alive, outcome
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings
 from p2pfl import PeerId
@@ -20,8 +20,11 @@ from p2pfl.session.run_folder import RunFolder
 STOP_TIMEOUT = 120.0
 """Seconds that peers may take to end their batch and write a checkpoint."""
 
-State = Literal["running", "finished", "stopped", "failed", "died", "unfinished", "incomplete", "unreadable"]
-"""``unfinished`` and ``incomplete`` are states of collections: a peer had not ended, or its files were not found."""
+State = Literal[
+    "running", "finished", "stopped", "failed", "died", "unfinished", "incomplete", "unknown", "unreadable"
+]
+"""``unfinished`` and ``incomplete`` are states of collections: a peer had not ended, or its files were not found.
+``unknown``: no launcher follows its peers on other hosts, which only `p2pfl status` asks."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def _readable_line(folder: RunFolder, path: str) -> RunLine:
     run = settings(folder)
     peers = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
     snapshot = Snapshot.take(folder, peers, run["rounds"])
-    alive = sum(find_process(folder, status.peer) is not None for status in snapshot.statuses)
+    alive = sum(is_alive(folder, status.peer) for status in snapshot.statuses)
     info = folder.info
     return RunLine(
         run=path,
@@ -88,6 +91,8 @@ def _final_state(folder: RunFolder) -> State:
         return "failed"
     if outcomes & {"died", "never started"}:
         return "died"
+    if any(text.startswith((UNKNOWN, "running on host")) for text in outcomes):
+        return "unknown"
     if UNFINISHED in outcomes:
         return "unfinished"
     if NOT_COLLECTED in outcomes:

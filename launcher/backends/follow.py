@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import psutil
 from rich.console import Console
 
-from launcher.backends.processes import find_process, outcome
+from launcher.backends.processes import HOST_LOST, find_process, outcome
 from launcher.backends.warm import Event
 from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress
@@ -38,7 +38,7 @@ Restart = Literal["on-failure", "always", "never"]
 
 ``on-failure``: peers that crashed or failed, but not those that were stopped or cannot write to the run folder, nor
 those that fail MAX_FAILURES times without completing a round. No policy restarts a peer that the run file's chaos
-killed permanently.
+killed permanently, or whose host is lost; ``always`` starts hosts again for as long as it takes.
 """
 
 
@@ -178,7 +178,7 @@ class RestartPolicy:
         self.reports.pop(peer, None)
         if error:
             self.reports[peer] = ended
-        if self.restart == "never" or ended == "finished":
+        if self.restart == "never" or ended == "finished" or exit_code == HOST_LOST:
             return False
         if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
             return False

@@ -62,7 +62,7 @@ class HostConnection:
         wanted: peers that were asked for and have not exited as far as known.
         pids: process ids of the peers that run.
         port: where the host listens to be probed.
-        failures: how often in a row its process has ended too early.
+        failures: how often in a row its process has ended too early; ``hopeless``: it is not started again.
         problem: why it has ended or cannot be used.
         heard: when the last event has arrived; None while no sign of life is due.
         synced: whether it has answered the last ``sync``.
@@ -80,6 +80,7 @@ class HostConnection:
     pids: dict[PeerId, int] = field(default_factory=dict)
     port: int = 0
     failures: int = 0
+    hopeless: bool = False
     problem: str = ""
     synced: bool = False
     heard: float | None = None

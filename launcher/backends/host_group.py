@@ -22,8 +22,9 @@ from typing import Any
 
 from launcher.backends.host_connection import Files, HostConnection, State
 from launcher.backends.hosts import Backend, Host, ready
+from launcher.backends.processes import HOST_LOST
 from launcher.backends.warm import Event
-from launcher.errors import LaunchError
+from launcher.errors import HostsGone, LaunchError
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_file.addresses import split
@@ -37,7 +38,10 @@ SYNC_TIMEOUT = 120.0
 HELLO_TIMEOUT = 120.0
 """Seconds until a host process must have said hello: starting Python from a network disk is slow."""
 MAX_FAILURES = 3
-"""A host process that ends more often than this within STABLE seconds each is not started again."""
+"""A host process that ends more often than this within STABLE seconds each is not started again, or ever more
+rarely (``keep_trying``)."""
+MAX_RETRY = 60.0
+"""Most seconds until the next attempt."""
 STABLE = 120.0
 """Seconds after which earlier failures of a host no longer count."""
 RETRY = 2.0
@@ -55,10 +59,14 @@ class HostGroup:
 
     Args:
         expected: ``versions`` and ``code`` of this host, which the others must have too.
+        keep_trying: start hosts again however often their processes have ended, ever more rarely.
     """
 
-    def __init__(self, backend: Backend, hosts: Sequence[Host], expected: Mapping[str, Any]) -> None:
+    def __init__(
+        self, backend: Backend, hosts: Sequence[Host], expected: Mapping[str, Any], *, keep_trying: bool = False
+    ) -> None:
         self._backend = backend
+        self._keep_trying = keep_trying
         self._expected = expected
         self._connections = [HostConnection(host) for host in hosts]
         self._of_peer: dict[PeerId, HostConnection] = {}
@@ -159,6 +167,10 @@ class HostGroup:
     def _start(self, host: HostConnection) -> None:
         try:
             host.start(self._backend)
+        except HostsGone as error:
+            if self._preparing:
+                raise
+            self._ended(host, str(error), final=True)
         except LaunchError as error:
             self._ended(host, str(error))
 
@@ -348,10 +360,11 @@ class HostGroup:
     def _ended(self, host: HostConnection, reason: str, *, final: bool = False) -> None:
         """Note that a host process has ended. ``final``: it would end again."""
         stable = time.monotonic() - host.since > STABLE
-        host.failures = MAX_FAILURES + 1 if final else 1 if stable else host.failures + 1
+        host.failures = 1 if stable else host.failures + 1
+        host.hopeless = final or (host.failures > MAX_FAILURES and not self._keep_trying)
         host.problem, host.state, host.since = reason, "ended", time.monotonic()
         if not self._preparing and host.wanted:
-            again = "; starting it again" if host.failures <= MAX_FAILURES else ""
+            again = "" if host.hopeless else "; starting it again"
             self._notices.append(f"host {host.host.name}: its process has ended: {printable(reason)}{again}")
 
     def _overdue(self) -> list[Event]:
@@ -365,17 +378,17 @@ class HostGroup:
                 self._ended(host, f"{host.state}, and no answer within {limit:.0f} s")
             elif self._preparing or host.state != "ended" or not host.wanted:
                 continue
-            elif host.failures > MAX_FAILURES:
+            elif host.hopeless:
                 found += _exits(host, sorted(host.wanted))
                 host.state, host.wanted, host.waiting, host.pids = "lost", set(), [], {}
-            elif waited > RETRY:
+            elif waited > min(MAX_RETRY, RETRY * 2 ** min(8, max(0, host.failures - MAX_FAILURES))):
                 self._start(host)
         return found
 
 
 def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:
     """Return the exits of the peers of a lost host."""
-    return [Event("exited", peer, code=1, error=f"host {host.host.name} is lost") for peer in peers]
+    return [Event("exited", peer, code=HOST_LOST, error=f"host {host.host.name} is lost") for peer in peers]
 
 
 def _probe(host: HostConnection, near: Iterable[HostConnection]) -> None:

@@ -1,49 +1,122 @@
 """``hosts.json`` in the launcher's run folder: which peers run on other hosts, and which launcher follows them.
 
-{"launcher": 4711, "running": {"3": "beta"}}        launcher 0: none; ``running`` is what the hosts reported last
+{"launcher": 4711, "host": "login1", "running": {"3": "beta"}, "answered": 5}
+
+launcher 0: none; ``running`` is what the hosts reported last. Commands on other hosts that share the run folder, e.g.
+on the login node while the launcher runs in a batch job, cannot see its process. They append a line to the file
+``.request``, which the launcher reads again and again, and wait until ``answered`` has reached the end of that line.
+A launcher on another host counts as alive until it leaves a request unanswered.
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import read_json, write_json
+from p2pfl.session.files import read_json, write_errors, write_json
 
 NAME = "hosts.json"
+REQUESTS = ".request"
+ANSWER_TIMEOUT = 20.0
+"""Seconds within which a living launcher answers a request; network file systems show changes late."""
+POLL_INTERVAL = 0.1
+"""Seconds between two looks at the answer."""
+
+Request = Literal["answer", "stop", "kill"]
 
 
 @dataclass(frozen=True)
 class HostState:
-    """The peers of a run that run on hosts, by the name of the host, and the process id of the launcher."""
+    """The peers of a run that run on hosts, by the name of the host, and the launcher: process id and host name.
+
+    ``answered``: bytes of the requests that the launcher has read.
+    """
 
     launcher: int = 0
     running: Mapping[PeerId, str] = field(default_factory=dict)
+    host: str = field(default_factory=socket.gethostname)
+    answered: int = 0
 
     @classmethod
     def read(cls, root: Path) -> HostState | None:
         """Return the state in the run folder ``root``; None for a run that never had other hosts."""
         with suppress(RunFolderError, ValueError, KeyError, TypeError, AttributeError):
             if (found := read_json(root / NAME)) is not None:
-                return cls(int(found["launcher"]), {int(peer): str(host) for peer, host in found["running"].items()})
+                running = {int(peer): str(host) for peer, host in found["running"].items()}
+                return cls(int(found["launcher"]), running, str(found["host"]), int(found["answered"]))
         return None
 
     def write(self, root: Path) -> None:
-        write_json(root / NAME, {"launcher": self.launcher, "running": self.running})
+        write_json(root / NAME, vars(self))
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the launcher ran on this host, so that its process can be found."""
+        return self.host == socket.gethostname()
 
     def process(self, root: Path) -> psutil.Process | None:
-        """Return the launcher if it lives."""
+        """Return the launcher if it lives on this host."""
         with suppress(psutil.Error):
-            process = psutil.Process(self.launcher) if self.launcher else None
+            process = psutil.Process(self.launcher) if self.launcher and self.is_here else None
             if process is not None and " ".join(process.cmdline()).rstrip() == launcher_title(root):
                 return process
         return None
+
+    def followed(self, root: Path) -> bool:
+        """Return whether a launcher follows the run; one on another host is believed to until ``ask`` fails."""
+        return self.process(root) is not None if self.is_here else self.launcher != 0
+
+    def answers(self, root: Path) -> bool:
+        """Return whether a launcher follows the run, after asking one on another host. Raises WriteError."""
+        return self.followed(root) and (self.is_here or ask(root, "answer"))
+
+
+def ask(root: Path, request: Request, timeout: float = ANSWER_TIMEOUT) -> bool:
+    """Send a request to the launcher of a run. Return whether it has received it in time. Raises WriteError."""
+    path = root / REQUESTS
+    with write_errors(path), path.open("ab") as file:
+        file.write(f"{request}\n".encode())
+        end_of_line = file.tell()
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        state = HostState.read(root)
+        if state is not None and state.answered >= end_of_line:
+            return True
+        if state is None or not state.followed(root):
+            return False
+        time.sleep(POLL_INTERVAL)
+    return False
+
+
+class Requests:
+    """The launcher's side of ``ask``."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / REQUESTS
+        self.answered = 0
+        with write_errors(self._path):
+            self._path.write_bytes(b"")
+
+    def new(self) -> list[str]:
+        """Return the requests since the last call."""
+        with suppress(OSError), self._path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > self.answered:
+                file.seek(self.answered)
+                lines, _, _ = file.read(size - self.answered).rpartition(b"\n")
+                self.answered += len(lines) + 1 if lines else 0
+                return lines.decode(errors="replace").split("\n") if lines else []
+        return []
 
 
 def launcher_title(root: Path) -> str:

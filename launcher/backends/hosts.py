@@ -14,11 +14,12 @@ To add a backend ``x``, write ``launcher/backends/x.py`` with a class that satis
 
 and add its name to BACKENDS. The launcher's calls are, in this order:
 
-    hosts()                          the hosts of this run. Raises LaunchError.
+    hosts()                          the hosts of this run. Raises LaunchError. Not for stop and status.
     start(host, command) -> HostStream
                                      start ``command`` on that host, without waiting for it. Called once for each
                                      host, and again for one whose stream has ended while peers of it should run. A
                                      backend may start it on another machine then, if ``host.folder`` is there too.
+                                     Raises HostsGone if nothing of the run can be running any more.
     close()                          at the end, after all streams are closed
 
 A stream ends (``read`` returns b"") when the host process has exited or the host is lost; ``outcome`` then says why.
@@ -31,6 +32,7 @@ on it may die, and training goes on. What it does while it lives: restart peers,
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
@@ -44,9 +46,13 @@ from typing import Any, Protocol
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
+from p2pfl.session.files import read_json, write_errors
+from p2pfl.session.run_folder import RunFolder
 
 BACKENDS = ("ssh", "slurm", "ray")
 """Names of modules in this package."""
+ENVIRONMENT = ".environment.json"
+"""File of a run folder with the variables of each host, which only the owner can read: they may be secret."""
 EXIT_TIMEOUT = 5.0
 """Seconds that a command that connects to a host may take to exit."""
 MAX_OUTPUT = 4096
@@ -267,18 +273,30 @@ def restore(saved: Mapping[str, Any]) -> Backend:
     return backend
 
 
-def hosts_from(saved: Mapping[str, Any]) -> list[Host]:
-    """Return the hosts of a run as stored in run.json."""
-    return [Host(**{**host, "peers": tuple(host["peers"])}) for host in saved["hosts"]]
+def hosts_from(folder: RunFolder) -> list[Host]:
+    """Return the hosts of a run as stored in run.json and ENVIRONMENT. Raises LaunchError, RunFolderError."""
+    values = read_json(folder.root / ENVIRONMENT) or {}
+    found = []
+    for host in folder.info["hosts"]["hosts"]:
+        environment = values.get(host["name"], {})
+        if missing := sorted(set(host["environment"]) - environment.keys()):
+            raise LaunchError(
+                f"{folder.root / ENVIRONMENT}: no value of {', '.join(missing)} of host {host['name']}: the file is "
+                "missing or not of this run; resume where the run was launched"
+            )
+        found.append(Host(**{**host, "peers": tuple(host["peers"]), "environment": environment}))
+    return found
 
 
-def to_save(backend: Backend, hosts: Sequence[Host]) -> dict[str, Any]:
-    """Return what run.json stores as ``hosts``."""
-    return {
-        "backend": backend.name,
-        "options": backend.saved(),
-        "hosts": [{**asdict(host), "peers": list(host.peers)} for host in hosts],
-    }
+def save(folder: RunFolder, backend: Backend, hosts: Sequence[Host]) -> None:
+    """Store backend and hosts in run.json, the values of their variables in ENVIRONMENT. Raises WriteError."""
+    path = folder.root / ENVIRONMENT
+    with write_errors(path):
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            json.dump({host.name: dict(host.environment) for host in hosts if host.environment}, file)
+    saved = [{**asdict(host), "peers": list(host.peers), "environment": sorted(host.environment)} for host in hosts]
+    folder.write_info({**folder.info, "hosts": {"backend": backend.name, "options": backend.saved(), "hosts": saved}})
 
 
 def place(peers: int, hosts: Sequence[Host], cores: Mapping[str, int]) -> list[Host]:

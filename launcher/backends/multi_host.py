@@ -22,12 +22,12 @@ from launcher.backends.checks import check_start
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import HostState, launcher_title
+from launcher.backends.host_state import NAME, POLL_INTERVAL, REQUESTS, HostState, ask, launcher_title
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.processes import outcome
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
-from launcher.errors import LaunchError
+from launcher.errors import HostsGone, LaunchError
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import tracking
 from launcher.views import formatting
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 TOKEN = ".launcher"
 """A file that tells a host process whether it has the launcher's run folder; see peers/host.py."""
-POLL_INTERVAL = 0.1
-"""Seconds between two checks whether another launcher has ended: it is no child of this process."""
 KEYS = "keys"
 """Folder in the run folder for keys that the launcher makes, and for those handed out to a host."""
 
@@ -103,13 +101,13 @@ def launch(
         return request.prepare(run), Settings.of(run)
 
     backend = backends.make(name, options)
-    with HostGroup(backend, backend.hosts(), _this_version()) as group:
+    with HostGroup(backend, backend.hosts(), _this_version(), keep_trying=restart == "always") as group:
         found = group.connect()  # before there is a folder, since most problems appear here
         folder, settings = in_child(prepare)
         placed = backends.place(settings.peers, found, group.cores)
         if host_dir is not None:
             placed = [replace(host, folder=host.folder or _folder_on(host, host_dir, folder)) for host in placed]
-        folder.write_info({**folder.info, "hosts": backends.to_save(backend, placed)})
+        backends.save(folder, backend, placed)
         for host in placed:
             console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
         group.open(placed, _files(folder, settings, placed, group.addresses))
@@ -129,10 +127,10 @@ def resume(
         LaunchError: another launcher follows the run, or no peer is left to start.
     """
     state = HostState.read(folder.root)
-    if state is not None and (process := state.process(folder.root)) is not None:
+    if state is not None and state.answers(folder.root):
         raise LaunchError(
-            f"{folder.root}: followed by another launcher (process {process.pid}), which restarts its peers; "
-            f"stop them with `p2pfl stop {folder.root}`"
+            f"{folder.root}: followed by another launcher (process {state.launcher} on host {state.host}), which "
+            f"restarts its peers; stop them with `p2pfl stop {folder.root}`"
         )
 
     def prepare() -> Settings:
@@ -146,7 +144,8 @@ def resume(
     settings = in_child(prepare)
     if absent := sorted(set(peers) - set(range(settings.peers))):
         raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has 0 to {settings.peers - 1}")
-    with HostGroup(backend, backend.hosts() or hosts, _this_version()) as group:
+    again = backend.hosts() or hosts
+    with HostGroup(backend, again, _this_version(), keep_trying=restart == "always") as group:
         found = group.connect()
         moved = {host.name for host in found} != {host.name for host in hosts}
         if moved:  # another allocation
@@ -158,7 +157,7 @@ def resume(
                 "folders on a file system that all hosts share"
             )
         if moved:  # after the check: a refused resume must not change where the run is
-            folder.write_info({**folder.info, "hosts": backends.to_save(backend, hosts)})
+            backends.save(folder, backend, hosts)
         ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
         if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
@@ -169,40 +168,45 @@ def resume(
 
 
 def refresh(folder: RunFolder) -> None:
-    """Fetch the files of a run whose launcher has ended, and what runs on its hosts. Raises LaunchError.
+    """Fetch the files of a run whose launcher has ended, and what runs on its hosts. Raises LaunchError, WriteError.
 
     Does nothing if a launcher follows the run: then the files are up to date.
     """
     state = HostState.read(folder.root)
-    if state is None or not state.running or state.process(folder.root) is not None:
+    if state is None or not state.running or state.answers(folder.root):
         return
-    with _look(folder) as group:
-        _write_state(folder, group, 0)
+    try:
+        with _look(folder) as group:
+            _write_state(folder, group)
+    except HostsGone:
+        HostState().write(folder.root)
 
 
 def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId, str | None]]:
     """Stop the running peers of a run on hosts. Return how each ended; None if it still runs."""
     state = HostState.read(folder.root) or HostState()
-    process = state.process(folder.root)
-    if process is not None:
+    if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
         stopped = sorted(state.running)
-        process.send_signal(signal.SIGTERM)
-        if kill:
-            process.send_signal(signal.SIGINT)  # the second request to stop kills
         end = time.monotonic() + timeout
-        while state.process(folder.root) is not None and time.monotonic() < end:
+        while (HostState.read(folder.root) or HostState()).followed(folder.root) and time.monotonic() < end:
             time.sleep(POLL_INTERVAL)
         running = (HostState.read(folder.root) or HostState()).running
         return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
+    state = HostState.read(folder.root) or HostState()
     if not state.running:
         return []
-    with _look(folder) as group:
+    try:
+        look = _look(folder)
+    except HostsGone:
+        HostState().write(folder.root)
+        return []
+    with look as group:
         asked = sorted(group.running)
         group.signal(asked, signal.SIGKILL if kill else signal.SIGTERM)
         end = time.monotonic() + timeout
         while group.running and time.monotonic() < end:
             group.events(0.5)
-        _write_state(folder, group, 0)
+        _write_state(folder, group)
         return [
             (peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
             for peer in asked
@@ -227,7 +231,7 @@ def _look(folder: RunFolder) -> HostGroup:
 
 def _restored(folder: RunFolder) -> tuple[Backend, list[Host]]:
     saved: dict[str, Any] = folder.info["hosts"]
-    return backends.restore(saved), backends.hosts_from(saved)
+    return backends.restore(saved), backends.hosts_from(folder)
 
 
 def _follow(
@@ -254,7 +258,7 @@ def _follow(
             followed = remote.processes(todo)
             processes = follow(folder, todo, settings, remote, console, restart, watching, notices, followed)
     finally:
-        remote.write_state()
+        remote.write_state(0)
     from p2pfl.messaging.topology import Topology
 
     seconds = seconds_before + processes.seconds
@@ -266,8 +270,8 @@ def _folder_on(host: Host, host_dir: str, folder: RunFolder) -> str:
     return f"{host_dir.replace('{host}', host.name).rstrip('/')}/{folder.root.name}"
 
 
-def _write_state(folder: RunFolder, group: HostGroup, launcher: int) -> None:
-    HostState(launcher, {peer: group.host_of(peer) for peer in group.running}).write(folder.root)
+def _write_state(folder: RunFolder, group: HostGroup) -> None:
+    HostState(running={peer: group.host_of(peer) for peer in group.running}).write(folder.root)
 
 
 # ---- files for the hosts -----------------------------------------------------------------------------------------
@@ -285,7 +289,8 @@ def _token(folder: RunFolder) -> str:
 def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
-    skipped = {folder.root / name for name in ("peers", "addresses", "slots", KEYS, TOKEN, "hosts.json")}
+    local = ("peers", "addresses", "slots", KEYS, TOKEN, NAME, REQUESTS, backends.ENVIRONMENT)
+    skipped = {folder.root / name for name in local}
     common = {
         str(path.relative_to(folder.root)): (path.read_bytes(), 0o644)
         for entry in sorted(folder.root.iterdir())

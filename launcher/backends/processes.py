@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import psutil
@@ -13,13 +14,16 @@ from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
 RUNNING = "running"
 UNFINISHED = "unfinished: had not ended when collected"
 NOT_COLLECTED = "not collected: no source has its files"
+UNKNOWN = "unknown: was running"
+HOST_LOST = os.EX_UNAVAILABLE
+"""Exit code of the peers of a host that is not started again. No restart policy asks for them again."""
 
 
 def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     """Return the process of ``peer`` on this host if it is alive.
 
     The process id in the status file may have been reused by another process, so the process title must match too.
-    For a peer on another host, return the launcher that follows it, if that is alive.
+    For a peer on another host, return the launcher that follows it, if that is alive and on this host.
     """
     if (hosts := HostState.read(folder.root)) is not None:
         return hosts.process(folder.root) if peer in hosts.running else None
@@ -33,6 +37,13 @@ def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     except psutil.Error:
         return None
     return process if title in (peer_title(folder, peer), simulation_title(folder)) else None
+
+
+def is_alive(folder: RunFolder, peer: PeerId) -> bool:
+    """Return whether ``peer`` runs, on whatever host, as far as this host knows."""
+    if (hosts := HostState.read(folder.root)) is not None:
+        return peer in hosts.running and hosts.followed(folder.root)
+    return find_process(folder, peer) is not None
 
 
 def peer_title(folder: RunFolder, peer: PeerId) -> str:
@@ -68,10 +79,10 @@ def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") ->
         return f"exit code {exit_code}"
     if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
         return last.phase  # a finished peer has a result, unless a power failure destroyed it
-    if (hosts := HostState.read(files.root.parents[1])) is not None and files.peer in hosts.running:
-        known = hosts.launcher == 0
+    if (hosts := HostState.read(root := files.root.parents[1])) is not None and files.peer in hosts.running:
         on = f"on host {hosts.running[files.peer]}"
-        return f"running {on}" if known else f"unknown: was running {on} when the launcher ended"
+        known = hosts.launcher == 0 or hosts.followed(root)
+        return f"running {on}" if known else f"{UNKNOWN} {on} when the launcher ended"
     if origin is not None:
         return NOT_COLLECTED if origin.source is None else UNFINISHED
     return "never started" if status is None else "died"

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable
 
 import psutil
 
 from launcher.backends.follow import PeerProcesses
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import HostState
+from launcher.backends.host_state import HostState, Requests
 from launcher.backends.warm import Event
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder, Status
+
+REQUEST_INTERVAL = 0.5
+"""Minimum seconds between two looks at the requests of other commands."""
+SIGNALS = {"stop": (signal.SIGTERM,), "kill": (signal.SIGTERM, signal.SIGINT)}
+"""What a request does to this process: the second request to stop kills."""
 
 
 class Remote:
@@ -28,6 +34,8 @@ class Remote:
         self._group = group
         self._folder = folder
         self._written: HostState | None = None
+        self._requests = Requests(folder.root)
+        self._requests_due = 0.0
         self.fork = group.fork
         self.kill = group.cancel
 
@@ -37,17 +45,29 @@ class Remote:
 
     def events(self, timeout: float) -> list[Event]:
         found = self._group.events(timeout)
-        if found or self._written is None:
-            self.write_state()
+        if self._answer() or found or self._written is None:
+            self.write_state(os.getpid())
         return found
+
+    def _answer(self) -> bool:
+        """Do what commands on other hosts ask for. Return whether there was a request."""
+        if time.monotonic() < self._requests_due:
+            return False
+        self._requests_due = time.monotonic() + REQUEST_INTERVAL
+        requests = self._requests.new()
+        for request in requests:
+            for number in SIGNALS.get(request, ()):
+                os.kill(os.getpid(), number)
+        return bool(requests)
 
     def restart(self) -> None:
         """Nothing: the group starts each host again by itself."""
 
-    def write_state(self) -> None:
-        """Write down which peers run, for other commands."""
+    def write_state(self, launcher: int) -> None:
+        """Write down which peers run and who follows them, for other commands. ``launcher``: 0 at the end."""
         group = self._group
-        state = HostState(os.getpid(), {peer: group.host_of(peer) for peer in sorted(group.running)})
+        running = {peer: group.host_of(peer) for peer in sorted(group.running)}
+        state = HostState(launcher, running, answered=self._requests.answered)
         if state != self._written:
             state.write(self._folder.root)
             self._written = state

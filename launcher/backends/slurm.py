@@ -22,12 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.hosts import BackendOptions, Host, HostStream, stream_of
-from launcher.errors import LaunchError
+from launcher.errors import HostsGone, LaunchError
 
 NOT_INSIDE = (
     "not inside a Slurm allocation: get one with `salloc --nodes 3`, or print a batch script with "
     "`p2pfl launch FILE --backend slurm --sbatch`"
 )
+RESUME = (
+    "resume the run in another allocation, `salloc --nodes 3 p2pfl resume RUN`, or by its batch script, "
+    "`sbatch SCRIPT RUN`"
+)
+ALIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
+"""States of jobs of which processes may run."""
 SIGNAL_SECONDS = 60
 """Seconds before the time limit at which the peers are stopped. Slurm may send the signal up to a minute earlier."""
 NO_GPU = "Slurm has granted this job no GPU: ask for one, e.g. by --gres=gpu:1 or --gres=shard:1"
@@ -36,7 +42,10 @@ CONTROL_TIMEOUT = 60.0
 
 
 class Slurm:
-    """Starts a host process on each node of the allocation ``job``."""
+    """Starts a host process on each node of the allocation ``job``.
+
+    ``hosts``, of a new or resumed run, moves it to the allocation that this process runs in, if there is one.
+    """
 
     name = "slurm"
 
@@ -44,11 +53,21 @@ class Slurm:
         self._job = job
 
     def hosts(self) -> list[Host]:
-        job = _fields(_scontrol("show", "job", self._job, "--oneliner"))
+        here = os.environ.get("SLURM_JOB_ID", self._job)
+        job, before = _job(here), {} if here == self._job else _job(self._job)
+        if before.get("JobState") == "RUNNING":
+            raise LaunchError(
+                f"its peers may run in Slurm job {self._job}, which has not ended, and this is job {here}: resume it "
+                f"from a shell outside of job {here}, or end the other one: scancel {self._job}"
+            )
         if job.get("JobState") != "RUNNING":
-            raise LaunchError(f"Slurm job {self._job} is {job.get('JobState', 'unknown')}, not RUNNING")
+            raise LaunchError(f"Slurm job {here} {_end(job)}: {RESUME}")
+        self._job = here
         nodes = _scontrol("show", "hostnames", job["NodeList"]).split()
-        cpus = cpus_per_node(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(nodes))
+        inside = "SLURM_JOB_ID" in os.environ
+        cpus = cpus_per_node(
+            os.environ.get("SLURM_JOB_CPUS_PER_NODE", "") if inside else "", len(nodes), job["NumCPUs"]
+        )
         gpus = has_gpu(job)
         return [
             Host(
@@ -64,6 +83,9 @@ class Slurm:
         ]
 
     def start(self, host: Host, command: Sequence[str]) -> HostStream:
+        job = _job(self._job)
+        if job.get("JobState", "unknown") not in ALIVE:
+            raise HostsGone(f"Slurm job {self._job} {_end(job)}: {RESUME}")
         cpus = [f"--cpus-per-task={host.cores}"] if host.cores else []
         step = ["srun", f"--jobid={self._job}", "--nodes=1", "--ntasks=1", f"--nodelist={host.name}", *cpus]
         return stream_of([*step, "--overlap", "--unbuffered", "--quiet", "--job-name=p2pfl", "--", *command])
@@ -84,18 +106,23 @@ def make(options: BackendOptions) -> Slurm:
 
 
 def restore(saved: Mapping[str, Any]) -> Slurm:
-    """Use the allocation that this process runs in, or else that of the run."""
-    return Slurm(os.environ.get("SLURM_JOB_ID") or saved["job"])
+    """Use the allocation of the run."""
+    return Slurm(saved["job"])
 
 
-def cpus_per_node(text: str, nodes: int) -> list[int]:
-    """Return the CPUs of each node from SLURM_JOB_CPUS_PER_NODE, e.g. ``4(x2),8``; one each if it is not set."""
+def cpus_per_node(text: str, nodes: int, total: str) -> list[int]:
+    """Return the CPUs of each node.
+
+    Args:
+        text: SLURM_JOB_CPUS_PER_NODE, e.g. ``4(x2),8``; empty outside of the job.
+        total: NumCPUs of the job, which is divided evenly if ``text`` does not tell.
+    """
     found: list[int] = []
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if match is not None:
             found += [int(match[1])] * int(match[2] or 1)
-    return found if len(found) == nodes else [1] * nodes
+    return found if len(found) == nodes else [max(1, int(total) // nodes)] * nodes
 
 
 def has_gpu(job: Mapping[str, str]) -> bool:
@@ -118,6 +145,20 @@ def _scontrol(*arguments: str) -> str:
     return done.stdout
 
 
+def _job(number: str) -> dict[str, str]:
+    """Return the fields of a job; none if Slurm no longer knows it. Raises LaunchError."""
+    try:
+        return _fields(_scontrol("show", "job", number, "--oneliner"))
+    except LaunchError as error:
+        if "Invalid job id" in str(error):
+            return {}
+        raise
+
+
+def _end(job: Mapping[str, str]) -> str:
+    return f"is {job['JobState']}" if "JobState" in job else "has ended"
+
+
 def _fields(line: str) -> dict[str, str]:
     """Return the fields of a line of `scontrol show … --oneliner`."""
     return dict(part.split("=", 1) for part in line.split() if "=" in part)
@@ -127,7 +168,8 @@ def _fields(line: str) -> dict[str, str]:
 
 SCRIPT = """\
 #!/bin/bash
-# Submit with `sbatch FILE`. Options of sbatch take precedence, e.g. --nodes 3 --time 4:00:00 --gres gpu:1
+# Submit with `sbatch FILE [RUN]`. Options of sbatch take precedence, e.g. --nodes 3 --time 4:00:00 --gres gpu:1.
+# RUN, the folder of a run that was stopped, is resumed.
 #SBATCH --job-name={name}
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -137,9 +179,9 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --output={name}-%j.out
 cd {folder} || exit 1
-run={out}/{name}-$SLURM_JOB_ID      # on a file system that all nodes share, to resume on other nodes
+run=${{1:-{out}/{name}-$SLURM_JOB_ID}}    # on a file system that all nodes share, to resume on other nodes
 if [ -e "$run/run.yaml" ]; then
-    {p2pfl} resume "$run" &
+    {p2pfl} resume "$run"{resume} &
 else
     {p2pfl} launch {arguments} --run-dir "$run" &
 fi
@@ -155,13 +197,14 @@ exit $code
 """
 
 
-def batch_script(name: str, out: Path, arguments: Sequence[str]) -> str:
+def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequence[str] = ()) -> str:
     """Return a batch script for a run.
 
     Args:
         name: of the run.
         out: folder of its run folder.
         arguments: those of `p2pfl launch`.
+        resume: options of `p2pfl resume`, which the next starts use.
     """
     return SCRIPT.format(
         name=name,
@@ -170,4 +213,5 @@ def batch_script(name: str, out: Path, arguments: Sequence[str]) -> str:
         out=shlex.quote(str(out)),
         p2pfl=shlex.join([sys.executable, "-m", "launcher.cli"]),
         arguments=shlex.join(arguments),
+        resume="".join(f" {shlex.quote(option)}" for option in resume),
     )

@@ -29,7 +29,7 @@ from p2pfl.session.run_folder import Origin, PeerFolder, RunFolder
 FETCHED, BACKUP = ".fetched", ".before"
 """Temporary folders in a collection: fetched files, and the replaced folder of a peer."""
 TEMPORARY = ".*.*.tmp"
-HOST_KEYS = ("host", "cores", "launcher_pid", "collected")
+HOST_KEYS = ("host", "hosts", "cores", "launcher_pid", "collected")
 """Keys of run.json that do not describe the run as a whole."""
 
 

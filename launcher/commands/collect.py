@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, echo, make_console
+from launcher.commands.group import JSON, echo, make_console, open_run
 
 
 @click.command()
@@ -56,6 +56,9 @@ def collect(
     from launcher.views.print_summary import failure_lines, print_summary
 
     console = make_console(err=as_json)
+    for location in map(Path, locations):
+        if (location / "run.yaml").is_file():  # a launched run may have newer files on its hosts
+            open_run(location)
     given = [
         *locations,
         *([] if compose is None else [f"compose:{compose}"]),

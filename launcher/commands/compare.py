@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, MASKED, echo, make_console
+from launcher.commands.group import JSON, MASKED, echo, make_console, open_all
 
 if TYPE_CHECKING:
     from launcher.comparison.results import Options, Results
@@ -98,9 +98,9 @@ def compare(
     finish.
     """
     from launcher.comparison.results import Options
-    from launcher.sweep.folder import expand, is_sweep
+    from launcher.sweep.folder import is_sweep
 
-    members = expand(runs)
+    members = open_all(runs)
     if not members:
         echo(f"no run of {', '.join(map(str, runs))} has begun", err=True)
         sys.exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import echo
+from launcher.commands.group import echo, open_all
 
 if TYPE_CHECKING:
     from launcher.export import Format
@@ -38,7 +38,6 @@ def export(runs: tuple[Path, ...], form: Format, out: Path) -> None:
     --logdir exported
     """
     from launcher.export import export as write
-    from launcher.sweep.folder import expand
 
-    for file in write([folder for folder, _ in expand(runs)], form, out):
+    for file in write([folder for folder, _ in open_all(runs)], form, out):
         echo(str(file))

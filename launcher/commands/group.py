@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from launcher.sweep.grid import Point
     from p2pfl.session.run_folder import RunFolder
 
 
@@ -31,19 +32,35 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
 
 def open_run(run: Path) -> RunFolder:
     """Open a run. If its peers are on other hosts and its launcher has ended, fetch their files first."""
-    from launcher.backends.host_state import NAME
     from p2pfl.session.run_folder import RunFolder
 
     folder = RunFolder.open(run)
+    _refresh(folder)
+    return folder
+
+
+def open_all(runs: Iterable[Path]) -> list[tuple[RunFolder, Point | None]]:
+    """Open runs as ``open_run`` does; a sweep stands for its runs that have begun. Raises RunFolderError."""
+    from launcher.sweep.folder import expand
+
+    found = expand(runs)
+    for folder, _ in found:
+        _refresh(folder)
+    return found
+
+
+def _refresh(folder: RunFolder) -> None:
+    from launcher.backends.host_state import NAME
+
     if (folder.root / NAME).exists():
         from launcher.backends.multi_host import refresh
         from launcher.errors import LaunchError
+        from p2pfl.errors import RunFolderError, WriteError
 
         try:
             refresh(folder)
-        except LaunchError as error:
-            echo(f"{run}: not up to date, because not all hosts answer: {error}", err=True)
-    return folder
+        except (LaunchError, RunFolderError, WriteError) as error:
+            echo(f"{folder.root}: not up to date, because not all hosts answer: {error}", err=True)
 
 
 @contextmanager

@@ -46,6 +46,8 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
 def _state(line: RunLine) -> str:
     if line.alive:
         return f"running ({line.alive} of {line.peers} peers)"
+    if line.state == "unknown":
+        return f"unknown: ask its hosts with p2pfl status {line.run}"
     return f"{line.state} (collected {line.collected[:16]})" if line.collected else line.state
 
 
@@ -121,10 +123,8 @@ def digest(run: Path, other: Path | None, as_json: bool) -> None:
     A digest is the SHA-256 of a peer's final state. With RUN2, list the peers whose states differ or cannot be
     compared yet, and exit with 1 if there are any.
     """
-    from p2pfl.session.run_folder import RunFolder
-
     if other is None:
-        _print_digests(RunFolder.open(run), as_json)
+        _print_digests(open_run(run), as_json)
     else:
         _compare_digests(run, other, as_json)
 
@@ -147,9 +147,8 @@ def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
 
     from launcher.views.digests import compare
     from launcher.views.formatting import ids
-    from p2pfl.session.run_folder import RunFolder
 
-    compared = compare(RunFolder.open(run), RunFolder.open(other))
+    compared = compare(open_run(run), open_run(other))
     if as_json:
         echo(json.dumps({"same": compared.same, **asdict(compared)}))
         sys.exit(0 if compared.same else 1)
@@ -182,9 +181,8 @@ def evaluate(run: Path, masked: bool | None, device: str, as_json: bool) -> None
     """
     from launcher.views.evaluation import evaluate_run, table
     from launcher.views.print_summary import accuracy_lines
-    from p2pfl.session.run_folder import RunFolder
 
-    evaluation = evaluate_run(RunFolder.open(run), masked, device)
+    evaluation = evaluate_run(open_run(run), masked, device)
     if as_json:
         echo(json.dumps(evaluation.to_dict()))
         return

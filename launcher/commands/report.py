@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import echo
+from launcher.commands.group import echo, open_all
 
 
 @click.command()
@@ -31,9 +31,8 @@ def report(
     The page needs no network and no other file. Needs the extra `report`.
     """
     from launcher.report.command import NAME, write
-    from launcher.sweep.folder import expand
 
-    members = expand(runs)
+    members = open_all(runs)
     if not members:
         raise click.UsageError(f"no run of {', '.join(map(str, runs))} has begun")
     page = output or (runs[0] if len(runs) == 1 else Path()) / NAME

@@ -139,7 +139,7 @@ def launch(
     if sbatch:
         if backend != "slurm":
             raise click.UsageError("--sbatch is for --backend slurm")
-        _print_batch_script(asked)
+        _print_batch_script(asked, restart, metrics, as_json)
         return
     if backend != "local":
         from launcher.backends import multi_host
@@ -155,8 +155,13 @@ def launch(
     _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
 
 
-def _print_batch_script(asked: LaunchRequest) -> None:
-    """Print a script for sbatch that gives this command's arguments to a launcher in the job."""
+def _print_batch_script(
+    asked: LaunchRequest, restart: Restart, metrics: tuple[str, int] | None, as_json: bool
+) -> None:
+    """Print a script for sbatch that gives this command's arguments to a launcher in the job.
+
+    Those about how to follow a run are given to `p2pfl resume` too.
+    """
     from launcher.backends.slurm import batch_script
     from launcher.child import in_child
     from p2pfl.run_file import load as run_files
@@ -170,7 +175,9 @@ def _print_batch_script(asked: LaunchRequest) -> None:
 
     name, out = in_child(name_and_folder)
     arguments = [argument for argument in sys.argv[2:] if argument != "--sbatch"]
-    echo(batch_script(name, out, arguments), nl=False)
+    resume = [f"--restart={restart}", *(["--json"] if as_json else [])]
+    resume += [] if metrics is None else ["--metrics-port={}:{}".format(*metrics)]
+    echo(batch_script(name, out, arguments, resume), nl=False)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import RUN, echo
+from launcher.commands.group import RUN, echo, open_run
 
 
 @click.command()
@@ -31,11 +31,10 @@ def track(run: Path, names: tuple[str, ...], pooled: bool, project: str | None) 
     from launcher.tracking.backends import require
     from launcher.tracking.processes import Trackers
     from launcher.views.summary import settings
-    from p2pfl.session.run_folder import RunFolder
 
     if not names and (pooled or project):
         raise click.UsageError("--pooled and --project need --to")
-    folder = RunFolder.open(run)
+    folder = open_run(run)
     entries = [{"name": name, "pooled": pooled, "project": project} for name in dict.fromkeys(names)]
     entries = entries or settings(folder).get("track") or []
     if not entries:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import RUN
+from launcher.commands.group import RUN, open_run
 
 
 @click.command()
@@ -17,12 +17,11 @@ def ui(run: Path) -> None:
     It only reads files; q closes it. The run may be running or finished, and may have been started in any way.
     """
     from launcher.ui.progress import has_terminal, require_ui
-    from p2pfl.session.run_folder import RunFolder
 
     require_ui()
     if not has_terminal():
         raise click.UsageError("the live view needs a terminal: its stdin and stderr are not one")
-    folder = RunFolder.open(run)
+    folder = open_run(run)
     from launcher.ui.__main__ import show
 
     show(folder)

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import psutil
 import yaml
 
-from launcher.backends.processes import find_process, outcome
+from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.errors import SweepError
 from launcher.sweep.grid import NAME, Point
 from p2pfl.errors import RunFolderError
@@ -163,7 +163,7 @@ class SweepFolder:
             return "running"
         if not folder.run_file.is_file():
             return "waiting"
-        if peers_of(folder):
+        if any(is_alive(folder, files.peer) for files in folder.peers()):
             return "running"
         return "finished" if all(outcome(files) == "finished" for files in folder.peers()) else "interrupted"
 

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import psutil
 
-from launcher.backends.processes import find_process
+from launcher.backends.processes import is_alive
 from launcher.views.formatting import ids
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
@@ -172,4 +172,4 @@ def has_ended(folder: RunFolder, files: PeerFolder) -> bool:
     status = files.status()
     if status is None:
         return not psutil.pid_exists(folder.info["launcher_pid"])
-    return status.phase in FINAL or find_process(folder, files.peer) is None
+    return status.phase in FINAL or not is_alive(folder, files.peer)

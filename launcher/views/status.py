@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.backends.host_state import HostState
-from launcher.backends.processes import find_process, outcome
+from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.views import formatting
 from launcher.views.summary import settings
 from p2pfl import PeerId
@@ -106,16 +106,17 @@ class RunStatus:
 def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine:
     status, collected = files.status(), files.origin() is not None
     process, remote = find_process(folder, files.peer), HostState.read(folder.root) is not None
+    alive = process is not None or (remote and is_alive(folder, files.peer))
     known = status or Status(files.peer, 0)
-    if process is None or known.phase in FINAL:
+    if not alive or known.phase in FINAL:
         state = "starting" if status is None and starting and not collected else outcome(files)
     else:
-        state = SUSPENDED if _is_suspended(process) and not remote else known.phase
-    living = process is not None and known.phase not in FINAL
+        state = SUSPENDED if process is not None and not remote and _is_suspended(process) else known.phase
+    living = alive and known.phase not in FINAL
     seconds = time.monotonic() - known.since if living and known.since else None
     return PeerLine(
         peer=files.peer,
-        alive=None if collected else process is not None,
+        alive=None if collected else alive,
         state=state,
         t=known.t,
         rounds_done=known.rounds_done,

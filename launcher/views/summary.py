@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.backends.processes import RUNNING, find_process, outcome
+from launcher.backends.processes import RUNNING, is_alive, outcome
 from launcher.views import formatting
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
@@ -243,7 +243,9 @@ def current_summary(folder: RunFolder) -> Summary:
     seconds = written.get("seconds")
     summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
     peers = [
-        replace(peer, ended=RUNNING) if peer.ended == "died" and find_process(folder, peer.peer) else peer
+        replace(peer, ended=RUNNING)
+        if peer.ended.startswith(("died", "running on host")) and is_alive(folder, peer.peer)
+        else peer
         for peer in summary.peers
     ]
     return replace(summary, peers=peers)

@@ -163,9 +163,9 @@ def test_a_peer_on_another_host_counts_as_running_only_while_that_is_known(make_
 
 
 def test_understands_the_cpus_that_slurm_grants() -> None:
-    assert cpus_per_node("4(x2),8", 3) == [4, 4, 8]
-    assert cpus_per_node("", 2) == [1, 1]
-    assert cpus_per_node("4(x2)", 3) == [1, 1, 1]
+    assert cpus_per_node("4(x2),8", 3, "16") == [4, 4, 8]
+    assert cpus_per_node("", 2, "8") == [4, 4]  # outside of the job
+    assert cpus_per_node("4(x2)", 3, "2") == [1, 1, 1]
 
 
 def test_only_granted_gpus_count() -> None:
