@@ -23,6 +23,7 @@ from typing import Any
 
 from launcher.backends.hosts import BackendOptions, Host, HostStream, stream_of
 from launcher.errors import HostsGone, LaunchError
+from launcher.views import formatting
 
 NOT_INSIDE = (
     "not inside a Slurm allocation: get one with `salloc --nodes 3`, or print a batch script with "
@@ -148,11 +149,13 @@ def _scontrol(*arguments: str) -> str:
 def _job(number: str) -> dict[str, str]:
     """Return the fields of a job; none if Slurm no longer knows it. Raises LaunchError."""
     try:
-        return _fields(_scontrol("show", "job", number, "--oneliner"))
+        lines = _scontrol("show", "job", number, "--oneliner").splitlines()
     except LaunchError as error:
         if "Invalid job id" in str(error):
             return {}
         raise
+    jobs = map(_fields, lines)  # several for the last task of an array: it has the number of the whole
+    return next((job for job in jobs if job.get("JobId") == number), {})
 
 
 def _end(job: Mapping[str, str]) -> str:
@@ -185,6 +188,8 @@ if [ -e "$run/run.yaml" ]; then
 else
     {p2pfl} launch {arguments} --run-dir "$run" &
 fi
+"""
+REQUEUE = """\
 launcher=$!
 ending=
 trap 'ending=yes; kill -TERM $launcher' TERM    # the time limit is near: the peers write checkpoints
@@ -197,6 +202,45 @@ exit $code
 """
 
 
+ARRAY = """\
+#!/bin/bash
+# Submit with `sbatch FILE`; again to continue what has not finished. Each task of the array is a run of the sweep.
+# Options of sbatch take precedence, e.g. --time 4:00:00 --cpus-per-task 8 --gres gpu:1 --array 0-5%2
+#SBATCH --job-name={name}
+#SBATCH --array={tasks}
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --time=01:00:00
+#SBATCH --signal=B:TERM@{seconds}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={logs}/slurm-%A_%a.out
+{p2pfl} sweep {folder} --task "$SLURM_ARRAY_TASK_ID" &
+"""
+
+
+def array_script(folder: Path, tasks: Sequence[int], most: int | None) -> str:
+    """Return a batch script for the runs of a sweep.
+
+    Args:
+        folder: of the sweep.
+        tasks: numbers of the runs.
+        most: maximum number of tasks at the same time; None: as many as Slurm allows.
+    """
+    numbers = formatting.ids(tasks, most=len(tasks)).replace(", ", ",")
+    return (
+        ARRAY.format(
+            name=folder.name,
+            tasks=numbers if most is None else f"{numbers}%{most}",
+            seconds=SIGNAL_SECONDS,
+            logs=str(folder / "logs").replace("%", "%%"),
+            p2pfl=shlex.join([sys.executable, "-m", "launcher.cli"]),
+            folder=shlex.quote(str(folder)),
+        )
+        + REQUEUE
+    )
+
+
 def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequence[str] = ()) -> str:
     """Return a batch script for a run.
 
@@ -206,7 +250,7 @@ def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequenc
         arguments: those of `p2pfl launch`.
         resume: options of `p2pfl resume`, which the next starts use.
     """
-    return SCRIPT.format(
+    script = SCRIPT.format(
         name=name,
         seconds=SIGNAL_SECONDS,
         folder=shlex.quote(str(Path.cwd())),
@@ -215,3 +259,4 @@ def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequenc
         arguments=shlex.join(arguments),
         resume="".join(f" {shlex.quote(option)}" for option in resume),
     )
+    return script + REQUEUE

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, SETS, echo, make_console, require_file
+from launcher.commands.group import JSON, SETS, echo, make_console, open_run, require_file
 
 if TYPE_CHECKING:
     from launcher.sweep.folder import SweepFolder
     from launcher.sweep.runner import Progress
 
-ONLY_NEW = ("grid", "seeds", "simulate", "out", "sets", "rounds", "space")
+ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "space")
 """Options that say what a new sweep is; those of an existing one are in its folder."""
 
 
@@ -38,11 +38,26 @@ ONLY_NEW = ("grid", "seeds", "simulate", "out", "sets", "rounds", "space")
 @click.option("--rounds", type=click.IntRange(min=1), help="Short for --set rounds=N.")
 @click.option("--simulate", is_flag=True, help="Simulate the runs instead of launching one process per peer.")
 @click.option(
+    "--backend",
+    type=click.Choice(["local", "slurm"]),
+    help="What starts the peers of each run: this host (default), or the nodes of a Slurm allocation.",
+)
+@click.option("--sbatch", is_flag=True, help="Print a batch script with a task of a Slurm job array for each run.")
+@click.option("--task", type=click.IntRange(min=0), metavar="N", help="Only run number N of FOLDER, from 0 on.")
+@click.option(
     "--jobs", type=click.IntRange(min=1), help="Most runs at the same time; default: 1, with --simulate one per core."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The sweep's folder; default: a new one in sweeps.")
 @JSON
-def sweep(file: Path, jobs: int | None, trials: int | None, as_json: bool, **wanted: Any) -> None:
+def sweep(
+    file: Path,
+    jobs: int | None,
+    trials: int | None,
+    as_json: bool,
+    sbatch: bool,
+    task: int | None,
+    **wanted: Any,
+) -> None:
     """Run FILE with many values and seeds.
 
     Run every combination of the values with every seed, or what --optuna asks for; or continue the sweep in FOLDER.
@@ -54,7 +69,16 @@ def sweep(file: Path, jobs: int | None, trials: int | None, as_json: bool, **wan
     from launcher.sweep.runner import Queue, Runner, Source, default_jobs
     from launcher.views.sweep import SweepDisplay
 
+    if wanted["simulate"] and wanted["backend"]:
+        raise click.UsageError("--simulate starts no peers: leave out --backend")
     folder = _find(file, trials, wanted)
+    if sbatch or task is not None:
+        if folder.sweep.search is not None:
+            raise click.UsageError("trials depend on the earlier ones: a search cannot be a job array")
+        _print_array_script(folder, jobs) if sbatch else _run_task(folder, task or 0)
+        return
+    for _, run in folder.runs():
+        open_run(run.root)
     with folder.locked():
         console = make_console(err=as_json)
         console.print(f"sweep: {folder.root}", soft_wrap=True)
@@ -80,6 +104,42 @@ def sweep(file: Path, jobs: int | None, trials: int | None, as_json: bool, **wan
             for line in search.report():
                 echo(line, err=True)
     sys.exit(128 + signal.SIGINT if progress.stopping else 0 if everything else 1)
+
+
+def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
+    """Print a script for sbatch that runs what has not finished. ``jobs``: most tasks at the same time."""
+    from launcher.backends.slurm import array_script
+    from launcher.errors import SweepError
+    from p2pfl.session.files import write_errors
+
+    names = [point.name for point in folder.sweep.points]
+    left = [number for number, name in enumerate(names) if folder.state(name) != "finished"]
+    if not left:
+        raise SweepError(f"{folder.root}: all runs have finished; `p2pfl compare {folder.root}` shows their table")
+    with write_errors(logs := folder.log("").parent):
+        logs.mkdir(exist_ok=True)
+    echo(array_script(folder.root, left, jobs), nl=False)
+    echo(f"runs: {len(left)}; at the end: p2pfl compare {shlex.quote(str(folder.root))}", err=True)
+
+
+def _run_task(folder: SweepFolder, task: int) -> None:
+    """Run one run, while other tasks of a job array, on whatever hosts, run the others."""
+    from launcher.errors import SweepError
+    from launcher.sweep.runner import Queue, Runner
+    from launcher.views.sweep import SweepDisplay
+
+    points = folder.sweep.points
+    if task >= len(points):
+        raise SweepError(f"{folder.root}: no run number {task}: the {len(points)} runs are 0 to {len(points) - 1}")
+    name = points[task].name
+    if folder.run(name).run_file.is_file():
+        open_run(folder.run(name).root)
+    queue = Queue(folder, only=name)
+    with SweepDisplay(make_console()) as display:
+        progress = Runner(folder, queue, display, 1, len(queue.finished)).run()
+    if queue.finished:
+        echo(f"{name}: has finished before")
+    sys.exit(128 + signal.SIGINT if progress.stopping else 1 if progress.failures else 0)
 
 
 def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder:
@@ -123,6 +183,7 @@ def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder
         rounds=wanted["rounds"],
         simulate=wanted["simulate"],
         out=wanted["out"],
+        backend=wanted["backend"] or "local",
         search=search,
     )
     return in_child(lambda: prepare(request))

@@ -48,6 +48,7 @@ class Sweep:
         grid: the labels of each varied key's values.
         points: the runs; those of a search follow as it asks for them.
         search: the search space of ``--optuna``, or None.
+        backend: ``--backend`` of `p2pfl launch`.
         sha256: of the run file, from which the runs of a search are made.
     """
 
@@ -59,12 +60,14 @@ class Sweep:
     points: tuple[Point, ...] = ()
     search: Mapping[str, Any] | None = None
     sha256: str = ""
+    backend: str = "local"
 
     def to_yaml(self) -> str:
         plain = {
             "digest": self.digest,
             "file": self.file,
             "simulate": self.simulate,
+            "backend": self.backend,
             "set": list(self.sets),
             "grid": dict(self.grid),
             "search": self.search,
@@ -89,7 +92,8 @@ class Sweep:
         if search is not None and not isinstance(search, dict):
             raise TypeError("search: not a mapping")
         sets = tuple(map(str, plain["set"]))
-        return cls(*texts, bool(plain["simulate"]), sets, grid, points, search, str(plain.get("sha256", "")))
+        more = str(plain.get("sha256", "")), str(plain.get("backend", "local"))
+        return cls(*texts, bool(plain["simulate"]), sets, grid, points, search, *more)
 
 
 def _name(text: Any) -> str:
@@ -163,7 +167,7 @@ class SweepFolder:
             return "running"
         if not folder.run_file.is_file():
             return "waiting"
-        if any(is_alive(folder, files.peer) for files in folder.peers()):
+        if has_peers(folder):
             return "running"
         return "finished" if all(outcome(files) == "finished" for files in folder.peers()) else "interrupted"
 
@@ -222,8 +226,13 @@ def is_sweep(root: Path) -> bool:
     return (root / "sweep.yaml").is_file()
 
 
+def has_peers(folder: RunFolder) -> bool:
+    """Return whether peers of a run are running, on whatever host."""
+    return (folder.root / "peers").is_dir() and any(is_alive(folder, files.peer) for files in folder.peers())
+
+
 def peers_of(folder: RunFolder) -> list[psutil.Process]:
-    """Return the running processes of a run's peers; those of a simulated run are one."""
+    """Return the processes of a run's peers that run on this host; those of a simulated run are one."""
     if not (folder.root / "peers").is_dir():
         return []
     found = (find_process(folder, files.peer) for files in folder.peers())

@@ -20,7 +20,7 @@ import psutil
 
 from launcher.backends.processes import outcome
 from launcher.sweep import memory
-from launcher.sweep.folder import SweepFolder, peers_of
+from launcher.sweep.folder import SweepFolder, has_peers, peers_of
 from launcher.views import formatting
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings, summarize
@@ -65,8 +65,9 @@ class Job:
         if self._run.run_file.exists():
             arguments = ["resume", str(self._run.root)]
         else:
-            command = "simulate" if folder.sweep.simulate else "launch"
-            arguments = [command, str(folder.plan(self.name)), "--run-dir", str(self._run.root)]
+            sweep = folder.sweep
+            command = ["simulate"] if sweep.simulate else ["launch", "--backend", sweep.backend]
+            arguments = [*command, str(folder.plan(self.name)), "--run-dir", str(self._run.root)]
         log_path = folder.log(self.name)
         with write_errors(log_path):
             log = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -94,7 +95,7 @@ class Job:
             return True
         if self.process is None and self._folder.command_runs(self.name):
             return True
-        return bool(peers_of(self._run))
+        return has_peers(self._run)
 
     def snapshot(self) -> Snapshot | None:
         """Return the state of the peers; None before the run exists, or if its files are damaged."""

@@ -38,6 +38,7 @@ class SweepRequest:
         seeds: number of seeds, from that of the run file on; None: one, or those of an axis ``seed``.
         out: the sweep's folder; by default one that is named after the run file and what is asked.
         search: in place of axes: the content of a search space.
+        backend: ``--backend`` of `p2pfl launch`.
     """
 
     file: Path
@@ -48,6 +49,7 @@ class SweepRequest:
     simulate: bool = False
     out: Path | None = None
     search: Mapping[str, Any] | None = None
+    backend: str = "local"
 
     @property
     def all_sets(self) -> tuple[str, ...]:
@@ -85,6 +87,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
         points=tuple(planned),
         search=search,
         sha256=_sha256(request.file),
+        backend=request.backend,
     )
     root = request.out or Path("sweeps") / f"{first.name}-{sweep.digest[:8]}"
     if is_sweep(root):
@@ -162,8 +165,8 @@ def _same(folder: SweepFolder, asked: Sweep) -> SweepFolder:
     """Return the folder if it is of the sweep that is asked for now. Raises SweepError."""
     found = folder.sweep
     if found.digest == asked.digest:
-        if found.search != asked.search:  # in the number of trials only
-            folder.write(replace(found, search=asked.search))
+        if (found.search, found.backend) != (asked.search, asked.backend):  # in the number of trials only
+            folder.write(replace(found, search=asked.search, backend=asked.backend))
         return folder
     parts: dict[str, Callable[[Sweep], Any]] = {
         "the run file": lambda sweep: sweep.file,

@@ -49,10 +49,15 @@ class Source(Protocol):
 
 
 class Queue:
-    """The runs of a grid, in order: those that were interrupted first, so that they leave nothing half done."""
+    """The runs of a grid, in order: those that were interrupted first, so that they leave nothing half done.
 
-    def __init__(self, folder: SweepFolder) -> None:
-        states = {point.name: folder.state(point.name) for point in folder.sweep.points}
+    Args:
+        only: run nothing but this one.
+    """
+
+    def __init__(self, folder: SweepFolder, only: str | None = None) -> None:
+        names = [point.name for point in folder.sweep.points] if only is None else [only]
+        states = {name: folder.state(name) for name in names}
         self.total = len(states)
         self.finished = [name for name, state in states.items() if state == "finished"]
         order = ("running", "interrupted", "waiting")
