@@ -24,6 +24,7 @@ from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
 from launcher.backends.host_state import NAME, POLL_INTERVAL, REQUESTS, HostState, ask, launcher_title
 from launcher.backends.hosts import Backend, BackendOptions, Host
+from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import outcome
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
@@ -95,15 +96,20 @@ def launch(
 ) -> tuple[RunFolder, Summary]:
     """Create a run and run it on the hosts of a backend."""
 
-    def prepare() -> tuple[RunFolder, Settings]:
+    def prepare() -> tuple[RunFolder, Settings, list[str]]:
+        from p2pfl.data.datasets import data_root
+
         run = request.load()
         check_start(run, range(run.peers), here=False)
-        return request.prepare(run), Settings.of(run)
+        folder = request.prepare(run)
+        return folder, Settings.of(run), copy_named_files(folder, data_root(run.file.data.root))
 
     backend = backends.make(name, options)
     with HostGroup(backend, backend.hosts(), _this_version(), keep_trying=restart == "always") as group:
         found = group.connect()  # before there is a folder, since most problems appear here
-        folder, settings = in_child(prepare)
+        folder, settings, left_out = in_child(prepare)
+        for line in left_out:
+            console.print(line, soft_wrap=True)
         placed = backends.place(settings.peers, found, group.cores)
         if host_dir is not None:
             placed = [replace(host, folder=host.folder or _folder_on(host, host_dir, folder)) for host in placed]
