@@ -214,7 +214,7 @@ ARRAY = """\
 #SBATCH --signal=B:TERM@{seconds}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output={logs}/slurm-%A_%a.out
+#SBATCH --output={output}
 {p2pfl} sweep {folder} --task "$SLURM_ARRAY_TASK_ID" &
 """
 
@@ -227,13 +227,13 @@ def array_script(folder: Path, tasks: Sequence[int], most: int | None) -> str:
         tasks: numbers of the runs.
         most: maximum number of tasks at the same time; None: as many as Slurm allows.
     """
-    numbers = formatting.ids(tasks, most=len(tasks)).replace(", ", ",")
+    numbers = formatting.ids(tasks, most=len(tasks)).replace(" ", ",")
     return (
         ARRAY.format(
             name=folder.name,
             tasks=numbers if most is None else f"{numbers}%{most}",
             seconds=SIGNAL_SECONDS,
-            logs=str(folder / "logs").replace("%", "%%"),
+            output=shlex.quote(f"{folder / 'logs'}".replace("%", "%%") + "/slurm-%A_%a.out"),
             p2pfl=shlex.join([sys.executable, "-m", "launcher.cli"]),
             folder=shlex.quote(str(folder)),
         )

@@ -47,7 +47,7 @@ def _state(line: RunLine) -> str:
     if line.alive:
         return f"running ({line.alive} of {line.peers} peers)"
     if line.state == "unknown":
-        return f"unknown: ask its hosts with p2pfl status {line.run}"
+        return "unknown: p2pfl status asks its hosts"
     return f"{line.state} (collected {line.collected[:16]})" if line.collected else line.state
 
 

@@ -135,6 +135,27 @@ def test_ctrl_c_stops_the_run_and_the_same_folder_continues(start: Start, file: 
     assert commands(folder, "seed=3") == ["simulate", "resume"]
 
 
+def test_a_task_of_a_job_array_requeues_itself_before_the_time_limit_and_goes_on(file: Path, tmp_path: Path) -> None:
+    folder, script = SweepFolder(tmp_path / "s"), tmp_path / "sweep.sh"
+    command = [sys.executable, "-P", "-m", "launcher.cli", "sweep", str(file), "--seeds", "1", "--simulate"]
+    script.write_text(subprocess.check_output([*command, "--sbatch", "--out", str(folder.root)], text=True))
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\necho $* > {tmp_path}/requeued\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    slurm = {"SLURM_ARRAY_TASK_ID": "0", "SLURM_JOB_ID": "7", "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    python_path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **slurm, "PYTHONPATH": python_path}
+    first = subprocess.Popen(["bash", script], env=environment)
+    until(lambda: rounds_done(folder.run("seed=3")) >= 2)
+    first.terminate()  # the time limit is near
+    assert first.wait() != 0
+    assert (tmp_path / "requeued").read_text() == "requeue incomplete 7\n"
+    assert folder.state("seed=3") == "interrupted"
+    for _ in range(2):  # a task of a run that has finished ends at once
+        assert subprocess.run(["bash", script], env=environment).returncode == 0
+    assert commands(folder, "seed=3") == ["simulate", "resume"]
+    assert digests(folder.run("seed=3")) == [result.digest for result in simulate(load(folder.plan("seed=3")))]
+
+
 def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
     start: Start, file: Path, tmp_path: Path
 ) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,13 @@ from launcher.backends import host_group, mirror
 from launcher.backends.host_connection import PROTOCOL, Files
 from launcher.backends.host_group import HostGroup
 from launcher.backends.hosts import Host, HostStream
+from launcher.backends.processes import HOST_LOST
+from launcher.backends.remote_processes import RemoteProcesses
 from launcher.backends.warm import Event
+from launcher.errors import LaunchError
 from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder
+from peers.host import HostProcess
 from tests.launcher_fixtures import MakeFolder
 
 VERSIONS = {"code": "1", "versions": {"p2pfl-mesh": "1", "torch": "2", "numpy": "2", "pyzmq": "27"}}
@@ -109,6 +116,75 @@ def test_a_full_disk_here_does_not_end_the_peers_there(opened: Any, monkeypatch:
     assert until(group, bool) == [Event("started", 0, pid=4711)]
     (notice,) = group.notices()
     assert notice.startswith("host alpha: files of its peers are no longer copied here: ")
+
+
+def test_a_host_that_does_not_send_its_files_in_time_is_named(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, group, _ = opened
+    monkeypatch.setattr(host_group, "SYNC_TIMEOUT", 0.0)
+    with pytest.raises(LaunchError, match="hosts alpha: no answer within 0 s"):
+        group.sync()
+
+
+def test_a_host_whose_process_keeps_ending_is_started_ever_more_rarely(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, group, folder = opened
+    now = [1000.0]
+    monkeypatch.setattr(host_group.time, "monotonic", lambda: now[0])
+    starts: list[float] = []
+
+    def start(host: Host, command: Sequence[str]) -> HostStream:
+        starts.append(now[0])
+        raise LaunchError("unreachable")
+
+    monkeypatch.setattr(backend, "start", start)
+    monkeypatch.setattr(group, "_keep_trying", True)
+    group.fork(folder, [0])
+    backend.theirs.close()
+    events: list[Event] = []
+    while now[0] < 1400.0:
+        events += group.events(0.0)
+        now[0] += 1.0
+    assert events == [], "no peer is reported as lost"
+    waits = [round(after - before) for before, after in pairwise(starts)]
+    assert waits[-2:] == [61, 61]
+    assert waits == sorted(waits)
+    monkeypatch.setattr(group, "_keep_trying", False)
+    now[0] += 61.0
+    lost = group.events(0.0) + group.events(0.0)
+    assert [(event.peer, event.code) for event in lost] == [(0, HOST_LOST)]
+
+
+def test_a_signal_is_sent_again_to_a_peer_whose_host_has_come_back(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, group, _ = opened
+    sent: list[tuple[list[int], int]] = []
+    monkeypatch.setattr(group, "signal", lambda peers, number: sent.append((sorted(peers), number)))
+    processes = RemoteProcesses([0, 1], group)
+    processes.update([Event("started", 0, pid=10), Event("started", 1, pid=11)], False)
+    processes.stop(kill=False)
+    processes.stop(kill=False)
+    assert sent == [([0, 1], signal.SIGTERM), ([], signal.SIGTERM)]
+    processes.update([Event("started", 1, pid=11)], False)  # its host was not connected when the signal was sent
+    processes.stop(kill=False)
+    assert sent[2:] == [([1], signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_hosts_can_be_probed_by_both_versions_of_ip(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    process = HostProcess(write)
+    process._do_listen(0)
+    with os.fdopen(read) as events:
+        port = json.loads(events.readline())["port"]
+        process._do_probe({"alpha": (address, port)})
+        assert json.loads(events.readline()) == {"event": "probed", "failures": {}}
+        assert process._listener is not None
+        process._listener.close()
+        process._do_probe({"alpha": (address, port)})
+        assert json.loads(events.readline())["failures"] == {"alpha": "Connection refused"}
+    os.close(write)
 
 
 def test_a_host_that_never_loads_the_run_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
