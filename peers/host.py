@@ -49,11 +49,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from setproctitle import setproctitle
-
 import p2pfl
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, error_text
+from p2pfl.process_title import set_title
 from p2pfl.session.files import read_json, write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 from peers.sent_files import SentFiles, inside
@@ -77,7 +76,7 @@ PROBE_TIMEOUT = 10.0
 
 def serve() -> int:
     """Serve requests on stdin until it closes and all children have ended."""
-    setproctitle("p2pfl host")
+    set_title("p2pfl host")
     events = os.dup(1)
     os.dup2(2, 1)
     process = HostProcess(events)
@@ -188,7 +187,7 @@ class HostProcess:
         new = [peer for peer in peers if not RunFolder(root).peer(peer).journal.is_dir()]
         self._folder = RunFolder.create(root, peers, again=True)
         self._peers = list(peers)
-        setproctitle(f"p2pfl host {self._folder.root}")
+        set_title(f"p2pfl host {self._folder.root}")
         for peer in peers:
             if (pid := find_pid(self._folder, peer)) is not None:
                 self._adopted[peer] = pid

@@ -15,11 +15,10 @@ from time import monotonic
 from types import FrameType
 from typing import Any, TextIO
 
-from setproctitle import setproctitle
-
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
 from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, RunFolderError, WriteError, error_text
+from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
@@ -64,7 +63,7 @@ def run_peer(
     Returns:
         The exit code: 0 if finished or stopped, 1 if failed, or that of a WriteError.
     """
-    setproctitle(f"p2pfl peer {me} {folder.root}")
+    set_title(f"p2pfl peer {me} {folder.root}")
     files = folder.peer(me)
     try:
         log = peer_logger(me, files.log, echo, _log_settings(folder, me))

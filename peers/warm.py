@@ -37,11 +37,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from setproctitle import setproctitle
 
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, error_text
 from p2pfl.models import architecture
+from p2pfl.process_title import set_title
 from p2pfl.rng import Streams
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
@@ -56,7 +56,7 @@ MAX_ERROR = 4096
 
 def serve() -> int:
     """Serve requests on stdin until it closes and all children have ended."""
-    setproctitle("p2pfl warm")
+    set_title("p2pfl warm")
     torch.set_num_threads(1)
     events = os.dup(1)
     os.dup2(2, 1)
@@ -121,7 +121,7 @@ class Forks:
             for peer in peers:
                 self.send({"event": "exited", "peer": peer, "code": 1, "error": str(error)})
             return
-        setproctitle(f"p2pfl warm {folder.root}")
+        set_title(f"p2pfl warm {folder.root}")
         try:
             run, data = self.load(folder)
         except P2pflError as error:  # each peer will raise the same error and log it

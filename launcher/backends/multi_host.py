@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from setproctitle import setproctitle
 
 from launcher.backends import hosts as backends
 from launcher.backends.checks import check_start
@@ -37,6 +36,7 @@ from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError
+from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_ipv6, is_loopback
 from p2pfl.session.files import read_json, write_json
 from p2pfl.session.key_files import PUBLIC, private_file
@@ -250,7 +250,7 @@ def _follow(
     watching: Watching,
     seconds_before: float = 0.0,
 ) -> Summary:
-    setproctitle(launcher_title(folder.root))
+    set_title(launcher_title(folder.root))
     print_run_path(folder, console)
     watching.serve(folder, console)
     remote = Remote(group, folder)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from setproctitle import setproctitle
 
 from launcher.backends.processes import find_process, outcome, simulation_title
 from launcher.errors import LaunchError
@@ -22,6 +21,7 @@ from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
+from p2pfl.process_title import set_title
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _run(
 
     print_run_path(folder, console)
     watching.serve(folder, console)
-    setproctitle(simulation_title(folder))
+    set_title(simulation_title(folder))
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
     began = time.monotonic()
     with tracking(folder, console.print), watching.progress(console, folder) as progress:

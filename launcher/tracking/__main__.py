@@ -16,13 +16,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from setproctitle import setproctitle
-
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means, RecordFile, scalars
 from launcher.tracking.processes import TRACKED
 from launcher.views.logs import has_ended
 from launcher.views.summary import settings
+from p2pfl.process_title import set_title
 from p2pfl.session.files import read_json, write_json
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
@@ -37,7 +36,7 @@ def main(root: Path, entry: Mapping[str, Any]) -> None:
     """Pass the records of a run on until it ends."""
     folder = RunFolder.open(root)
     run = settings(folder)
-    setproctitle(f"p2pfl tracker {entry['name']} {folder.root}")
+    set_title(f"p2pfl tracker {entry['name']} {folder.root}")
     os.nice(NICE)
     peers = [files.peer for files in folder.peers()]
 

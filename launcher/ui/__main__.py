@@ -11,11 +11,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from setproctitle import setproctitle
-
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
 from launcher.views.summary import settings
+from p2pfl.process_title import set_title
 from p2pfl.session.run_folder import RunFolder
 
 NICE = 10
@@ -35,7 +34,7 @@ def show(folder: RunFolder, poll: Poll | None = None, launcher: int | None = Non
             os.kill(os.getppid(), signal.SIGINT)
 
     os.nice(NICE)
-    setproctitle(f"p2pfl ui {folder.root}")
+    set_title(f"p2pfl ui {folder.root}")
     run = settings(folder)
     state = RunState(folder, run["rounds"])
     name = f"{run['name']} ({run['algorithm']['name']})"
