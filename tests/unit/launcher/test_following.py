@@ -70,7 +70,7 @@ def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
 ) -> None:
     folder = make_folder(peers=1, results={0: None})
     signals: list[int] = []
-    monkeypatch.setattr(remote_processes.os, "kill", lambda pid, number: signals.append(number))
+    monkeypatch.setattr("os.kill", lambda pid, number: signals.append(number))
     monkeypatch.setattr(remote_processes, "REQUEST_INTERVAL", 0.0)
     monkeypatch.setattr("socket.gethostname", lambda: ELSEWHERE)  # so that no process is looked for
     remote = Remote(Group(), folder)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_resume_that_fails_does_not_change_where_the_run_is(
         order.append("check the run file")
         raise LaunchError("stop here")
 
-    monkeypatch.setattr(multi_host.backends, "restore", restore)
+    monkeypatch.setattr(hosts, "restore", restore)
     monkeypatch.setattr(multi_host, "in_child", check)
     with pytest.raises(LaunchError, match="stop here"):
         multi_host.resume(folder, (), None)  # type: ignore[arg-type]

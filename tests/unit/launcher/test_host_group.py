@@ -130,7 +130,7 @@ def test_a_host_whose_process_keeps_ending_is_started_ever_more_rarely(
 ) -> None:
     backend, group, folder = opened
     now = [1000.0]
-    monkeypatch.setattr(host_group.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     starts: list[float] = []
 
     def start(host: Host, command: Sequence[str]) -> HostStream:
