@@ -96,7 +96,8 @@ def scale(settings: Settings) -> Report:
             continue
         settings.progress(f"{peers} peers, {_name(graph)}")
         degree = peers - 1 if graph == "complete" else graph["degree"]
-        tree = runs.light(peers, graph, rounds=6 if settings.quick else 8 if peers > 100 else 20)
+        long = peers * degree > 5_000  # messages
+        tree = runs.light(peers, graph, rounds=6 if settings.quick or long else 8 if peers > 100 else 20)
         played = play.launch(tree)
         seconds = played.seconds_a_round
         each = None if seconds is None else 1000 * seconds / peers

@@ -27,8 +27,8 @@ def constants(model: Model, records: Sequence[Record]) -> dict[str, float]:
 
     A round includes the one batch that the measured launches train; what other architectures take,
     `p2pfl simulate --virtual` measures. A message that is sent is received too, so that the fit yields the sum of
-    both costs: each side gets half of it. What a MB of body costs is in part training of a larger model. What a
-    waiting peer costs per second, and what keys and connections between hosts add to a peer, has no key.
+    both costs: each side gets half of it. What a MB of body costs is in part training of a larger model. What keys and
+    connections between hosts add to a peer has no key.
     """
 
     def constant(quantity: str, term: str) -> float:
@@ -38,6 +38,7 @@ def constants(model: Model, records: Sequence[Record]) -> dict[str, float]:
     found |= {name: round(found[name]) for name in COUNTS}
     found |= {
         "round_seconds": constant("cpu", "round"),
+        "waiting_cpu": constant("cpu", "second"),
         "send_seconds": constant("cpu", "message") / 2,
         "receive_seconds": constant("cpu", "message") / 2,
         "write_seconds_per_byte": constant("cpu", "MB of the body") / 1e6,

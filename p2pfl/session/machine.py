@@ -64,6 +64,8 @@ class Machine(Section):
     """Seconds of CPU of one test sample, or {architecture: seconds}; default: measured."""
     round_seconds: NonNegativeFloat = 0.004
     """Seconds of CPU of a round apart from training, evaluation and messages."""
+    waiting_cpu: NonNegativeFloat = 0.002
+    """Part of a core that a peer takes also while it waits: heartbeats, checks of connections."""
 
     send_seconds: NonNegativeFloat = 0.0005
     """Seconds of CPU to send a message to one receiver."""

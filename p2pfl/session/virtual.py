@@ -304,7 +304,8 @@ class _Peer:
         self.endpoint.finish(t)
         if t + 1 == settings.rounds or self.algorithm.finished or (t + 1) % settings.eval_every == 0:
             await self._compute("evaluating", self.tests * self.kind.computing.sample)
-        await self._compute("other", self.machine.round_seconds)
+        waiting = self.machine.waiting_cpu * (self._clock() - began)
+        await self._compute("other", self.machine.round_seconds + waiting)
         await self._work_off()
         now = self._clock()
         self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)

@@ -27,7 +27,7 @@ from tests.golden.runs import RUNS
 FREE: dict[str, Any] = {
     **dict.fromkeys(("round_seconds", "send_seconds", "receive_seconds", "start_seconds", "peer_start_seconds"), 0.0),
     **{f"{name}_seconds_per_byte": 0.0 for name in ("write", "send", "receive", "local")},
-    **dict.fromkeys(("latency_within", "latency_between", "evaluation_seconds"), 0.0),
+    **dict.fromkeys(("latency_within", "latency_between", "evaluation_seconds", "waiting_cpu"), 0.0),
     **dict.fromkeys(("bandwidth_between", "journal_rate"), 1e18),
     "cores": 4,
     "training_seconds": 1.0,
@@ -149,6 +149,10 @@ def test_messages_take_cpu_time_in_the_slot(make_run: Callable[..., Run]) -> Non
     spent = sum(peer.seconds["messages"] for peer in virtual.peers)
     assert spent >= 0.75 * 2 * 4  # two peers send in four rounds, besides what opens and ends rounds
     assert seconds(virtual) == pytest.approx(8.0 + spent, abs=1.0)  # one core does everything
+
+
+def test_a_peer_takes_cpu_time_also_while_it_waits(make_run: Callable[..., Run]) -> None:
+    assert seconds(play(make_run, {"waiting_cpu": 0.1})) == pytest.approx(3.3, abs=1e-3)
 
 
 def test_slow_peers_delay_their_neighbors(make_run: Callable[..., Run]) -> None:
