@@ -98,7 +98,7 @@ def test_reports_peers_that_cannot_be_forked(
 
     monkeypatch.setattr(os, "fork", fork)
     monkeypatch.setattr(warm, "send_event", lambda descriptor, event: output.append(event))
-    monkeypatch.setattr(warm, "setproctitle", lambda title: None)
+    monkeypatch.setattr(warm, "set_title", lambda title: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     warm.Forks(events=1).fork(folder.root, [0, 1], close=())
     assert output == [{"event": "exited", "peer": peer, "code": 1, "error": error} for peer in range(2)]

@@ -65,6 +65,7 @@ def opened(make_folder: MakeFolder) -> Iterator[tuple[ScriptedBackend, HostGroup
         files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
         group.open(hosts, files, probe=False, load=False)
         yield backend, group, folder
+        backend.close()  # the host process ends
 
 
 def until(group: HostGroup, found: Callable[[list[Event]], bool]) -> list[Event]:
