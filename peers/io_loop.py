@@ -36,8 +36,8 @@ TICK = 0.1
 """Seconds between two checks of the connections while some are down."""
 SLOW_TICK = 1.0
 """Minimum seconds between two checks of the neighbors that are connected, and of those that are down for long."""
-CHECKS_PER_SECOND = 32
-"""Maximum checks of connected neighbors in a second: with many neighbors, each is checked less often."""
+CHECKS_PER_SECOND, CHECKS_OF_DOWN_PER_SECOND = 16, 256
+"""Maximum checks of neighbors in a second: with many that are connected, or down, each is checked less often."""
 LONG = 10.0
 """Seconds after which a neighbor that is down is looked for less often. Its HELLO has it looked for at once."""
 STALE = 2.0
@@ -264,7 +264,7 @@ class IoLoop:
             self._overdue_named = True
             self._name_overdue([each for each in down if each.lost_at is None and not each.disconnected])
         busy = self.closing_since is not None or any(now - each.down_since < LONG for each in down)
-        self.next_check = now + (TICK if busy else SLOW_TICK)
+        self.next_check = now + max(TICK if busy else SLOW_TICK, len(down) / CHECKS_OF_DOWN_PER_SECOND)
 
     def _name_overdue(self, connections: list[Connection], most: int = 8) -> None:
         """Log once which neighbors were not reached: not started yet, behind a firewall, or at another address."""

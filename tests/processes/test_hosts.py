@@ -26,6 +26,7 @@ while [ "$1" != -- ]; do shift; done
 shift 2
 exec sh -c "$*"
 """
+LONG = pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it")
 SLOW = {"rounds": 40, "checkpoint_every": 2, "chaos": {"link": {"delay": 0.3}}}
 
 
@@ -158,6 +159,8 @@ def test_killed_peers_and_host_processes_do_not_change_the_digests(lab: Lab, tre
     assert lab.digests() == lab.expected()
 
 
+@pytest.mark.slow
+@LONG
 def test_peers_on_a_host_that_lost_all_processes_resume_from_their_checkpoints(
     lab: Lab, tree: Any, until: Any
 ) -> None:
@@ -172,6 +175,8 @@ def test_peers_on_a_host_that_lost_all_processes_resume_from_their_checkpoints(
     assert lab.digests() == lab.expected()
 
 
+@pytest.mark.slow
+@LONG
 def test_training_goes_on_without_the_launcher_and_others_can_stop_and_resume_it(
     lab: Lab, tree: Any, until: Any
 ) -> None:

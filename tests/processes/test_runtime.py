@@ -168,7 +168,21 @@ def test_stopped_peer_is_waited_for_until_give_up(
         assert "neighbor declared dead peer=3: no connection for 0.5 s" in log_of(folder, peer)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "mapl", "mapl, pruned", "meta-l2c, pruned"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("dpsgd", "mapl", "mapl, pruned"),
+        pytest.param(
+            "meta-l2c, pruned",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it"
+                ),
+            ],
+        ),
+    ],
+)
 def test_killing_and_restarting_peers_changes_nothing(
     method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
