@@ -27,8 +27,8 @@ def constants(model: Model, records: Sequence[Record]) -> dict[str, float]:
 
     A round includes the one batch that the measured launches train; what other architectures take,
     `p2pfl simulate --virtual` measures. A message that is sent is received too, so that the fit yields the sum of
-    both costs: each side gets half of it. What a MB of body costs is in part training of a larger model. What keys and
-    connections between hosts add to a peer has no key.
+    both costs: each side gets half of it. What a MB of body costs is in part training of a larger model. What keys
+    and connections between hosts add to a peer has no key.
     """
 
     def constant(quantity: str, term: str) -> float:

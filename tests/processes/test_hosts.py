@@ -26,7 +26,7 @@ while [ "$1" != -- ]; do shift; done
 shift 2
 exec sh -c "$*"
 """
-LONG = pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it")
+LONG = pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes half a minute; scripts/check-slow runs it")
 SLOW = {"rounds": 40, "checkpoint_every": 2, "chaos": {"link": {"delay": 0.3}}}
 
 
