@@ -14,6 +14,7 @@ Slurm, munge or the right to start them (root) is absent, nothing was checked.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -222,6 +223,10 @@ def kill_step(found: Cluster, node: str) -> int:
     return len(doomed)
 
 
+REQUEUED_WITHIN = 15.0
+"""Seconds for which a job that requeues itself may be FAILED."""
+
+
 def time_limit(found: Cluster) -> str:
     write(found, "time-limit", {**RUN, **SLOW, "rounds": 120, "name": "time-limit"})
     script = found.root / "runs" / "job.sh"
@@ -233,9 +238,12 @@ def time_limit(found: Cluster) -> str:
         line = found.run("scontrol", "show", "job", job, "--oneliner")
         return dict(part.split("=", 1) for part in line.split() if "=" in part)["JobState"]
 
-    seen = 0
+    seen, failed_at = 0, math.inf
     end = monotonic() + 2 * LIMIT
-    while (now := state()) not in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"):
+    while (now := state()) not in ("COMPLETED", "TIMEOUT", "CANCELLED", "NODE_FAIL"):
+        failed_at = min(failed_at, monotonic()) if now == "FAILED" else math.inf
+        if monotonic() > failed_at + REQUEUED_WITHIN:
+            break
         if now == "PENDING" and log.exists():
             found.run("scontrol", "update", f"job={job}", "starttime=now")  # Slurm would wait for two minutes
             seen = max(seen, rounds_done(found.folder(f"runs/time-limit-{job}")))
