@@ -13,3 +13,13 @@ def set_title(title: str) -> None:
     """
     setproctitle(title)
     setthreadtitle("-".join(title.split(" ")[:2]))
+
+
+def has_title(command_line: str, title: str) -> bool:
+    """Return whether a process has this title, which ends with a path.
+
+    A long one is cut off, within the path, where the process has no more room: that of its first arguments, and of
+    its environment if that was not changed before.
+    """
+    found = command_line.rstrip("\0 ")
+    return found == title or (title.startswith(found) and " /" in found)

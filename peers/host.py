@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 import p2pfl
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, error_text
-from p2pfl.process_title import set_title
+from p2pfl.process_title import has_title, set_title
 from p2pfl.session.files import read_json, write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 from peers.sent_files import SentFiles, inside
@@ -322,8 +322,8 @@ def find_pid(folder: RunFolder, peer: PeerId) -> int | None:
     if status is None:
         return None
     with suppress(OSError):
-        title = Path(f"/proc/{status.pid}/cmdline").read_bytes().rstrip(b"\0 ").decode(errors="replace")
-        if title == f"p2pfl peer {peer} {folder.root}":
+        found = Path(f"/proc/{status.pid}/cmdline").read_bytes().decode(errors="replace")
+        if has_title(found, f"p2pfl peer {peer} {folder.root}"):
             return status.pid
     return None
 

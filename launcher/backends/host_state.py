@@ -23,6 +23,7 @@ import psutil
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
+from p2pfl.process_title import has_title
 from p2pfl.session.files import read_json, write_errors, write_json
 
 NAME = "hosts.json"
@@ -68,7 +69,7 @@ class HostState:
         """Return the launcher if it lives on this host."""
         with suppress(psutil.Error):
             process = psutil.Process(self.launcher) if self.launcher and self.is_here else None
-            if process is not None and " ".join(process.cmdline()).rstrip() == launcher_title(root):
+            if process is not None and has_title(" ".join(process.cmdline()), launcher_title(root)):
                 return process
         return None
 

@@ -9,6 +9,7 @@ import psutil
 
 from launcher.backends.host_state import HostState
 from p2pfl import PeerId
+from p2pfl.process_title import has_title
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
 
 RUNNING = "running"
@@ -33,10 +34,11 @@ def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
         return None
     try:
         process = psutil.Process(status.pid)
-        title = " ".join(process.cmdline()).rstrip()
+        found = " ".join(process.cmdline())
     except psutil.Error:
         return None
-    return process if title in (peer_title(folder, peer), simulation_title(folder)) else None
+    titles = peer_title(folder, peer), simulation_title(folder)
+    return process if any(has_title(found, title) for title in titles) else None
 
 
 def is_alive(folder: RunFolder, peer: PeerId) -> bool:

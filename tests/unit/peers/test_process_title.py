@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
+
+from p2pfl.process_title import has_title
 
 CODE = """
 from p2pfl.process_title import set_title
@@ -16,3 +21,35 @@ print(open("/proc/self/stat").read().split()[1])
 def test_the_short_name_of_a_process_has_no_spaces() -> None:
     output = subprocess.check_output([sys.executable, "-P", "-c", CODE], text=True)
     assert output.splitlines() == ["p2pfl peer 3 /runs/a mesh", "(p2pfl-peer)"]
+
+
+CUT_OFF = """
+import os
+os.environ["FIRST"] = "elsewhere in memory"
+from p2pfl.process_title import has_title, set_title
+title = "p2pfl peer 3 /runs/" + 500 * "a"
+set_title(title)
+found = open("/proc/self/cmdline").read()
+print(len(found.rstrip("\\0 ")) < len(title), has_title(found, title))
+"""
+
+
+def test_a_title_that_was_cut_off_is_recognized() -> None:
+    output = subprocess.check_output([sys.executable, "-P", "-c", CUT_OFF], text=True, env={"FIRST": "1", **os.environ})
+    assert output.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ("p2pfl peer 12 /runs/mesh", True),
+        ("p2pfl peer 12 /runs/mesh\0\0  ", True),
+        ("p2pfl peer 12 /ru", True),
+        ("p2pfl peer 1 /runs/mesh", False),
+        ("p2pfl peer 12 /runs/mesh2", False),
+        ("p2pfl peer 1", False),
+        ("", False),
+    ],
+)
+def test_only_the_path_of_a_title_may_be_cut_off(found: str, expected: bool) -> None:
+    assert has_title(found, "p2pfl peer 12 /runs/mesh") is expected
