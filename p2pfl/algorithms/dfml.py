@@ -51,10 +51,10 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import presets
+from p2pfl.algorithms import dry_rounds, presets
 from p2pfl.algorithms.aggregators import AggregatorSchedule, Assignment, Fraction
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
 from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, mutual_step
 from p2pfl.algorithms.presets import Presets
@@ -112,6 +112,7 @@ class DFML(Algorithm[Hyper]):
     Hyper = Hyper
     replies = True
     state = ("model", "peak", "peak_alpha", "peak_round")
+    dry_round = dry_rounds.dfml
 
     def setup(self) -> None:
         h = self.hyper
@@ -136,22 +137,6 @@ class DFML(Algorithm[Hyper]):
             if updated:
                 self.update_peak(t, alpha, net)  # line 6
         self._diagnostics |= {"peak_alpha": self.peak_alpha, "peak_age": t - self.peak_round}
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        h, w, assignment = self.hyper, self.model, self.schedule.assignment(t, net)
-        if self.me not in assignment.participants:
-            return
-        await work.train(epochs=h.local_epochs, batch=h.batch)
-        if self.me == assignment.aggregator:
-            patience = self.schedule.models_deadlines(net)
-            pupils = await net.gather(Pupil, of=assignment.senders, patience=patience)
-            if pupils:
-                await work.train(epochs=h.mutual_epochs, batch=h.batch, models=len(pupils) + 1)
-            replies = {n: Taught(pupil.parameters, pupil.buffers) for n, pupil in pupils.items()}
-            await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})
-        else:
-            await net.send(assignment.aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
-            await net.gather(Taught, of=[assignment.aggregator], patience=self.schedule.reply_deadlines(net))
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())

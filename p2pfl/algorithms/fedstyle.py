@@ -36,8 +36,7 @@ Differs from the paper:
   like the paper's 256 and 128 for ResNet18's 512. The generator returns all features, as Eq. 4 requires.
 - style extraction is part of round 0; a peer that restarts before its first checkpoint repeats it.
 - peers that do not take part in a round neither train nor send, but receive and average.
-- an average excludes neighbors that miss the deadline, and nets that have diverged, including the peer's own.
-  A peer that has nothing to average keeps its w.
+- an average excludes neighbors that miss the deadline, and diverged nets, also the peer's own; of none, w stays.
 - the paper gives no numbers for the linear probe; those of Zhuang et al. (2021), which it cites, are the defaults.
 - Office-Home is split 70:30 once; the paper averages over four random splits.
 - of the paper's baselines only FedAvg is available (``style: false``).
@@ -56,8 +55,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor, nn
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import presets
-from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms import dry_rounds, presets
+from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
 from p2pfl.algorithms.presets import Presets
@@ -126,6 +125,7 @@ class FedStyle(Algorithm[Hyper]):
     homogeneous = needs_images = True
     state = ("content", "averaged", "infusion", "style_extracted", "mixing_weights")
     views = 2
+    dry_round = dry_rounds.fedstyle
 
     def setup(self) -> None:
         h, features = self.hyper, self.model.features
@@ -158,18 +158,6 @@ class FedStyle(Algorithm[Hyper]):
         contents = await net.exchange(local, among=participants, patience=patience)
         self.average(self.including_local(contents, local) if self.me in participants else contents)  # line 11
         self.classifier = None
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        h, patience = self.hyper, 1.0
-        if not self.style_extracted:
-            self.style_extracted = True
-            if h.style:
-                await work.train(epochs=h.style_epochs, batch=h.batch)
-                patience += h.style_epochs / h.local_epochs
-        participants = net.participants(h.participation)
-        if self.me in participants:
-            await work.train(epochs=h.local_epochs, batch=h.batch)
-        await net.exchange(self.local_content(), among=participants, patience=patience)
 
     def extract_style(self) -> None:
         self.style_extracted = True

@@ -1,0 +1,56 @@
+"""``Algorithm.dry_round`` of the methods with the longest files: what a round sends and receives, no computing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2pfl.algorithms.base import Work
+from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught
+from p2pfl.messaging.net import Net
+from p2pfl.tensors import buffers_of, parameters_of
+
+if TYPE_CHECKING:
+    from p2pfl.algorithms.dfml import DFML
+    from p2pfl.algorithms.fedstyle import FedStyle
+    from p2pfl.algorithms.mapl import MAPL
+
+
+async def mapl(self: MAPL, t: int, net: Net, work: Work) -> None:
+    """Nothing is pruned."""
+    h = self.hyper
+    await work.train(epochs=h.local_epochs, batch=h.batch)
+    if h.cgl and t >= h.warmup:
+        await net.exchange(self.local_head())
+    await net.exchange(self.local_prototypes())
+    if h.message_budget:
+        await self.check_message_budget(t, net, h.message_budget)
+
+
+async def fedstyle(self: FedStyle, t: int, net: Net, work: Work) -> None:
+    h, patience = self.hyper, 1.0
+    if not self.style_extracted:
+        self.style_extracted = True
+        if h.style:
+            await work.train(epochs=h.style_epochs, batch=h.batch)
+            patience += h.style_epochs / h.local_epochs
+    participants = net.participants(h.participation)
+    if self.me in participants:
+        await work.train(epochs=h.local_epochs, batch=h.batch)
+    await net.exchange(self.local_content(), among=participants, patience=patience)
+
+
+async def dfml(self: DFML, t: int, net: Net, work: Work) -> None:
+    h, w, assignment = self.hyper, self.model, self.schedule.assignment(t, net)
+    if self.me not in assignment.participants:
+        return
+    await work.train(epochs=h.local_epochs, batch=h.batch)
+    if self.me == assignment.aggregator:
+        patience = self.schedule.models_deadlines(net)
+        pupils = await net.gather(Pupil, of=assignment.senders, patience=patience)
+        if pupils:
+            await work.train(epochs=h.mutual_epochs, batch=h.batch, models=len(pupils) + 1)
+        replies = {n: Taught(pupil.parameters, pupil.buffers) for n, pupil in pupils.items()}
+        await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})
+    else:
+        await net.send(assignment.aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
+        await net.gather(Taught, of=[assignment.aggregator], patience=self.schedule.reply_deadlines(net))
