@@ -52,6 +52,8 @@ POLL = 5.0
 """Seconds of one request for output, at most."""
 UNAVAILABLE = 90.0
 """Seconds that an actor may be unreachable until its host counts as lost; Ray notices a dead node earlier."""
+WRITE = 900.0
+"""Seconds that a host process may read no requests: while it loads the run, datasets may be downloaded."""
 MOVE = 15.0
 """Seconds that Ray has to move the bundle of a dead node to another one, before a bundle that exists is used."""
 START = 90.0
@@ -91,7 +93,7 @@ class Stream:
                 self.actor.start.remote(self._key, self._request["command"], self._request["environment"]),
                 timeout=START,
             )
-            threading.Thread(target=self._send, daemon=True).start()
+            threading.Thread(target=self._send, args=[where], daemon=True).start()
             self._receive(where)
         except Problem as error:
             self.outcome = str(error)
@@ -105,22 +107,30 @@ class Stream:
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
-    def _send(self) -> None:
+    def _send(self, where: Mapping[str, Any]) -> None:
         """Pass the launcher's requests on."""
         try:
             while chunk := self._socket.recv(1 << 16):
-                if not ray.get(self.actor.write.remote(self._key, chunk)):
+                if not ray.get(self.actor.write.remote(self._key, chunk), timeout=WRITE):
                     return
-            ray.get(self.actor.close_requests.remote(self._key))
+            ray.get(self.actor.close_requests.remote(self._key), timeout=UNAVAILABLE)
+        except (GetTimeoutError, ActorUnavailableError) as error:
+            # Nobody knows whether the host process got the request: it leaves its peers to a new one.
+            self.outcome = self._driver.why_lost(where, error)
+            self.actor.close_requests.remote(self._key)
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
         except (OSError, RayError):
             pass  # ``_receive`` finds out, or the launcher has closed the stream
 
     def _receive(self, where: Mapping[str, Any]) -> None:
         """Pass what the host process reports on, to its end."""
         start, reached = 0, monotonic()
-        while True:
+        while not self.outcome:
             try:
                 chunk = ray.get(self.actor.read.remote(self._key, start, POLL), timeout=UNAVAILABLE)
+            except GetTimeoutError as error:
+                raise Problem(self._driver.why_lost(where, error)) from None
             except RayActorError as error:
                 if not isinstance(error, ActorUnavailableError) or monotonic() - reached > UNAVAILABLE:
                     raise Problem(self._driver.why_lost(where, error)) from None
@@ -345,6 +355,8 @@ class Driver:
         """Say why an actor is lost."""
         if not self._is_alive(where["node"]):
             return f"its node {where['address']} has died"
+        if isinstance(error, GetTimeoutError):
+            return f"its Ray actor on {where['address']} does not answer"
         return f"its Ray actor on {where['address']} has ended: {_text(error)}"
 
 
