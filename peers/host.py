@@ -19,7 +19,7 @@ of JSON on stdin and stdout. Before "load" it imports no torch, so that problems
     → {"do": "address", "peer": 7, "address": "tcp://10.0.0.3:41200"}       of a neighbor on another host
     ← {"event": "file", "path": "peers/03/peer.log", "at": 0, "data": "<base64>", "clock": 812.5}   data null: deleted
     → {"do": "signal", "peers": [3, 4], "signal": 15}
-    ← {"event": "beat"}                                     at least every BEAT seconds, once "ready"
+    ← {"event": "beat"}                                     if nothing else was sent for BEAT seconds, once "ready"
     ← {"event": "loading"}                                  no beat until the next event: torch is being imported
     → {"do": "sync"}
     ← {"event": "synced"}                                   all changes of files so far have been sent
@@ -46,7 +46,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any
 
 import p2pfl
@@ -154,11 +154,11 @@ class HostProcess:
                 for line in lines:
                     self._obey(json.loads(line))
             if listening and monotonic() >= self._due:
-                began = monotonic()
+                began = process_time()  # on a busy host, a look takes long but costs no more
                 self._look()
-                self._due = monotonic() + max(INTERVAL, (monotonic() - began) / MAX_LOAD)
-                if monotonic() > self._sent_at + BEAT:
-                    self.send({"event": "beat"})
+                self._due = monotonic() + max(INTERVAL, (process_time() - began) / MAX_LOAD)
+            if listening:
+                self._beat()
         return 0
 
     def send(self, event: Mapping[str, Any]) -> None:
@@ -170,6 +170,11 @@ class HostProcess:
                 line = line[os.write(self._events, line) :]
             except OSError:
                 self._connected = False
+
+    def _beat(self) -> None:
+        """Give a sign of life when one is due."""
+        if monotonic() > self._sent_at + BEAT:
+            self.send({"event": "beat"})
 
     def _obey(self, request: dict[str, Any]) -> None:
         do = request.pop("do")
@@ -295,6 +300,7 @@ class HostProcess:
         ended = [peer for peer in self._adopted if find_pid(self._folder, peer) is None]
         for peer in self._peers:
             self._report(peer)
+            self._beat()  # files may be slow to read
         for peer in ended:
             del self._adopted[peer]
             self.send({"event": "exited", "peer": peer, "code": None, "error": ""})

@@ -93,6 +93,11 @@ class HostConnection:
         """What other hosts connect to."""
         return str(self.host.address or self.hello.get("address") or self.hello.get("hostname") or "127.0.0.1")
 
+    @property
+    def has_opened(self) -> bool:
+        """Whether the process has opened the run, so that it can take addresses."""
+        return self.state in ("opened", "listening", "probed", "ready")
+
     def start(self, backend: Backend) -> None:
         """Start the host process. Raises LaunchError."""
         self.state, self.since = "starting", time.monotonic()

@@ -342,7 +342,7 @@ class HostGroup:
         return started + [Event("vanished", peer) for peer in missing]
 
     def _forward(self, peer: PeerId, address: str | None, hosts: Iterable[HostConnection]) -> None:
-        """Send a peer's address to the other hosts that have neighbors of it."""
+        """Send a peer's address to the other hosts that have neighbors of it and have opened the run."""
         assert self._files is not None
         if address is not None:
             try:
@@ -354,7 +354,7 @@ class HostGroup:
         for other in hosts:
             if owner.shared and other.shared:
                 continue  # the file is there, and may be newer
-            if other is not owner and any(self._of_peer[j] is other for j in neighbors):
+            if other.has_opened and other is not owner and any(self._of_peer[j] is other for j in neighbors):
                 other.send("address", peer=peer, address=address)
 
     def _ended(self, host: HostConnection, reason: str, *, final: bool = False) -> None:

@@ -7,7 +7,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +28,7 @@ from launcher.backends.warm import Event
 from launcher.errors import LaunchError
 from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder
-from peers.host import HostProcess
+from peers.host import BEAT, HostProcess
 from tests.launcher_fixtures import MakeFolder
 
 VERSIONS = {"code": "1", "versions": {"p2pfl-mesh": "1", "torch": "2", "numpy": "2", "pyzmq": "27"}}
@@ -75,6 +79,62 @@ def until(group: HostGroup, found: Callable[[list[Event]], bool]) -> list[Event]
         if found(events):
             return events
     raise AssertionError(f"not within 10 s: {events}")
+
+
+class TwoHosts(ScriptedBackend):
+    """Host alpha with peer 0, which the test plays, and beta with peer 1, whose process is slow to open the run."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, socket.socket] = {}
+
+    def hosts(self) -> list[Host]:
+        return [Host("alpha", peers=(0,)), Host("beta", peers=(1,))]
+
+    def start(self, host: Host, command: Sequence[str]) -> HostStream:
+        stream = super().start(host, command)
+        self.streams[host.name] = self.theirs
+        return stream
+
+    def tell(self, host: str, **event: Any) -> None:
+        self.theirs = self.streams[host]
+        self.say(**event)
+
+    def asked(self, host: str) -> list[str]:
+        """Return the requests to a host since the last call."""
+        with suppress(BlockingIOError):
+            lines = self.streams[host].recv(1 << 20, socket.MSG_DONTWAIT).splitlines()
+            return [json.loads(line)["do"] for line in lines]
+        return []
+
+    def close(self) -> None:
+        for stream in self.streams.values():
+            stream.close()
+
+
+def test_a_host_is_sent_addresses_once_it_has_opened_the_run(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    backend = TwoHosts()
+    opened = {"event": "opened", "shared": False, "folder": "/run", "running": {}, "new": []}
+    with HostGroup(backend, backend.hosts(), VERSIONS) as group:
+        hosts = group.connect()
+        for host in ("alpha", "beta"):
+            backend.tell(host, **opened)
+        files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
+        group.open(hosts, files, probe=False, load=False)
+        group.fork(folder, [1])
+        backend.streams["beta"].close()  # its process ends; the next one takes its time
+        until(group, lambda events: "beta" in " ".join(group.notices()))
+        backend.streams["beta"] = backend.streams["alpha"]
+        until(group, lambda events: backend.streams["beta"] is not backend.streams["alpha"])
+        backend.tell("alpha", event="address", peer=0, address="tcp://10.0.0.2:4000")
+        until(group, lambda events: group._addresses.get(0) is not None)
+        until(group, lambda events: group._of_peer[1].state == "greeted")
+        assert "address" not in (before := backend.asked("beta")), "its host process would fail"
+        assert before == ["open"]
+        backend.tell("beta", **opened)
+        until(group, lambda events: group._of_peer[1].state == "opened")
+        assert backend.asked("beta")[:2] == ["address", "load"]
+        backend.close()
 
 
 def test_requests_that_no_host_has_got_can_be_withdrawn(opened: Any) -> None:
@@ -194,3 +254,52 @@ def test_a_host_that_never_loads_the_run_is_ended(opened: Any, monkeypatch: pyte
     monkeypatch.setattr(host_group, "LOAD_TIMEOUT", 0.0)
     group.events(0.0)
     assert "opened, and no answer within 0 s" in " ".join(group.notices())
+
+
+def test_a_host_process_gives_signs_of_life_while_its_files_are_slow(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("peers.host.monotonic", lambda: now[0])
+    read, write = os.pipe()
+    process = HostProcess(write)
+    process._folder, process._peers = make_folder(peers=4), [0, 1, 2, 3]
+
+    def report(peer: int) -> None:
+        now[0] += BEAT * 1.1
+
+    monkeypatch.setattr(process, "_report", report)
+    process._look()
+    os.close(write)
+    with os.fdopen(read) as events:
+        assert [json.loads(line)["event"] for line in events] == ["beat"] * 4
+
+
+@pytest.mark.parametrize(
+    ("look", "expected"),
+    [
+        ("time.sleep(0.2); self.send({'event': 'look'})", "look"),  # the others on the host have the cores
+        ("while time.process_time() < 2: pass", "beat"),  # so that the next look is due in half a minute
+    ],
+)
+def test_a_busy_host_process_gives_signs_of_life(look: str, expected: str) -> None:
+    program = (
+        f"import time\nimport peers.host as host\ndef look(self):\n    {look}\n"
+        "host.HostProcess._look = look\nhost.BEAT = 0.3\nhost.serve()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin
+    assert process.stdout
+    deadline = threading.Timer(15.0, process.kill)
+    deadline.start()
+    try:
+        events = [json.loads(process.stdout.readline())["event"] for _ in range(6)]
+        assert events[:1] == ["hello"]
+        assert events.count(expected) >= 3
+    finally:
+        deadline.cancel()
+        process.stdin.close()
+        process.wait(10)
+        process.stdout.close()
