@@ -106,9 +106,9 @@ def _number_anew(begin: Method) -> Method:
 
 
 def _send_durable_before_saving(save: Method) -> Method:
-    async def planted(self: Saver, state: Any) -> None:
+    async def planted(self: Saver, state: Any, **options: Any) -> None:
         self._endpoint.link.checkpointed(state["rounds_done"])
-        await save(self, state)
+        await save(self, state, **options)
 
     return planted
 
