@@ -21,7 +21,7 @@ MAX_INTERVAL = 30.0
 """Seconds between two checkpoints, at most, with ``checkpoint_every: auto``: work that a crash repeats."""
 MAX_TAKEN = 1 << 26
 """Bytes received after which ``auto`` brings the next checkpoint forward: the senders keep them on their disks."""
-COST, COST_FORWARD = 50.0, 10.0
+COST, COST_FORWARD = 50.0, 3.0
 """With ``auto``, the next checkpoint follows after this many times the seconds that the last one took; the second
 number is the minimum if it is brought forward."""
 
