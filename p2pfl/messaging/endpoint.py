@@ -180,8 +180,7 @@ class Endpoint:
 
     def missed(self, sender: PeerId, t: int) -> None:
         """Note that no message of ``sender`` from before round ``t`` will arrive: it has dropped them."""
-        if sender in self.joined:
-            self._first_kept[sender] = t
+        self._first_kept[sender] = t  # also of a neighbor that joins only later: it may be far ahead by then
         self.mailbox.advance_sender(sender, t)
 
     # ---- sending
