@@ -153,9 +153,7 @@ def test_rounds_are_skipped_if_half_of_the_connected_neighbors_no_longer_have_th
     assert endpoint.next_round(3) == 3
 
 
-def test_rounds_are_skipped_if_late_joiners_are_far_ahead_of_their_first_round() -> (
-    None
-):
+def test_rounds_are_skipped_if_late_joiners_are_far_ahead_of_their_first_round() -> None:
     endpoint = make(joins={1: 4, 2: 4, 3: 4})
     for neighbor in (1, 2, 3):
         endpoint.missed(neighbor, 7)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -16,6 +18,7 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError
+from p2pfl.messaging import control
 from p2pfl.run_file import schema
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.options import Options, notes
@@ -141,3 +144,14 @@ def test_drawn_tree_of_errors_matches_the_classes() -> None:
 def test_every_error_has_a_docstring() -> None:
     for name in (*drawn_tree(), "P2pflError"):
         assert getattr(errors, name).__doc__
+
+
+# ---- messages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*control.FROM_WRITER, *control.FROM_READER], ids=lambda kind: kind.__name__)
+def test_every_field_of_a_message_is_in_its_row_of_the_page_on_the_wire(kind: type[control.Control]) -> None:
+    page = (REPOSITORY / "docs" / "wire.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| ") and f"| `{kind.__name__}` |" in line]
+    names = re.findall(r"`(\w+)`", row.split("|")[3])
+    assert [name for name in names if name in get_type_hints(kind)] == list(get_type_hints(kind))
