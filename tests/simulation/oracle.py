@@ -133,6 +133,8 @@ class Oracle:
         mailbox, sender = process.session.endpoint.mailbox, self.mesh.processes[other]
         if process.session.endpoint._first_kept.get(other, 0) > t:
             return  # it had declared the process dead, and says that it keeps nothing of this round
+        if sender.has_done(t) and (other, t) not in self.done_at:
+            return  # it has skipped this round; a wait that ended by the deadline was for another neighbor
         # From this time on the sender's last message of the round could be sent, and read here.
         free_at = max(self.done_at.get((other, t), 0.0), sender.stalled_until, process.stalled_until)
         overdue = waited >= self.schedule.transport.deadline and self.mesh.now - free_at > SHORT
