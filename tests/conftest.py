@@ -30,7 +30,12 @@ from tests.bodies import GENEROUS_DEADLINE, RUN_ID
 
 torch.set_num_threads(1)  # as a peer has by default; pytest-xdist uses the other cores
 
-pytest_plugins = ["tests.launcher_fixtures", "tests.mesh_fixtures", "tests.plugin_fixtures"]
+pytest_plugins = [
+    "tests.fast_python.fixture",
+    "tests.launcher_fixtures",
+    "tests.mesh_fixtures",
+    "tests.plugin_fixtures",
+]
 
 TIMEOUT = 200.0
 """Seconds after which a condition counts as never met. Nothing takes that long unless it hangs."""

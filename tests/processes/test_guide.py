@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import p2pfl
+from tests.fast_python.fixture import FastPython
 
 PROJECT = Path(__file__).parents[2]
 PAGES = sorted((PROJECT / "docs" / "guide").glob("*.md"))
@@ -37,11 +38,11 @@ def blocks(page: Path) -> Iterator[tuple[str, str, str | None]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_blocks_of_the_page_work(page: Path, tmp_path: Path) -> None:
+def test_blocks_of_the_page_work(page: Path, tmp_path: Path, fast_python: FastPython) -> None:
     (tmp_path / "bin").mkdir()
     for program, options in (("p2pfl", "-P -m launcher.cli"), ("python", "")):
         script = tmp_path / "bin" / program
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {fast_python.executable} {options} "$@"\n')
         script.chmod(0o755)
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     sources = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
@@ -62,7 +63,7 @@ def test_blocks_of_the_page_work(page: Path, tmp_path: Path) -> None:
             assert done.returncode == 0, f"{text}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
             commands += 1
     if scripts:
-        command = [sys.executable, "-c", "\n".join(scripts)]
+        command = [fast_python.executable, "-c", "\n".join(scripts)]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
     assert commands or scripts

@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from launcher.commands.new import FILES
+from tests.fast_python.fixture import FastPython
 from tests.launcher_fixtures import Invoke
 
 PROJECT = Path(__file__).parents[2]
 
 
-def test_commands_and_test_of_the_readme_work(tmp_path: Path, invoke: Invoke) -> None:
+def test_commands_and_test_of_the_readme_work(tmp_path: Path, invoke: Invoke, fast_python: FastPython) -> None:
     folder = tmp_path / "my-study"
     outcome = invoke("new", folder)
     assert outcome.stdout.splitlines()[1] == f"next: cd {folder} && p2pfl simulate study.yaml"
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     (commands,) = re.findall(r"```console\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
-    text = "set -e\np2pfl() { " + sys.executable + ' -P -m launcher.cli "$@"; }\n'
-    text += commands.replace("python -m pytest", f"{sys.executable} -m pytest -p no:cacheprovider --rootdir .")
+    python = fast_python.executable
+    text = "set -e\np2pfl() { " + python + ' -P -m launcher.cli "$@"; }\n'
+    text += commands.replace("python -m pytest", f"{python} -m pytest -p no:cacheprovider --rootdir .")
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

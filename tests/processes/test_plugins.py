@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,22 @@ from p2pfl.run_file import plugin_files
 from p2pfl.run_file.load import load
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate
+from tests.fast_python.fixture import FastPython
 from tests.launcher_fixtures import Invoke
 from tests.plugin_fixtures import HELPERS, METHOD, RUN, Project
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
-def p2pfl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in ``folder``."""
-    command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+
+@pytest.fixture
+def p2pfl(fast_python: FastPython) -> Command:
+    """``p2pfl(folder, "launch", …)``: run a command in ``folder``."""
+
+    def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [fast_python.executable, "-P", "-m", "launcher.cli", *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=200)
+
+    return run
 
 
 # ---- commands --------------------------------------------------------------------------------------------------
@@ -55,7 +64,7 @@ def test_commands_know_the_names_of_plugins(
     assert "command line: models.module: no module 'my_netz' in" in outcome.stderr
 
 
-def test_launch_reports_a_mistake_in_one_line(project: Project) -> None:
+def test_launch_reports_a_mistake_in_one_line(project: Project, p2pfl: Command) -> None:
     file = project(my_method=METHOD.replace("async def round(self, t", "async def round(self, q, t"))
     line = METHOD[: METHOD.index("    async def round")].count("\n") + 1
     for command in ("launch", "simulate"):
@@ -69,7 +78,7 @@ def test_launch_reports_a_mistake_in_one_line(project: Project) -> None:
 # ---- what peers import -----------------------------------------------------------------------------------------
 
 
-def test_resumed_peers_import_the_copy_in_the_run_folder(project: Project, tmp_path: Path) -> None:
+def test_resumed_peers_import_the_copy_in_the_run_folder(project: Project, p2pfl: Command, tmp_path: Path) -> None:
     file = project()
     expected = [result.digest for result in simulate(load(file))]
     with api.load(file, chaos={"kill": [{"peer": 1, "round": 1, "restart": False}]}).launch(tmp_path / "run") as run:
@@ -177,7 +186,7 @@ def test_compose_mounts_all_files_of_plugins(project: Project, monkeypatch: pyte
 # ---- what plug-ins print and raise -----------------------------------------------------------------------------
 
 
-def test_a_plugin_may_print_anywhere(project: Project) -> None:
+def test_a_plugin_may_print_anywhere(project: Project, p2pfl: Command) -> None:
     text = METHOD.replace("        self.optimizer", "        print('in setup')\n        self.optimizer")
     text = text.replace("        local =", "        print('in round', t)\n        local =")
     file = project(my_method=f"{text}\nprint('imported')\n")
@@ -189,7 +198,7 @@ def test_a_plugin_may_print_anywhere(project: Project) -> None:
         assert [line for line in printed if line.startswith("in round")] == [f"in round {t}" for t in range(3)]
 
 
-def test_error_in_a_round_of_a_peer_names_the_file_that_the_user_edits(project: Project) -> None:
+def test_error_in_a_round_of_a_peer_names_the_file_that_the_user_edits(project: Project, p2pfl: Command) -> None:
     text = METHOD.replace(
         "        local =", "        if t == 1 and self.me == 2:\n            {}[7]\n        local ="
     )

@@ -24,6 +24,7 @@ from p2pfl.session import forked, metrics
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate, simulation_device
 from tests.conftest import tree
+from tests.fast_python.fixture import FastPython
 from tests.golden.runs import MAPL
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -135,14 +136,15 @@ Start = Callable[..., tuple[subprocess.Popen[bytes], RunFolder]]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, fast_python: FastPython) -> Iterator[Start]:
     """Start `p2pfl simulate` as a process, and wait until every peer has computed the first rounds."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(changes: dict[str, Any], rounds: int, *options: str) -> tuple[subprocess.Popen[bytes], RunFolder]:
         file = tmp_path / "tiny.yaml"
         file.write_text(yaml.safe_dump(tree(**{**changes, "rounds": rounds, "checkpoint_every": 3})))
-        command = [sys.executable, "-m", "launcher.cli", "simulate", str(file), "--run-dir", str(tmp_path / "run")]
+        command = [fast_python.executable, "-m", "launcher.cli", "simulate", str(file)]
+        command += ["--run-dir", str(tmp_path / "run")]
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
         processes.append(process)
@@ -150,7 +152,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for process in processes:
-        for child in psutil.Process(process.pid).children() if process.poll() is None else ():
+        for child in psutil.Process(fast_python.pid(process)).children() if process.poll() is None else ():
             child.kill()
         process.kill()
         process.wait()
@@ -161,41 +163,42 @@ def computed(folder: RunFolder, rounds: int) -> bool:
     return all(path.exists() and len(metrics.read(path)) >= rounds for path in paths)
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "launcher.cli", *map(str, arguments)]
+def command(*arguments: object, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    words = [python, "-m", "launcher.cli", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=200)
 
 
 @pytest.mark.parametrize(("jobs", "name"), [(1, "edges that are dropped"), (2, "a ring")])
 def test_killed_simulation_resumes_with_the_same_bits(
-    make_run: Any, prepare: Any, tmp_path: Path, start: Start, until: Any, jobs: int, name: str
+    make_run: Any, prepare: Any, tmp_path: Path, start: Start, fast_python: Any, until: Any, jobs: int, name: str
 ) -> None:
     process, folder = start(RUNS[name], 20, "--jobs", str(jobs))
     until(lambda: computed(folder, 5) or process.poll() is not None)
-    children = psutil.Process(process.pid).children()
-    process.kill()
+    simulation = psutil.Process(fast_python.pid(process))
+    children = simulation.children()
+    simulation.kill()
     process.wait()
     assert len(children) == (jobs if jobs > 1 else 0)
     until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
     assert not all(files.result() for files in folder.peers())
-    done = command("resume", folder.root, "--json")
+    done = command("resume", folder.root, "--json", python=fast_python.executable)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"]
     run = make_run(**{**RUNS[name], "rounds": 20})
     calm = prepare(tmp_path / "calm", run)
     simulate(run, calm)
     assert outcome(folder) == outcome(calm)
-    again = command("resume", folder.root)
+    again = command("resume", folder.root, python=fast_python.executable)
     assert again.returncode == 1
     assert again.stderr.endswith("nothing to resume: every peer is finished\n")
 
 
-def test_a_killed_process_is_named_and_the_others_stop(start: Start, until: Any) -> None:
+def test_a_killed_process_is_named_and_the_others_stop(start: Start, fast_python: FastPython, until: Any) -> None:
     process, folder = start(RUNS["a ring"], 5000, "--jobs", "2")
     until(lambda: computed(folder, 2) or process.poll() is not None)
-    running = command("resume", folder.root)
+    running = command("resume", folder.root, python=fast_python.executable)
     assert "already running; stop it with `p2pfl stop" in running.stderr
-    psutil.Process(process.pid).children()[1].kill()
+    psutil.Process(fast_python.pid(process)).children()[1].kill()
     assert process.wait(200) == 1
     text = (folder.root.parent / "log").read_text()
     assert "the process of the peers 3 to 4 was killed by SIGKILL" in text

@@ -1,0 +1,1 @@
+"""An interpreter for tests that has torch imported already."""

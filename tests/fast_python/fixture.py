@@ -1,0 +1,92 @@
+"""The fixture ``fast_python``: an interpreter that has torch imported already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from p2pfl.one_thread import ENVIRONMENT
+
+REPOSITORY = Path(__file__).parents[2]
+MODULES = (
+    "torch._dynamo",
+    "sklearn.datasets",
+    "networkx",
+    "pandas",
+    "scipy.stats",
+    "kornia.augmentation",
+    "torchvision",
+    "numpy.ma",
+    "p2pfl.api",
+    "peers.host",
+    "peers.runtime",
+    "peers.standalone",
+    "peers.warm",
+    "launcher.commands",
+    "launcher.backends.hosts",
+    "launcher.backends.local",
+    "launcher.backends.simulation",
+    "launcher.commands.run",
+    "launcher.commands.sweep",
+    "launcher.prepare",
+)
+"""What most commands import."""
+
+
+class FastPython:
+    """A server process (see server.py), and a program that has it execute commands.
+
+    Importing torch and the rest takes two to three CPU seconds; a fork that has all of it takes hundredths of one. It
+    cannot show that an import is missing or an entry point is broken, so of each command at least one test starts
+    ``sys.executable``.
+
+    Args:
+        folder: an empty folder with a short path, because it is to contain a socket.
+        modules: what the server imports.
+    """
+
+    def __init__(self, folder: Path, modules: Sequence[str] = MODULES) -> None:
+        self.folder = folder
+        self.executable = str(folder / "python")
+        """Use it like ``sys.executable``; in its processes, that is ``sys.executable``."""
+        client = Path(__file__).with_name("client.py")
+        Path(self.executable).write_text(f'#!/bin/sh\nexec {sys.executable} -IS {client} {folder}/socket "$@"\n')
+        Path(self.executable).chmod(0o755)
+        sources = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+        self.server = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tests.fast_python.server", folder, *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            # One thread: forks would wait forever for others of this process, as in peers/warm.py.
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": sources},
+        )
+        assert self.server.stdout is not None
+        assert self.server.stdout.readline() == b"ready\n"
+
+    def pid(self, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> int:
+        """Return the process id of the command; ``process`` is its client, to which only the other signals go."""
+        return int((self.folder / str(process.pid)).read_text())
+
+    def close(self) -> None:
+        """End the server, and whatever it still runs."""
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.close()
+        self.server.stdout.close()
+        self.server.wait()
+
+
+@pytest.fixture(scope="session")
+def fast_python() -> Iterator[FastPython]:
+    """One server for all tests of a worker."""
+    with tempfile.TemporaryDirectory(prefix="p2pfl-tests-") as folder:  # paths of sockets are short
+        started = FastPython(Path(folder))
+        yield started
+        started.close()
