@@ -22,12 +22,13 @@ Markdown table. Exit code 1: a scenario failed; 3: programs, the image or root a
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
 
 from benchmarks.kubernetes.cluster import Cluster, cluster
-from benchmarks.kubernetes.scenarios import SCENARIOS, Deployment
+from benchmarks.kubernetes.scenarios import RUN_FILE, SCENARIOS, Deployment
 from benchmarks.scenarios import command, compared
 
 OPTIONS = (
@@ -45,8 +46,11 @@ OPTIONS = (
 
 
 def same(started: Cluster, name: str) -> bool:
-    run = Deployment(started, name)
-    return compared(run.file, run.collected)
+    # One simulation for all: names of runs, and delays of messages, change no digest.
+    file = started.root / "runs" / RUN_FILE.name
+    if not file.exists():
+        shutil.copy(RUN_FILE, file)
+    return compared(file, Deployment(started, name).collected)
 
 
 main = command(SCENARIOS, cluster, same, __doc__, "p2pfl-k8s-", OPTIONS)

@@ -73,7 +73,7 @@ class Node:
         remove_cgroups_of_killed()
         for hierarchy in hierarchies():
             (hierarchy / self.cgroup).mkdir()
-            _inherit_cpus(hierarchy / self.cgroup)
+            _give_cpus(hierarchy / self.cgroup)
         script = SET_UP.format(
             hidden=" ".join(HIDDEN), parameters=" ".join(PARAMETERS), bridge=BRIDGE, address=ADDRESS
         )
@@ -161,8 +161,12 @@ def hierarchies(root: Path = CGROUPS) -> list[Path]:
     return sorted({path.resolve() for path in root.iterdir() if path.is_dir()})
 
 
-def _inherit_cpus(group: Path) -> None:
-    """Version 1: a new cpuset has no CPU, and accepts no process, until it is given some."""
+def _give_cpus(group: Path) -> None:
+    """Let the group's processes run on all CPUs, with the weight of ten processes: it would have that of one."""
+    for name, weight in (("cpu.shares", 10 * 1024), ("cpu.weight", 10 * 100)):
+        if (group / name).exists():
+            (group / name).write_text(str(weight))
+    # Version 1: a new cpuset has no CPU, and accepts no process, until it is given some.
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (group / name).exists():
             (group / name).write_text((group.parent / name).read_text())
