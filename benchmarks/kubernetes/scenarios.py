@@ -98,6 +98,10 @@ class Deployment:
         status = RunFolder(self.volume(peer)).peer(peer).status()
         return 0 if status is None else status.rounds_done
 
+    def has_finished(self, peer: int) -> bool:
+        result = RunFolder(self.volume(peer)).peer(peer).result()  # a stopped peer has one too
+        return result is not None and result.phase == "finished"
+
     def wait_for_rounds(self, rounds: int) -> None:
         self.wait(f"round {rounds}", lambda: min(map(self.rounds_done, range(PEERS))) >= rounds)
 
@@ -129,14 +133,13 @@ class Deployment:
 
     def finish(self) -> None:
         """Wait for the end of the run, collect its files from the pods, and remove the pods."""
-        folders = [RunFolder(self.volume(peer)).peer(peer) for peer in range(PEERS)]
-        self.wait("the end of the run", lambda: all(folder.result() is not None for folder in folders))
+        self.wait("the end of the run", lambda: all(map(self.has_finished, range(PEERS))))
         self.wait("all pods to run", lambda: self.pods_ready() == PEERS)
         self.cluster.run(*COMMAND, "collect", self.collected.root, f"--k8s={self.name}/{self.name}", limit=LIMIT)
         for files in self.collected.peers():
             result = files.result()
-            if result is None or result.missing or result.skipped_rounds:
-                raise click.ClickException(f"{self.name}: peer {files.peer} missed messages: {result}")
+            if result is None or result.phase != "finished" or result.missing or result.skipped_rounds:
+                raise click.ClickException(f"{self.name}: peer {files.peer} has not finished, or missed messages: {result}")
             if len(metrics.read(files.metrics)) == 0:
                 raise click.ClickException(f"{self.name}: peer {files.peer} recorded no metrics")
         self.kubectl("delete", self.stateful_set, "--wait=false")
