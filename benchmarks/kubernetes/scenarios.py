@@ -139,7 +139,7 @@ class Deployment:
         for files in self.collected.peers():
             result = files.result()
             if result is None or result.phase != "finished" or result.missing or result.skipped_rounds:
-                raise click.ClickException(f"{self.name}: peer {files.peer} has not finished, or missed messages: {result}")
+                raise click.ClickException(f"{self.name}: peer {files.peer} unfinished, or missed messages: {result}")
             if len(metrics.read(files.metrics)) == 0:
                 raise click.ClickException(f"{self.name}: peer {files.peer} recorded no metrics")
         self.kubectl("delete", self.stateful_set, "--wait=false")
