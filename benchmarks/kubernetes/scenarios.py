@@ -222,7 +222,7 @@ def keys(cluster: Cluster) -> str:
     run.kubectl("apply", "--server-side", "--filename=-", text=run.p2pfl("k8s", *run.options(), f"--keys={folder}"))
     run.wait("all pods to run", lambda: run.pods_ready() == PEERS)
     for peer in range(PEERS):
-        script = "ls /keys /own-key /public-keys 2> /dev/null; grep -c key /proc/mounts"
+        script = "ls /keys /own-key /public-keys 2> /dev/null; grep -cE ' /(keys|own-key|public-keys) ' /proc/mounts"
         *seen, mounts = run.kubectl("exec", run.pod(peer), "--container=peer", "--", "sh", "-c", script).split()
         if seen != ["/keys:", f"{peer:02d}.key", "public.yaml"] or mounts != "1":
             raise click.ClickException(f"keys: peer {peer} sees {seen} in {mounts} mounts")
