@@ -1,4 +1,4 @@
-"""What the checks of launches on several hosts share: slurm.py, ssh.py, ray_cluster.py.
+"""What the checks of launches on several hosts share: slurm.py, ssh.py, ray_cluster.py, kubernetes.
 
 A check has named scenarios. Each launches a run, often with a fault, and describes in a few words what happened. The
 final states of its run must be those of `p2pfl simulate`. A Markdown table has a row per scenario.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from time import monotonic
@@ -84,19 +84,22 @@ def simulate(file: Path) -> RunFolder:
 
 def command(
     scenarios: Mapping[str, Callable[[T], str]],
-    start: Callable[[Path], AbstractContextManager[T]],
+    start: Callable[..., AbstractContextManager[T]],
     same: Callable[[T, str], bool | None],
     doc: str | None,
     prefix: str,
+    options: Sequence[click.Option] = (),
 ) -> click.Command:
     """Make the command that runs all scenarios, or those named.
 
     Args:
         scenarios: return what was done, for the table; raise click.ClickException.
-        start: start what the scenarios run on, with all files in an empty folder. Raises Unavailable.
+        start: start what the scenarios run on, with all files in an empty folder. It is called with the folder, and
+            with the values of ``options`` as keyword arguments. Raises Unavailable.
         same: return whether the run of a scenario has ended as simulated; None if it is not compared.
         doc: help text.
         prefix: of temporary folders.
+        options: further options of the command.
     """
 
     def check(started: T, name: str) -> bool:
@@ -115,13 +118,13 @@ def command(
     @click.command(help=doc, context_settings={"help_option_names": ["-h", "--help"]})
     @click.argument("names", nargs=-1, type=click.Choice(list(scenarios)))
     @click.option("--keep", type=click.Path(path_type=Path), help="New folder for all files; kept.")
-    def main(names: tuple[str, ...], keep: Path | None) -> None:
+    def main(names: tuple[str, ...], keep: Path | None, **given: Any) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
         with ExitStack() as stack:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))) if keep is None else keep
             root.mkdir(parents=True, exist_ok=keep is None)
             try:
-                started = stack.enter_context(start(root.resolve()))
+                started = stack.enter_context(start(root.resolve(), **given))
             except Unavailable as reason:
                 click.echo(f"not available here: {reason.message}", err=True)
                 sys.exit(reason.exit_code)
@@ -129,6 +132,7 @@ def command(
             passed = [check(started, name) for name in names or scenarios]
         sys.exit(0 if all(passed) else 1)
 
+    main.params.extend(options)
     return main
 
 
