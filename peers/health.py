@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import zmq
+from typing import TYPE_CHECKING, Any
 
 from p2pfl.session.run_folder import FINAL, PeerFolder, Status
+
+if TYPE_CHECKING:
+    import zmq
 
 NAME = "health"
 TIMEOUT = 3.0
@@ -49,6 +50,8 @@ class Health:
         self._socket: socket.socket | None = None
 
     def open(self, poller: zmq.Poller) -> None:
+        from zmq import POLLIN  # not above: each health check would import it
+
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _short_path(self._folder) as folder:
@@ -62,7 +65,7 @@ class Health:
             self._log.warning("health checks disabled: %s: %s", self._folder / NAME, error.strerror)
             return
         self._socket = listener
-        poller.register(listener, zmq.POLLIN)
+        poller.register(listener, POLLIN)
 
     def answer(self, ready: Collection[object], poller: zmq.Poller) -> None:
         """Answer pending health checks if ``ready`` contains the socket."""

@@ -200,5 +200,5 @@ async def test_answers_while_the_event_loop_is_blocked(sockets: Any, eventually:
 
 def test_health_check_does_not_import_torch(tmp_path: Path) -> None:
     """It runs every few seconds, for every peer."""
-    code = "import sys, peers.__main__, peers.health; assert not {'torch', 'pydantic'} & set(sys.modules)"
+    code = "import sys, peers.__main__, peers.health; assert not {'torch', 'pydantic', 'zmq'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
