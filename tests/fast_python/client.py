@@ -7,6 +7,7 @@ process is killed, the server kills the command.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -28,9 +29,18 @@ def main() -> None:
     socket.send_fds(server, [b"%*d" % (NUMBER, len(request))], [0, 1, 2])
     server.sendall(request)
     pid = receive_number(server)
+    signals, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(
+        wake
+    )  # a handler of Python's would not run if the signal comes just before a call that blocks
     for number in FORWARDED:
-        signal.signal(number, lambda number, frame: os.kill(pid, number))
+        signal.signal(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    while not select.select([server.fileno()], [], [], 0)[0]:
+        if select.select([server.fileno(), signals], [], [])[0] == [signals]:
+            for received in os.read(signals, 64):
+                os.kill(pid, received)
     code = receive_number(server)
     if code < 0:
         if -code != signal.SIGKILL:

@@ -17,12 +17,14 @@ import atexit
 import ctypes
 import gc
 import importlib
+import json
 import os
 import runpy
 import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import traceback
@@ -91,8 +93,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        self._site = [path for path in sys.path if path not in paths]
+        self._site = site_paths()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(folder / "socket"))
         self._listener.listen(128)
@@ -170,6 +171,14 @@ class Server:
                 if (client := self._commands.pop(pid, None)) is not None:
                     with client, suppress(OSError):
                         client.sendall(b"%*d" % (NUMBER, os.waitstatus_to_exitcode(status)))
+
+
+def site_paths() -> list[str]:
+    """Return where an interpreter without PYTHONPATH finds modules."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "import json, sys; json.dump(sys.path, sys.stdout)"
+    found: list[str] = json.loads(subprocess.check_output([sys.executable, "-P", "-c", code], env=environment))
+    return found
 
 
 def exit_code(execute: Callable[[], None]) -> int:

@@ -26,7 +26,7 @@ def python(request: pytest.FixtureRequest, fast_python: FastPython) -> str:
 @pytest.fixture
 def waiting(fast_python: FastPython) -> Iterator[subprocess.Popen[str]]:
     """A command that waits for a signal."""
-    code = "import signal; print('waits', flush=True); signal.pause()"
+    code = "import time; print('waits', flush=True)\nwhile True: time.sleep(1)"
     with subprocess.Popen([fast_python.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
@@ -126,7 +126,7 @@ def test_is_a_process_in_a_session_of_its_own(fast_python: FastPython, waiting: 
     pid = fast_python.pid(waiting)
     assert pid != waiting.pid
     assert os.getsid(pid) == os.getpgid(pid) == pid
-    assert psutil.Process(pid).cmdline()[0].startswith(f"{fast_python.executable} -c import signal; ")
+    assert psutil.Process(pid).cmdline()[0].startswith(f"{fast_python.executable} -c import time; ")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -148,7 +148,7 @@ def test_options_that_it_does_not_know_are_an_error(fast_python: FastPython) -> 
 
 
 WORKER = """
-import pathlib, subprocess, sys, time
+import os, pathlib, subprocess, sys, time
 from tests.fast_python.fixture import FastPython
 python = FastPython(pathlib.Path(sys.argv[1]), ["json"])
 code = '''
@@ -157,11 +157,16 @@ if not os.fork():
     os.setsid()  # an orphan in another session
     if os.fork():
         os._exit(0)
-print(os.getpid(), flush=True)
+os.write(1, b"%d " % os.getpid())  # two processes write
 signal.pause()
 '''
-command = subprocess.Popen([python.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-print(python.server.pid, command.pid, *(int(command.stdout.readline()) for _ in range(2)), flush=True)
+command = subprocess.Popen([python.executable, "-c", code], stdout=subprocess.PIPE)
+def pids():
+    found = b""
+    while found.count(b" ") < 2:
+        found += os.read(command.stdout.fileno(), 64)
+    return found.split()
+print(python.server.pid, command.pid, *map(int, pids()), flush=True)
 if input() == "close":
     python.close()
 """
