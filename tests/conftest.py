@@ -28,6 +28,10 @@ from p2pfl.session.files import write_atomically
 from p2pfl.session.run_folder import RunFolder
 from tests.bodies import GENEROUS_DEADLINE, RUN_ID
 
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in background jobs of a shell; what tests start inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # as a peer has by default; pytest-xdist uses the other cores
 
 pytest_plugins = [
