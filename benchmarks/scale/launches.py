@@ -58,7 +58,7 @@ LAUNCHES = [
     *(Launch(peers) for peers in (16, 32, 64)),
     Launch(128, rounds=12),
     *(Launch(32, degree) for degree in (2, 8, 16)),
-    *(Launch(32, degree, rounds=8, delay=2.0) for degree in (4, 16)),
+    *(Launch(32, degree, rounds=8, delay=8.0) for degree in (4, 16)),
     Launch(64, 8, rounds=12),
     Launch(32, model=LARGE, rounds=12),
     Launch(32, 8, model=LARGE, rounds=12),

@@ -55,7 +55,14 @@ def launches(whole: Sequence[Record], records: Sequence[Record]) -> str:
     for record in whole:
         peer, turns = record["peer"], [each for each in records if each["name"] == record["name"]]
         row: list[Value] = [record["peers"], record["degree"], record["hosts"], megabytes(record)]
-        row += ["delayed by 2 s" if record["delay"] else "" if record["use"] == "fit" else "held out", len(turns)]
+        row += [
+            f"delayed by {record['delay']:.0f} s"
+            if record["delay"]
+            else ""
+            if record["use"] == "fit"
+            else "held out",
+            len(turns),
+        ]
         row += [record["seconds"]["ready"], record["seconds"]["round"], 1000 * record["cpu"]["round"]]
         row += [peer["connections"], peer["descriptors"], peer["threads"], peer["private"] / MB]
         row += [max(host["pss"] for host in record["host"]) / MB, peer["files"]]
