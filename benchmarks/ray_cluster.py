@@ -87,6 +87,11 @@ class Node:
     def address(self) -> str:
         return NETWORK.format(10 + self.number)
 
+    @property
+    def device(self) -> str:
+        """The end of its network device that is outside."""
+        return f"pr{os.getpid()}-{self.number}"  # 15 characters at most
+
     def start(self, environment: dict[str, str]) -> None:
         """Start Ray, on a disk of the node's own at ``root/disk``."""
         join = ["--head", "--port", str(PORT), "--include-dashboard=false", f"--temp-dir={self.root}/disk"]
@@ -145,9 +150,8 @@ class Cluster:
         node = Node(len(self.nodes), self.root)
         self.nodes.append(node)
         ip("netns", "add", node.namespace)
-        device = f"pr{os.getpid()}-{node.number}"  # 15 characters at most
-        ip("link", "add", device, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
-        ip("link", "set", device, "master", BRIDGE, "up")
+        ip("link", "add", node.device, "type", "veth", "peer", "name", "eth0", "netns", node.namespace)
+        ip("link", "set", node.device, "master", BRIDGE, "up")
         ip("-n", node.namespace, "addr", "add", f"{node.address}/24", "dev", "eth0")
         for name in ("lo", "eth0"):
             ip("-n", node.namespace, "link", "set", name, "up")
@@ -211,6 +215,8 @@ def _remove(started: Cluster) -> None:
         for node in reversed(started.nodes):
             with suppress(Unavailable):
                 node.kill()
+            with suppress(Unavailable):  # with the namespace, it would disappear only later
+                ip("link", "del", node.device)
             with suppress(Unavailable):
                 ip("netns", "del", node.namespace)
 
