@@ -281,11 +281,17 @@ def gated_warm(_gated_warm: Warm) -> Iterator[Warm]:
 
 
 @pytest.fixture(scope="module")
-def altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
-    """One warm process for a module, with GATE and the module's PRELUDE."""
+def _altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
     warm = Warm(GATE + request.module.PRELUDE)
     yield warm
     warm.close()
+
+
+@pytest.fixture
+def altered_warm(_altered_warm: Warm) -> Iterator[Warm]:
+    """One warm process for a module, with GATE and the module's PRELUDE."""
+    yield _altered_warm
+    _altered_warm.clear()
 
 
 @pytest.fixture

@@ -225,6 +225,13 @@ def read(path: Path) -> State:
     return state
 
 
+def is_intact(path: Path) -> bool:
+    """Return whether the file has the content of its checksum. Raises OSError."""
+    with path.open("rb") as file:
+        checksum = file.read(_CHECKSUM_BYTES)
+        return hashlib.file_digest(file, "sha256").digest() == checksum  # from here on
+
+
 def _load_usable(
     path: Path, run_id: str, me: PeerId, damage: Callable[[State], str]
 ) -> tuple[State | None, CheckpointError | None]:

@@ -272,6 +272,8 @@ class CheckpointCopies:
         for path in sorted(copy.files, key=lambda path: path == CHECKPOINT):
             self._get(*copy.files[path], folder.root / path)
         with write_errors(folder.root):
+            if not checkpoint.is_intact(folder.checkpoint):
+                raise _Incomplete(f"{copy.files[CHECKPOINT][0]} is damaged: checksum mismatch")
             checkpoint.previous(folder.checkpoint).unlink(missing_ok=True)
         write_json(folder.root / MARKER, {"copy": copy.name})
 

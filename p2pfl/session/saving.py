@@ -105,8 +105,9 @@ class Saver:
     async def wait(self) -> None:
         """Wait until the checkpoint in progress is written. Raises WriteError if it cannot be."""
         if self._writing is not None:
+            await asyncio.wait((self._writing,))  # a cancelled wait leaves it running: its thread cannot be stopped
             writing, self._writing = self._writing, None
-            await writing
+            writing.result()
 
     async def finish(self, *, final: bool) -> None:
         """Write the last checkpoint of this process.
@@ -116,7 +117,8 @@ class Saver:
         """
         await self.wait()
         while self.saved < self.kept or (final and self._endpoint.durable < self.kept):
-            await self._write(self.read(), final=final, last=True)
+            self._writing = asyncio.create_task(self._write(self.read(), final=final, last=True))
+            await self.wait()
 
     def close(self) -> None:
         """Delete what was kept."""

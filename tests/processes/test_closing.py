@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,8 @@ def stopped(make_run: Any, prepare: Any, altered_warm: Any, until: Any, tmp_path
     pids = altered_warm.start(folder)
     result = until(folder.peer(0).result)
     os.kill(pids[0], signal.SIGTERM)
-    os.kill(pids[0], signal.SIGTERM)
+    with suppress(ProcessLookupError):  # it has ended already
+        os.kill(pids[0], signal.SIGTERM)
     assert altered_warm.wait({0: pids.pop(0)}) == {0: 0}
     return Stopped(run, folder, result, pids)
 

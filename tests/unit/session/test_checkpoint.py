@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ import torch
 from p2pfl.algorithms.mapl import MAPL, Hyper
 from p2pfl.errors import CheckpointError, RunFolderError, WriteError
 from p2pfl.rng import Streams
-from p2pfl.session import checkpoint, saving
+from p2pfl.session import checkpoint
 from p2pfl.tensors import digest
 from tests.support import linear_model, peer_data, random_dataset, setting
 from tests.system_calls import calls_of
@@ -442,13 +441,3 @@ def test_read_rejects_missing_and_damaged_files(path: Path) -> None:
     path.write_bytes(b"hello")
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: damaged: checksum mismatch$"):
         checkpoint.read(path)
-
-
-def test_a_checkpoint_is_due_when_much_was_taken_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R9 of the delivery protocol: the neighbors keep it on their disks until then."""
-    monkeypatch.setattr(saving, "MAX_INTERVAL", 1000.0)
-    endpoint = Mock(taken_bytes=saving.MAX_TAKEN)
-    saver = saving.Saver(Mock(), endpoint, "auto", 1, logging.getLogger("saver"))
-    assert not saver.is_due(1)
-    endpoint.taken_bytes += 1
-    assert saver.is_due(1)

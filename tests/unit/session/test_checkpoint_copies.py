@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
@@ -32,11 +33,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "copies") if request.param == "path" else f"memory://bucket/{secrets.token_hex(4)}"
 
 
+def sealed(state: bytes) -> bytes:
+    """Return a checkpoint file with that content."""
+    return hashlib.sha256(state).digest() + state
+
+
 def files_of(root: Path, checkpoint: bytes = b"", **segments: bytes) -> PeerFolder:
     """Return the folder of peer 3 on a host, with a checkpoint and segments of its journal."""
     files = RunFolder.create(root, [3], again=True).peer(3)
     if checkpoint:
-        files.checkpoint.write_bytes(checkpoint)
+        files.checkpoint.write_bytes(sealed(checkpoint))
         files.metrics.write_text("{}\n")
     files.journal.mkdir(exist_ok=True)
     for name, content in segments.items():
@@ -75,17 +81,17 @@ def test_an_empty_storage_leaves_the_folder_alone(tmp_path: Path, url: str) -> N
     here = files_of(tmp_path / "here", b"mine")
     process = copies(url, here)
     process.restore()
-    assert here.checkpoint.read_bytes() == b"mine"
+    assert here.checkpoint.read_bytes() == sealed(b"mine")
     assert process.rounds_done == -1
 
 
 def test_a_checkpoint_as_new_as_its_last_copy_stays(tmp_path: Path, url: str) -> None:
     here = files_of(tmp_path / "here", b"first")
     copies(url, here).save(1, [])
-    here.checkpoint.write_bytes(b"newer, not copied before the crash")
+    here.checkpoint.write_bytes(sealed(b"newer, not copied before the crash"))
     again = copies(url, here)
     again.restore()
-    assert here.checkpoint.read_bytes() == b"newer, not copied before the crash"
+    assert here.checkpoint.read_bytes() == sealed(b"newer, not copied before the crash")
     assert again.rounds_done == 1
 
 
@@ -95,23 +101,25 @@ def test_a_checkpoint_older_than_that_of_another_host_is_replaced(tmp_path: Path
     there = files_of(tmp_path / "there")
     moved = copies(url, there)
     moved.restore()
-    there.checkpoint.write_bytes(b"second")
+    there.checkpoint.write_bytes(sealed(b"second"))
     moved.save(2, [])
     copies(url, here).restore()
-    assert here.checkpoint.read_bytes() == b"second"
+    assert here.checkpoint.read_bytes() == sealed(b"second")
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "list"])
-def test_the_copy_before_replaces_an_incomplete_one(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["shorter", "torn", "missing", "list"])
+def test_the_copy_before_replaces_an_incomplete_or_damaged_one(tmp_path: Path, damage: str) -> None:
     here = files_of(tmp_path / "here", b"first")
     process = copies(str(tmp_path / "copies"), here)
     process.save(1, [])
-    here.checkpoint.write_bytes(b"second")
+    here.checkpoint.write_bytes(sealed(b"second"))
     process.save(2, [])
     folder = tmp_path / "copies" / RUN_ID / "03"
     (checkpoint,) = folder.glob("00000002-*-checkpoint.pt")
     if damage == "shorter":
-        checkpoint.write_bytes(b"sec")
+        checkpoint.write_bytes(sealed(b"second")[:-1])
+    elif damage == "torn":
+        checkpoint.write_bytes(sealed(b"second")[:-1] + b"?")
     elif damage == "missing":
         checkpoint.unlink()
     else:
@@ -119,7 +127,7 @@ def test_the_copy_before_replaces_an_incomplete_one(tmp_path: Path, damage: str)
         listed.write_text('{"files": {"chec')
     there = files_of(tmp_path / "there")
     copies(str(tmp_path / "copies"), there).restore()
-    assert there.checkpoint.read_bytes() == b"first"
+    assert there.checkpoint.read_bytes() == sealed(b"first")
 
 
 def test_without_a_complete_copy_the_peer_does_not_start_anew(tmp_path: Path) -> None:
