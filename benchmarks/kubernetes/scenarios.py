@@ -60,10 +60,13 @@ class Deployment:
 
     def p2pfl(self, *arguments: object) -> str:
         """Run a p2pfl command outside of the cluster. Raises click.ClickException."""
-        done = subprocess.run(
-            [*COMMAND, *map(str, arguments)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, start_new_session=True,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [*COMMAND, *map(str, arguments)],
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT, start_new_session=True,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise click.ClickException(f"p2pfl {arguments[0]}: not done within {LIMIT:.0f} s") from None
         if done.returncode:
             raise click.ClickException(f"p2pfl {arguments[0]}: exit code {done.returncode}\n{done.stderr}")
         return done.stdout

@@ -89,10 +89,7 @@ class Stream:
             self.actor = self._driver.actor(self._bundle, movable=self._request["movable"])
             where = ray.get(self.actor.describe.remote(), timeout=START)
             self.started = True
-            ray.get(
-                self.actor.start.remote(self._key, self._request["command"], self._request["environment"]),
-                timeout=START,
-            )
+            self._ask(where, "start", self._request["command"], self._request["environment"])
             threading.Thread(target=self._send, args=[where], daemon=True).start()
             self._receive(where)
         except Problem as error:
@@ -106,6 +103,13 @@ class Stream:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
+
+    def _ask(self, where: Mapping[str, Any], method: str, *arguments: Any) -> Any:
+        """Call a method of the actor, which has answered before. Raises Problem, RayError."""
+        try:
+            return ray.get(getattr(self.actor, method).remote(self._key, *arguments), timeout=START)
+        except GetTimeoutError as error:
+            raise Problem(self._driver.why_lost(where, error)) from None
 
     def _send(self, where: Mapping[str, Any]) -> None:
         """Pass the launcher's requests on."""
@@ -138,7 +142,7 @@ class Stream:
                 continue
             reached = monotonic()
             if chunk == b"":
-                self.outcome = ray.get(self.actor.outcome.remote(self._key), timeout=START)
+                self.outcome = self._ask(where, "outcome")
                 return
             if chunk:
                 try:
