@@ -286,6 +286,8 @@ class Journal:
             self._addressed[neighbor].floor = floor
         entries = _entries(state)
         exist = self.store.restore({entry.place.segment for entry in entries if entry.place is not None})
+        for segment in exist:
+            self._use(segment)  # until all entries are in, or one that nobody needs would take others with it
         for entry in entries:
             if entry.place is not None and entry.place.segment not in exist:
                 # Released after the checkpoint was written. The floor matters only if somebody removed the file.
@@ -294,6 +296,8 @@ class Journal:
                 continue
             entry.to = tuple(to for to in entry.to if entry.id.t >= self._addressed[to].floor)
             self._add(entry)
+        for segment in exist:
+            self._use(segment, -1)
 
 
 def _position(entries: Sequence[JournalEntry], id: Id) -> int:

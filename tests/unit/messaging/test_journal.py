@@ -195,6 +195,23 @@ def test_a_body_released_after_the_checkpoint_is_no_damage_and_is_not_offered() 
     assert restored.floor(1) == 1
 
 
+def test_an_entry_that_nobody_needs_any_more_does_not_take_its_segment_with_it() -> None:
+    disk = Disk()
+    journal = journal_of(disk)
+    journal.begin(0)
+    for number, to in enumerate([(1,), (1,), (1,), (2,)]):
+        journal.append(block(number), to)
+    state = journal.state_dict(1)
+    first, second = sorted(disk.segments)
+    del disk.segments[first]  # so the third entry, of the same round, is not needed either
+    restored = journal_of(disk)
+    restored.load_state_dict(state)
+    assert contents(restored, 1) == []
+    assert contents(restored, 2) == [(Id(0, 3), block(3).tensors[0][1].numpy().tobytes())]
+    restored.drop(2, 1)
+    assert second not in disk.segments
+
+
 def test_a_body_released_while_the_checkpoint_is_written_is_left_out() -> None:
     disk = Disk()
     journal = filled(disk)
