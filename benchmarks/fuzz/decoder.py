@@ -18,7 +18,7 @@ from p2pfl.messaging import control, wire
 from p2pfl.messaging.schema import Layout, MessageSchema
 
 INSTRUMENTED = {
-    control: ("unpack", "_value"),
+    control: ("unpack", "_read"),
     wire: ("check", "_tensor", "unpack_list", "assemble", "take_apart"),
 }
 """Functions of modules whose coverage guides the mutations."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from benchmarks.fuzz.decoder import INSTRUMENTED
 from benchmarks.fuzz.messages import VALID, encode_valid, is_accepted, mutate
 
 FRAMES = 3_000
@@ -22,3 +23,7 @@ def test_rejects_mutated_messages_or_round_trips_them() -> None:
 
 def test_accepts_valid_messages() -> None:
     assert all(is_accepted(encode_valid(body)) for body in VALID)
+
+
+def test_the_functions_whose_coverage_guides_the_fuzzer_exist() -> None:
+    assert all(callable(getattr(module, name)) for module, names in INSTRUMENTED.items() for name in names)
