@@ -187,7 +187,8 @@ def test_stop_checkpoints_a_run_that_resume_continues(tmp_path: Path) -> None:
 
 def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
     text = METHOD.replace("weights = {**dict.fromkeys(heads, 1.0)", "weights = {**heads[7]")
-    run = p2pfl.load(project(my_method=text))
+    # A peer that fails once less than its neighbor, and so is started once more, waits for it until the deadline.
+    run = p2pfl.load(project(my_method=text), transport={"deadline": 10})
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").touch()
     with pytest.raises(RunFailed, match="not empty; choose a new or empty folder"):
