@@ -341,7 +341,7 @@ class Connection:
         was_connected = self.lost_at is not None
         # The neighbor may have finished before this process started, or start only now: there may be rounds, even
         # all, in which this peer needs nothing of it.
-        existed = was_connected or self.address or self.peer in io.endpoint.heard
+        existed = was_connected or self.address or self.peer in io.endpoint.received_from
         if existed and io.world.addresses.is_withdrawn(self.peer):
             return False
         return was_connected or (needs and closing_for < io.transport.give_up)

@@ -64,7 +64,7 @@ class HostConnection:
         port: where the host listens to be probed.
         failures: how often in a row its process has ended too early; ``hopeless``: it is not started again.
         problem: why it has ended or cannot be used.
-        heard: when the last event has arrived; None while no sign of life is due.
+        last_event_at: when the last event has arrived; None while no sign of life is due.
         synced: whether it has answered the last ``sync``.
     """
 
@@ -83,7 +83,7 @@ class HostConnection:
     hopeless: bool = False
     problem: str = ""
     synced: bool = False
-    heard: float | None = None
+    last_event_at: float | None = None
     mirror: Mirror | None = None
     _pending: bytes = b""
     _noise: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class HostConnection:
         """Start the host process. Raises LaunchError."""
         self.state, self.since = "starting", time.monotonic()
         self._pending, self._noise, self.problem = b"", [], ""
-        self.pids, self.stream, self.heard = {}, None, None
+        self.pids, self.stream, self.last_event_at = {}, None, None
         self.stream = backend.start(self.host, self.host.command)
 
     def send(self, do: str, **fields: Any) -> None:
@@ -131,7 +131,7 @@ class HostConnection:
                 self._noise = [*self._noise, line.decode(errors="replace")[:200]][-MAX_NOISE:]
             else:
                 due = self.state == "ready" and event["event"] != "loading"
-                self.heard = time.monotonic() if due else None
+                self.last_event_at = time.monotonic() if due else None
                 yield event
 
     def drop(self, *, kill: bool = False) -> None:

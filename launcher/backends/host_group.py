@@ -225,7 +225,7 @@ class HostGroup:
         for descriptor, host in streams.items():
             if descriptor in readable:
                 found += self._receive(host)
-            elif host.heard is not None and time.monotonic() - host.heard > SILENCE:
+            elif host.last_event_at is not None and time.monotonic() - host.last_event_at > SILENCE:
                 host.drop(kill=True)
                 self._ended(host, f"no sign of life for {SILENCE:.0f} s")
         return found

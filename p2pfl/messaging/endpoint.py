@@ -97,7 +97,7 @@ class Endpoint:
         self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
         self.durable = 0
         """Rounds before this one will not be computed again: the checkpoint before the last one contains them."""
-        self.heard: set[PeerId] = set()
+        self.received_from: set[PeerId] = set()
         """The neighbors that have sent something, to this process or an earlier one of this peer."""
         self.max_message: float = math.inf
         """Maximum bytes of a body; set by a link that has a limit."""
@@ -268,7 +268,7 @@ class Endpoint:
 
     def accept(self, message: Message) -> None:
         """Accept a message. The link passes each message once, and those of one sender in order."""
-        self.heard.add(message.sender)
+        self.received_from.add(message.sender)
         if isinstance(message.body, Begin):
             sender = message.sender
             if self.prunes:
@@ -346,12 +346,12 @@ class Endpoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
-        return {**self.edges.state_dict(), "heard": sorted(self.heard)}
+        return {**self.edges.state_dict(), "received_from": sorted(self.received_from)}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
         self.edges.load_state_dict(state)
-        self.heard.update(state.get("heard", ()))  # a checkpoint of an earlier version has none
+        self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
         self.t = t
         self.journal.load_state_dict(journal)
 

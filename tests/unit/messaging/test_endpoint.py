@@ -370,7 +370,7 @@ async def test_the_statement_of_the_latest_round_stands_if_none_comes() -> None:
         assert await endpoint.receivers() == {1}, t
     restored = make(complete(3), t=None, wait_policy=WaitPolicy(9.0), prunes=True)
     restored.load_state_dict(endpoint.state_dict(), endpoint.journal.state_dict(4), 4)
-    assert restored.heard == {1, 2}
+    assert restored.received_from == {1, 2}
     restored.open(4)
     assert await restored.receivers() == {1}
 

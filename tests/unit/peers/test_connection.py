@@ -10,7 +10,7 @@ from peers.connection import Connection
 
 
 @pytest.mark.parametrize(
-    ("heard", "withdrawn", "closing_for", "waits"),
+    ("received", "withdrawn", "closing_for", "waits"),
     [
         (False, True, 9.0, True),  # it starts only now, and needs what this peer has sent
         (False, True, 11.0, False),
@@ -19,10 +19,10 @@ from peers.connection import Connection
     ],
 )
 def test_waits_for_a_neighbor_that_may_not_have_started(
-    heard: bool, withdrawn: bool, closing_for: float, waits: bool
+    received: bool, withdrawn: bool, closing_for: float, waits: bool
 ) -> None:
     """In a time-varying graph, a peer may be far ahead of a neighbor, and be restarted, before that one starts."""
-    endpoint = Mock(t=2, heard={7} if heard else set())
+    endpoint = Mock(t=2, received_from={7} if received else set())
     endpoint.journal.keeps_for = lambda peer: True
     io = Mock(endpoint=endpoint, budget=1 << 16)
     io.transport.give_up = 10.0
