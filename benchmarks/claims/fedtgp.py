@@ -16,7 +16,6 @@ from benchmarks.claims.paper_size import at_paper_size
 from benchmarks.claims.summary import Summary
 
 RATES = (0.02, 0.05, 0.1)
-"""In so few rounds, 0.02 was better than smaller ones for every method."""
 PARTITIONS: Mapping[str, Mapping[str, Any]] = {
     "practical": {"name": "dirichlet", "beta": 0.1, "test": 0.1, "validation": 0.98},
     "pathological": {"name": "pathological", "classes_per_peer": 2, "test": 0.1, "validation": 0.98},

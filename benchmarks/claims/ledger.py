@@ -229,13 +229,13 @@ def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
         text = repr((settings.tuned, settings.rates))
         if settings.rates and text not in seen:
             seen.add(text)
-            found = plan.scores(settings, store)
-            if len(found) == len(settings.rates):
+            rate, found = plan.chosen(settings, store), plan.scores(settings, store)
+            if rate is not None:
                 shown = ", ".join(f"{rate:g}: {accuracy:.1f}" for rate, accuracy in found.items())
                 run, tree = identity(settings.with_rate(None)), settings.tree
                 what = f"{tree['algorithm']['name']} on {tree['data']['dataset']}"
                 size = f"{run.peers} peers, {run.rounds} rounds"
-                yield row([key, f"{what}, {size}", f"{plan.chosen(settings, store):g}", shown])
+                yield row([key, f"{what}, {size}", f"{rate:g}", shown])
 
 
 COMPARISON = """## All algorithms on one partition
@@ -249,7 +249,8 @@ clusters. Run files: [`topologies/compare/`](../topologies/compare).
 """
 RATES = f"""## Learning rates
 
-Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the run did not train on.
+Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the run did not train on. Where the
+best rate was the grid's first or last one, the grid got another beyond it.
 
 | | method | rate | accuracy by rate |
 |---|---|---|---|

@@ -12,6 +12,8 @@ from benchmarks.claims.store import Store, identity
 
 TUNING_SEED = 1000
 """Seed of the runs that choose a learning rate; test seeds count from 0."""
+MOST_BEYOND = 3
+"""Learning rates that a grid may get at each of its ends."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,59 @@ def held_out(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "data": {**tree["data"], "dataset": {"name": "held-out", "of": dataset}}}
 
 
-def tuning(settings: Settings) -> Mapping[float, dict[str, Any]]:
-    """Return the runs that choose the learning rate, by rate."""
+def tuning(settings: Settings, rates: Sequence[float]) -> Mapping[float, dict[str, Any]]:
+    """Return the runs that try these learning rates, by rate."""
     tree = held_out(settings.tuned)
-    return {rate: {**tree, "algorithm": {**tree["algorithm"], "lr": rate}} for rate in settings.rates}
+    return {rate: {**tree, "algorithm": {**tree["algorithm"], "lr": rate}} for rate in rates}
 
 
-def scores(settings: Settings, store: Store) -> dict[float, float]:
-    """Return the accuracies on held-out training images, by learning rate, as far as they were measured."""
+def _tried(settings: Settings, rates: Sequence[float], store: Store) -> dict[float, float]:
     found = {}
-    for rate, tree in tuning(settings).items():
+    for rate, tree in tuning(settings, rates).items():
         summary = store.summary(identity(tree).key, TUNING_SEED)
         if summary is not None:
             found[rate] = summary.settled(settings.series)
     return found
 
 
+def _best(scores: Mapping[float, float]) -> float:
+    return max(scores, key=lambda rate: (scores[rate], -rate))
+
+
+def grid(settings: Settings, store: Store) -> list[float]:
+    """Return the learning rates to try, in ascending order.
+
+    An optimum at the end of a grid may lie beyond it. So while the best rate is an end, the grid gets one more there,
+    by the ratio of the last two: at most ``MOST_BEYOND`` at each end.
+    """
+    rates = sorted(settings.rates)
+    below = above = 0
+    while len(rates) > 1:
+        found = _tried(settings, rates, store)
+        if len(found) < len(rates):
+            break
+        best = _best(found)
+        if best == rates[0] and below < MOST_BEYOND:
+            below += 1
+            rates.insert(0, float(f"{rates[0] ** 2 / rates[1]:.3g}"))
+        elif best == rates[-1] and above < MOST_BEYOND:
+            above += 1
+            rates.append(float(f"{rates[-1] ** 2 / rates[-2]:.3g}"))
+        else:
+            break
+    return rates
+
+
+def scores(settings: Settings, store: Store) -> dict[float, float]:
+    """Return the accuracies on held-out training images, by learning rate, as far as they were measured."""
+    return _tried(settings, grid(settings, store), store)
+
+
 def chosen(settings: Settings, store: Store) -> float | None:
     """Return the best learning rate of the grid (the smaller of equal ones); None until all were tried."""
-    found = scores(settings, store)
-    return max(found, key=lambda rate: (found[rate], -rate)) if found and len(found) == len(settings.rates) else None
+    rates = grid(settings, store)
+    found = _tried(settings, rates, store)
+    return _best(found) if found and len(found) == len(rates) else None
 
 
 def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> Iterator[Task]:
@@ -71,7 +106,7 @@ def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: s
     if settings.rates:
         rate = chosen(settings, store)
         if rate is None:
-            for tree in tuning(settings).values():
+            for tree in tuning(settings, grid(settings, store)).values():
                 yield from _missing(tree, [TUNING_SEED], "", settings, store, device)
             rate = settings.rates[0]
     yield from _missing(settings.with_rate(rate), seeds, settings.probe, settings, store, device)

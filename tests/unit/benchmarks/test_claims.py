@@ -132,7 +132,7 @@ def test_a_run_is_reserved_by_one_process(tmp_path: Path) -> None:
 def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
     tuned = replace(settings("fedtgp"), rates=(0.01, 0.1))
     changed = tuned.but(transform=False)
-    assert plan.tuning(changed) == plan.tuning(tuned)
+    assert plan.tuning(changed, tuned.rates) == plan.tuning(tuned, tuned.rates)
     assert changed.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1, "transform": False}
     assert tuned.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1}
 
@@ -167,12 +167,48 @@ def test_rate_is_chosen_on_held_out_training_images_with_another_seed(tmp_path: 
     assert [task.seed for task in tasks] == [plan.TUNING_SEED] * 3 + [0]
     assert tasks[0].tree["data"]["dataset"] == {"name": "held-out", "of": "digits"}
     for rate, accuracy in ((0.01, 50.0), (0.02, 70.0)):
-        record(store, replace(tuned, tree=plan.tuning(tuned)[rate], rates=()), plan.TUNING_SEED, accuracy)
+        record(
+            store, replace(tuned, tree=plan.tuning(tuned, tuned.rates)[rate], rates=()), plan.TUNING_SEED, accuracy
+        )
     assert plan.chosen(tuned, store) is None
-    record(store, replace(tuned, tree=plan.tuning(tuned)[0.05], rates=()), plan.TUNING_SEED, 70.0)
+    record(store, replace(tuned, tree=plan.tuning(tuned, tuned.rates)[0.05], rates=()), plan.TUNING_SEED, 70.0)
     assert plan.chosen(tuned, store) == 0.02  # the smaller of equal ones
     (task,) = plan.tasks_of(tuned, [0], store, "cpu")
     assert task.tree["algorithm"]["lr"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "tried", "best"),
+    [
+        ({0.01: 60.0, 0.02: 70.0, 0.05: 50.0}, [0.01, 0.02, 0.05], 0.02),
+        ({0.01: 70.0, 0.02: 60.0, 0.05: 50.0}, [0.005, 0.01, 0.02, 0.05], None),
+        ({0.005: 65.0, 0.01: 70.0, 0.02: 60.0, 0.05: 50.0}, [0.005, 0.01, 0.02, 0.05], 0.01),
+        ({0.01: 50.0, 0.02: 60.0, 0.05: 70.0}, [0.01, 0.02, 0.05, 0.125], None),
+        ({0.01: 50.0, 0.02: 60.0, 0.05: 70.0, 0.125: 10.0}, [0.01, 0.02, 0.05, 0.125], 0.05),
+    ],
+)
+def test_grid_gets_a_rate_beyond_its_end_while_that_is_the_best(
+    accuracies: dict[float, float], tried: list[float], best: float | None, tmp_path: Path
+) -> None:
+    store, tuned = Store(tmp_path), replace(ONE, rates=(0.01, 0.02, 0.05))
+    for rate, tree in plan.tuning(tuned, list(accuracies)).items():
+        record(store, replace(tuned, tree=tree, rates=()), plan.TUNING_SEED, accuracies[rate])
+    assert plan.grid(tuned, store) == tried
+    assert plan.chosen(tuned, store) == best
+    (task,) = plan.tasks_of(tuned, [0] if best is not None else [], store, "cpu")
+    missing = set(tried) - set(accuracies)
+    assert task.seed == (plan.TUNING_SEED if missing else 0)
+    assert task.tree["algorithm"]["lr"] == (missing.pop() if missing else best)
+
+
+def test_grid_grows_three_times_at_most(tmp_path: Path) -> None:
+    store, tuned = Store(tmp_path), replace(ONE, rates=(0.01, 0.02, 0.05))
+    for accuracy in range(10):
+        for rate, tree in plan.tuning(tuned, plan.grid(tuned, store)).items():
+            if rate not in plan.scores(tuned, store):
+                record(store, replace(tuned, tree=tree, rates=()), plan.TUNING_SEED, 100 * rate + accuracy)
+    assert plan.grid(tuned, store) == [0.01, 0.02, 0.05, 0.125, 0.312, 0.779]
+    assert plan.chosen(tuned, store) == 0.779
 
 
 def test_held_out_images_are_training_images_only() -> None:
