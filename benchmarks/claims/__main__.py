@@ -13,6 +13,7 @@ failed.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -78,6 +79,7 @@ def main(
     if without:
         click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
     scheduler = Scheduler(claims, store, Budget(minutes, jobs, device))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends workers, writes the page
     try:
         if minutes != 0:
             scheduler.run()
