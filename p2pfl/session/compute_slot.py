@@ -53,7 +53,7 @@ class HeldSlot:
             await self.slot.acquire()
             self._held = True
             self.queued += perf_counter() - began
-            self.meter.begin()
+        self.meter.begin()
 
     def release(self) -> None:
         if self._held and not self._foreign():

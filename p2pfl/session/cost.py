@@ -49,8 +49,9 @@ class CostMeter:
         self._last = self._counters()
 
     def begin(self) -> None:
-        """Note that the peer computes from now on."""
-        self._since = process_time(), perf_counter()
+        """Note that the peer computes from now on, if it does not already."""
+        if self._since is None:
+            self._since = process_time(), perf_counter()
 
     def end(self) -> None:
         """Note that the peer computes no more."""

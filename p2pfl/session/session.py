@@ -267,6 +267,7 @@ class Session:
                 await self.saver.begin()
         self.faults.ends(t)
         self.on_round(self.me, t)
+        self.slot.meter.end()  # the slot is kept, but in one process, other peers compute before the next round
 
     def _evaluate(self) -> None:
         self.evaluations = evaluate_algorithm(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -29,6 +30,14 @@ def unchanged(make_run: Any) -> list[str]:
 @pytest.mark.exhaustive
 def test_equal_runs_are_bit_identical(make_run: Any, unchanged: list[str]) -> None:
     assert digests(make_run()) == unchanged
+
+
+@pytest.mark.parametrize("method", ["local", "dpsgd", "dfml"])
+def test_peers_are_charged_no_more_cpu_time_than_there_was(method: str, make_run: Any) -> None:
+    before = process_time()
+    results = simulate(make_run(rounds=6, algorithm={"name": method, "lr": 0.01}))
+    spent = process_time() - before
+    assert 0.1 * spent < sum(result.cost["cpu_seconds"] for result in results) <= spent
 
 
 def test_peers_end_with_different_models(unchanged: list[str]) -> None:
