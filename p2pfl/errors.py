@@ -7,6 +7,7 @@
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
+    │   │   └── JournalError    a message that a neighbor still needs was deleted from disk
     │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
     ├── RunFailed               a run that was started from Python has failed
     ├── KeysError               the peers' keys are missing, damaged, or readable by others
@@ -124,6 +125,21 @@ class WriteError(RunFolderError):
         else:
             advice = f"make it writable{resume}"
         super().__init__(f"{path}: cannot be written: {error.strerror or error}; {advice}")
+
+
+class JournalError(WriteError):
+    """A message that a neighbor still needs is no longer in the journal on disk, and nothing can bring it back."""
+
+    def __init__(self, neighbor: int, error: OSError) -> None:
+        path = Path(error.filename) if error.filename else None
+        root = next((folder for folder in path.parents if (folder / "run.yaml").exists()), None) if path else None
+        where = f"{path}: {error.strerror}" if path else str(error)
+        again = f"p2pfl launch {root / 'run.yaml'}" if root else "p2pfl launch with its run.yaml"
+        RunFolderError.__init__(
+            self,
+            f"{where}: peer {neighbor} still needs a message that was in it. Somebody deleted or changed a file of a "
+            f"running run; start the run anew: {again}",
+        )
 
 
 class OutOfMemory(P2pflError):

@@ -33,11 +33,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from pathlib import Path
 from typing import Literal
 
 from p2pfl import PeerId
-from p2pfl.errors import WriteError
+from p2pfl.errors import JournalError
 from p2pfl.messaging.control import BEFORE, CHUNK, FOREVER, Entry, Hello, Id, Nothing, Start, Want
 from p2pfl.messaging.journal import Journal, JournalEntry
 from p2pfl.messaging.wire import Buffer, cost
@@ -191,7 +190,7 @@ class Writer:
         return self._chunk(entry, previous, self._want)
 
     def _chunk(self, entry: JournalEntry, previous: Id, want: Want) -> Outgoing | None:
-        """Raises WriteError if the journal has lost the body."""
+        """Raises JournalError if the journal has lost the body."""
         place = entry.place
         if place is not None and want.references and entry.size > BY_VALUE:
             control = Entry(want.epoch, entry.id, previous, entry.size, 0, place.segment, place.at)
@@ -201,7 +200,7 @@ class Writer:
         except OSError as error:
             found = self._journal.after(self._to, entry.id)
             if found is not None and found[0] is entry:  # somebody has deleted the file
-                raise WriteError(Path(error.filename or "the journal"), error) from error
+                raise JournalError(self._to, error) from error
             return None  # dropped at this moment, since the reader does not need it any more
         control = Entry(want.epoch, entry.id, previous, entry.size, self._offset)
         header = () if self._offset else (entry.header,)
