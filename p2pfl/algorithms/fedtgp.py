@@ -68,6 +68,7 @@ from p2pfl.algorithms.prototypes import (
     margins,
 )
 from p2pfl.messaging.net import Net
+from p2pfl.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -212,5 +213,11 @@ class FedTGP(PrototypeGuided[Hyper]):
                 self.after_batch()  # S epochs may take a while: allow a stop in between
                 yield torch.from_numpy(net.shared.permutation(len(table)))
 
-        self.trainable.fit(table.values, table.labels, margin, orders(), h.prototype_batch, h.prototype_lr)
+        def trained() -> Tensors:
+            self.trainable.fit(table.values, table.labels, margin, orders(), h.prototype_batch, h.prototype_lr)
+            return self.trainable.state_dict()
+
+        before = {**self.trainable.state_dict()}
+        inputs = {"before": before, "values": table.values, "labels": table.labels, "margin": margin}
+        self.trainable.load_state_dict(net.memoized("prototypes", inputs, trained))
         self.prototypes = self.trainable().detach().clone()

@@ -26,6 +26,7 @@ from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.schema import B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
+from p2pfl.tensors import Tensors
 
 Counts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
@@ -101,6 +102,8 @@ class Endpoint:
         """The neighbors that have sent something, to this process or an earlier one of this peer."""
         self.max_message: float = math.inf
         """Maximum bytes of a body; set by a link that has a limit."""
+        self.memo: dict[str, Tensors] | None = None
+        """Results of ``Net.memoized``; set where several peers share a process."""
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._reset_counters()

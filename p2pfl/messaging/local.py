@@ -10,6 +10,7 @@ from p2pfl import PeerId
 from p2pfl.errors import Deadlock
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.tensors import Tensors
 
 
 class LocalHub:
@@ -18,11 +19,13 @@ class LocalHub:
     def __init__(self) -> None:
         self.endpoints: dict[PeerId, Endpoint] = {}
         self.finished: set[PeerId] = set()
+        self.memo: dict[str, Tensors] = {}
 
     def join(self, endpoint: Endpoint) -> None:
         self.endpoints[endpoint.me] = endpoint
         endpoint.link = LocalLink(endpoint.me, self)
         endpoint.mailbox.on_block = self.check
+        endpoint.memo = self.memo
 
     def finish(self, peer: PeerId) -> None:
         """Note that ``peer`` will send nothing more."""

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import numpy as np
 
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
 from p2pfl.messaging.schema import Body, take_apart, tensors_of, with_tensors
+from p2pfl.tensors import Tensors, clone, digest
 
 if TYPE_CHECKING:
     from p2pfl.messaging.endpoint import Endpoint
 
 B = TypeVar("B", bound=Body)
+
+MEMOIZED = 4
+"""Results that a simulation keeps at a time."""
 
 
 class Participants(tuple[PeerId, ...]):
@@ -116,6 +120,28 @@ class Net:
         """
         joins = tuple(sorted(self._endpoint.joins.items()))
         return _participants(self._endpoint.seed, self.t, self.peers, joins, fraction)
+
+    def memoized(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
+        """Return ``compute()``, a server's work that each peer does over what it has received.
+
+        Simulated peers with equal ``inputs`` do it once in a round, and all get the same tensors: do not change them.
+        ``compute`` depends on nothing but ``inputs``, the run file, the round and ``shared``, from which nothing else
+        draws in the round.
+
+        Args:
+            name: of the computation.
+            inputs: nested mappings and sequences of tensors and plain values.
+        """
+        memo = self._endpoint.memo
+        if memo is None:
+            return compute()
+        key = f"{name} {self.t} {digest(inputs)}"
+        if key not in memo:
+            result = clone(compute())
+            while len(memo) >= MEMOIZED:
+                del memo[next(iter(memo))]
+            memo[key] = result
+        return memo[key]
 
     # ---- messages
 

@@ -280,6 +280,28 @@ def test_every_peer_computes_what_the_papers_server_computes(given: dict[str, An
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("topology", "trainings"), [(COMPLETE, 3), (LINE, 9)], ids=["complete", "line"])
+def test_simulated_peers_with_equal_prototypes_train_them_once(
+    topology: Topology, trainings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit-identical to each of them training its copy, as peers in processes of their own do."""
+    calls: list[int] = []
+    fit = TrainablePrototypes.fit
+
+    def counted(self: TrainablePrototypes, *given: Any) -> None:
+        calls.append(0)
+        fit(self, *given)
+
+    monkeypatch.setattr(TrainablePrototypes, "fit", counted)
+    once, each = make(hyper()), make(hyper())
+    play(once, topology, 3)
+    assert len(calls) == trainings
+    monkeypatch.setattr(Net, "memoized", lambda self, name, inputs, compute: compute())
+    play(each, topology, 3)
+    assert len(calls) == trainings + 3 * len(each)
+    assert [digest(peer.state_dict()) for peer in once] == [digest(peer.state_dict()) for peer in each]
+
+
 def copies(peers: Sequence[Any]) -> set[str]:
     """Digests of the peers' copies of P̂."""
     return {digest([peer.prototypes, peer.known, peer.trainable.state_dict()]) for peer in peers}

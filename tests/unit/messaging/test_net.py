@@ -13,6 +13,7 @@ import torch
 from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.net import MEMOIZED
 from p2pfl.messaging.topology import Topology, WeightedTopology
 from tests.bodies import LAYOUTS, PAIR, Word, complete, line, texts, vector
 from tests.mesh_fixtures import run_all
@@ -221,3 +222,37 @@ async def test_in_one_process_bodies_are_checked_copied_and_not_kept(local: Any)
     assert endpoints[0].journal.after(1, Id(0, 0)) is None
     with pytest.raises(Unexpected, match=r"x must be float32\[3\], got float32\[4\]"):
         await endpoints[0].begin(0).broadcast(vector(1, 2, 3, 4))
+
+
+async def test_memoized_work_is_done_once_by_the_peers_of_a_process_with_equal_inputs(local: Any) -> None:
+    endpoints = await local.open(complete(3), LAYOUTS)
+    done: list[int] = []
+
+    def result_of(endpoint: Endpoint, inputs: list[float], t: int = 0, name: str = "sum") -> float:
+        def compute() -> dict[str, torch.Tensor]:
+            done.append(endpoint.me)
+            return {"sum": torch.tensor(inputs).sum()}
+
+        net = endpoint.begin(t)
+        return float(net.memoized(name, {"inputs": torch.tensor(inputs), "name": name}, compute)["sum"])
+
+    zero, one, two = endpoints
+    assert [result_of(each, [1.0, 2.0]) for each in endpoints] == [3.0, 3.0, 3.0]
+    assert done == [0]
+    assert [result_of(each, inputs) for each, inputs in ((one, [2.0, 1.0]), (two, [1.0, 2.0]))] == [3.0, 3.0]
+    assert done == [0, 1]
+    assert result_of(two, [1.0, 2.0], t=1) == result_of(zero, [1.0, 2.0], name="other") == 3.0
+    assert done == [0, 1, 2, 0]
+    for number in range(MEMOIZED):
+        result_of(one, [float(number)])
+    assert result_of(two, [1.0, 2.0]) == 3.0  # the oldest results are forgotten
+    assert done[-1] == 2
+    assert zero.memo is not None
+    assert len(zero.memo) == MEMOIZED
+
+
+async def test_a_peer_in_its_own_process_computes_what_others_might_have(local: Any) -> None:
+    zero, _ = await local.open(PAIR, LAYOUTS)
+    zero.memo = None
+    results = [zero.begin(0).memoized("x", {}, lambda: {"x": torch.ones(1)}) for _ in range(2)]
+    assert results[0]["x"] is not results[1]["x"]
