@@ -22,6 +22,7 @@ class Settings:
         seconds: estimate for one seed on one core, before any was measured.
         rates: grid of learning rates, one of which is chosen on validation data; empty to keep that of ``tree``.
         series: the curve that says how good the run is, see ``summary``.
+        best_round: the best evaluated round counts, not the mean of the last quarter.
         probe: name of an additional measurement in ``probes.PROBES``.
     """
 
@@ -29,6 +30,7 @@ class Settings:
     seconds: float = field(compare=False)
     rates: tuple[float, ...] = ()
     series: str = "accuracy"
+    best_round: bool = False
     probe: str = ""
 
     def but(self, **algorithm: Any) -> Settings:
@@ -39,6 +41,10 @@ class Settings:
     def tuned(self) -> Mapping[str, Any]:
         """The run file whose learning rate is chosen: without the changes of an ablation."""
         return {key: value for key, value in self.tree.items() if key != "changes"}
+
+    def score(self, run: Summary) -> float:
+        """Return the accuracy by which the learning rate is chosen and the run is compared."""
+        return run.highest(self.series) if self.best_round else run.settled(self.series)
 
     def with_rate(self, rate: float | None) -> dict[str, Any]:
         """The run file, with a chosen learning rate."""

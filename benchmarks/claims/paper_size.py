@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from benchmarks.claims.claim import Claim, Settings, difference
 from benchmarks.claims.statistics import Relation
+from benchmarks.claims.summary import Summary
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 SKIPPED = ("name", "seed", "device", "checkpoint_every", "checkpoint_copies")
@@ -31,6 +33,7 @@ def at_paper_size(
     label: str,
     relation: Relation = ">",
     series: str = "accuracy",
+    best_round: bool = False,
     changes: Mapping[str, Any] | None = None,
 ) -> list[Claim]:
     """Return a claim for each pair of compared methods. Accuracies are those of peak models, where a method has them.
@@ -41,6 +44,7 @@ def at_paper_size(
         data: replaces keys of the file's section ``data``.
         compared: {(method, other method): the paper's difference}.
         label: names dataset and setting.
+        best_round: the best evaluated round counts.
         changes: replaces other sections of the file.
     """
     tree = {**tree_of(TOPOLOGIES / "paper" / f"{file}.yaml"), **(changes or {})}
@@ -50,14 +54,17 @@ def at_paper_size(
     def settings(method: str) -> Settings:
         family = method.rstrip("+") == own["name"].rstrip("+")
         hyper = {**(own if family else {}), **methods[method], "name": method}
-        return Settings({**tree, "algorithm": hyper}, 0.0, series=series)
+        return Settings({**tree, "algorithm": hyper}, 0.0, series=series, best_round=best_round)
+
+    def score(run: Summary) -> float:
+        return replace(settings(own["name"]), series="peak" if "peak" in run.curves else series).score(run)
 
     return [
         Claim(
             f"{one} against {other}, {label}, the paper's size",
             where,
             {m: settings(m) for m in (one, other)},
-            difference(one, other, lambda run: run.settled("peak" if "peak" in run.curves else series)),
+            difference(one, other, score),
             paper,
             scale,
             relation=relation,

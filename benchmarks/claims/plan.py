@@ -53,7 +53,7 @@ def _tried(settings: Settings, rates: Sequence[float], store: Store) -> dict[flo
     for rate, tree in tuning(settings, rates).items():
         summary = store.summary(identity(tree).key, TUNING_SEED)
         if summary is not None:
-            found[rate] = summary.settled(settings.series)
+            found[rate] = settings.score(summary)
     return found
 
 

@@ -77,6 +77,10 @@ class Summary:
         end = until or self.curves[curve][-1][0]
         return fmean(value for t, value in self.curves[curve] if TRAINING_QUARTER * end < t <= end)
 
+    def highest(self, curve: str = "accuracy") -> float:
+        """The curve's highest value: the best evaluated round of all peers together."""
+        return max(value for _, value in self.curves[curve])
+
     def at(self, rounds: int, curve: str = "accuracy") -> float:
         """The curve's value after so many rounds. Raises KeyError if it was not evaluated then."""
         return {t: value for t, value in self.curves[curve]}[rounds]  # noqa: C416  # lists, when read from the store
