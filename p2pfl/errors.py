@@ -132,6 +132,9 @@ class JournalError(WriteError):
 
     def __init__(self, neighbor: int, error: OSError) -> None:
         path = Path(error.filename) if error.filename else None
+        if path is not None and not path.parent.is_dir():
+            super().__init__(path, error)  # the whole folder was deleted
+            return
         root = next((folder for folder in path.parents if (folder / "run.yaml").exists()), None) if path else None
         where = f"{path}: {error.strerror}" if path else str(error)
         again = f"p2pfl launch {root / 'run.yaml'}" if root else "p2pfl launch with its run.yaml"

@@ -364,17 +364,17 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return the bytes that this process has written to files that it extracted."""
     written = 0
-    copy = tarfile.copyfileobj  # type: ignore[attr-defined]
+    copy = shutil.copyfileobj
 
-    def copyfileobj(source: Any, target: Any, length: int | None = None, *rest: Any, **options: Any) -> None:
+    def copyfileobj(source: Any, target: Any, length: int = 0) -> None:
         nonlocal written
         before = target.tell()
         try:
-            copy(source, target, length, *rest, **options)
+            copy(source, target, length)
         finally:
             written += target.tell() - before
 
-    monkeypatch.setattr(tarfile, "copyfileobj", copyfileobj)
+    monkeypatch.setattr(shutil, "copyfileobj", copyfileobj)
     return lambda: written
 
 
