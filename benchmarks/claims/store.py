@@ -1,4 +1,4 @@
-"""Every run that was played, one JSON object per line of ``runs.jsonl``: appended, never changed.
+"""Every run that was played, one JSON object per line of ``runs-*.jsonl``: appended, never changed.
 
 A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot
 change the result. So a new default has new runs, and a renamed claim keeps its own. What the hash cannot see is the
@@ -100,28 +100,35 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.file = folder / "runs.jsonl"
         self.records: dict[tuple[str, int], dict[str, Any]] = {}
-        self._read = 0
+        self._read: dict[Path, int] = {}
         self.reload()
+
+    def file_of(self, key: str) -> Path:
+        """Return the file of the runs with this key. There are 16, so that each stays small."""
+        return self.folder / f"runs-{key[0]}.jsonl"
+
+    def files(self) -> list[Path]:
+        """Return the files with runs."""
+        return sorted(self.folder.glob("runs-*.jsonl"))
 
     def reload(self) -> None:
         """Read what was appended since; an incomplete last line is left for the next time."""
-        if not self.file.exists():
-            return
-        with self.file.open("rb") as file:
-            file.seek(self._read)
-            content = file.read()
-        complete = content[: content.rfind(b"\n") + 1]
-        self._read += len(complete)
-        for line in complete.decode().splitlines():
-            record = json.loads(line)
-            self.records[record["key"], record["seed"]] = record
+        for path in self.files():
+            read = self._read.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(read)
+                content = file.read()
+            complete = content[: content.rfind(b"\n") + 1]
+            self._read[path] = read + len(complete)
+            for line in complete.decode().splitlines():
+                record = json.loads(line)
+                self.records[record["key"], record["seed"]] = record
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Append a record, in one write."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with self.file.open("ab") as file:
+        with self.file_of(record["key"]).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write((json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode())
 

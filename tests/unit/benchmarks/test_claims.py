@@ -109,10 +109,10 @@ def test_missing_files_of_a_dataset_are_named(monkeypatch: pytest.MonkeyPatch, t
 def test_store_continues_after_an_incomplete_line_and_sees_what_others_append(tmp_path: Path) -> None:
     store, other = Store(tmp_path), Store(tmp_path)
     record(store, ONE, 0, 80.0)
-    with store.file.open("ab") as file:
+    key = identity(ONE.with_rate(None)).key
+    with store.file_of(key).open("ab") as file:
         file.write(b'{"key": "half')
     other.reload()
-    key = identity(ONE.with_rate(None)).key
     assert other.summary(key, 0) == Summary(**json.loads(json.dumps(vars(summary(80.0)))))
     assert (other.seconds(key), other.seconds(key, "cpu_seconds")) == (4.0, 3.0)
     assert other.summary(key, 1) is None
@@ -254,7 +254,7 @@ for line in sys.stdin:
     summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
                "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
     record = {name: request[name] for name in ("key", "seed", "code")} | {"seconds": 4.0, "cpu_seconds": 3.0}
-    with Path(sys.argv[1], "runs.jsonl").open("a") as file:
+    with Path(sys.argv[1], f"runs-{request['key'][0]}.jsonl").open("a") as file:
         file.write(json.dumps({**record, "summary": summary}) + "\\n")
     print(request["key"], flush=True)
 """
@@ -298,18 +298,18 @@ def test_scheduler_plays_each_run_once_and_resumes(tmp_path: Path) -> None:
     for seed in range(2):
         record(store, ONE, seed, 66.0 + seed)
     Scheduler([claim(), claim()], store, Budget(jobs=2), lines.append, AT_ONCE).run()
-    assert len(store.file.read_text().splitlines()) == 10
+    assert sum(len(path.read_text().splitlines()) for path in store.files()) == 10
     assert claim().judge(list(plan.figures(claim(), store).values())) == "reproduced"
-    before = store.file.read_bytes()
+    before = [path.read_bytes() for path in store.files()]
     Scheduler([claim()], Store(tmp_path), Budget(), lines.append, AT_ONCE).run()
-    assert store.file.read_bytes() == before
+    assert [path.read_bytes() for path in store.files()] == before
     assert any("seed 4" in line for line in lines)
 
 
 def test_runs_that_do_not_fit_the_budget_are_not_started(tmp_path: Path) -> None:
     scheduler = Scheduler([claim()], Store(tmp_path), Budget(minutes=0.1), lambda line: None, AT_ONCE)
     scheduler.run()  # each is expected to take 10 s
-    assert not (tmp_path / "runs.jsonl").exists()
+    assert Store(tmp_path).files() == []
     assert scheduler.failed == {}
 
 
@@ -321,7 +321,7 @@ def test_runs_that_are_late_are_ended_and_leave_nothing(tmp_path: Path) -> None:
     scheduler.run()
     assert time.monotonic() - began < 60
     assert scheduler.workers == []
-    assert not (tmp_path / "runs.jsonl").exists()
+    assert Store(tmp_path).files() == []
     assert Store(tmp_path).reserve(identity(quick.with_rate(None)).key, 0) is not None
 
 

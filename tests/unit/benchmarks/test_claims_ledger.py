@@ -206,7 +206,7 @@ def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) ->
     assert "1 runs: Table 7, numbers sent are 2·N_e·(d·K + |φ|) per round" in listed.output
     assert CliRunner().invoke(main, [*given, "--minutes", "0"]).exit_code == 0
     assert "| Table 7 | numbers sent are 2·N_e·(d·K + \\|φ\\|) per round | not tried |" in page.read_text()
-    assert not (tmp_path / "runs.jsonl").exists()
+    assert Store(tmp_path).files() == []
 
 
 @pytest.mark.exhaustive
