@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -50,7 +51,9 @@ class AddressFiles:
         self._modified_seen_at = 0.0
 
     def publish(self, address: str) -> None:
-        """Publish this peer's address."""
+        """Publish this peer's address: it is not dead."""
+        with suppress(OSError):
+            self._death_notice(self._me).unlink()
         write_atomically(self._file(self._me), address.encode())
 
     def withdraw(self, address: str) -> None:
@@ -67,19 +70,22 @@ class AddressFiles:
         except ValueError:
             return None  # damaged file; its peer will rewrite it
 
-    def known(self, among: Collection[PeerId]) -> Collection[PeerId]:
-        """Return the peers that may have an address now; those of ``among`` are all that will be asked for.
+    def look(self, among: Collection[PeerId]) -> tuple[Collection[PeerId], Collection[PeerId]]:
+        """Return the peers that may have an address now, and those that the launcher has declared dead.
+
+        Those of ``among`` are all that will be asked for.
 
         Listing the folder is cheaper than looking for many of them. Looking for a few is cheaper in a large run: the
         folder changes all the time while peers start, and each of them would read the names of all others.
         """
         if len(among) <= FEW:
-            return among
+            return among, [peer for peer in among if self._death_notice(peer).exists()]
         try:
             names = os.listdir(self.folder)
         except OSError:
             names = []
-        return self._fixed.union(int(name) for name in names if name.isdigit())
+        dead = [int(name.removesuffix(".dead")) for name in names if re.fullmatch(r"\d+\.dead", name)]
+        return self._fixed.union(int(name) for name in names if name.isdigit()), dead
 
     def is_fixed(self, peer: PeerId) -> bool:
         """Return whether the run file determines the address."""
@@ -122,3 +128,6 @@ class AddressFiles:
 
     def _file(self, peer: PeerId) -> Path:
         return self.folder / f"{peer:02d}"
+
+    def _death_notice(self, peer: PeerId) -> Path:
+        return self.folder / f"{peer:02d}.dead"

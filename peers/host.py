@@ -192,6 +192,8 @@ class HostProcess:
         new = [peer for peer in peers if not RunFolder(root).peer(peer).journal.is_dir()]
         self._folder = RunFolder.create(root, peers, again=True)
         self._peers = list(peers)
+        for notice in self._folder.addresses.glob("*.dead"):  # of an earlier launcher, which restarts them
+            notice.unlink(missing_ok=True)
         set_title(f"p2pfl host {self._folder.root}")
         for peer in peers:
             if (pid := find_pid(self._folder, peer)) is not None:

@@ -278,15 +278,19 @@ class IoLoop:
         self.log.info("neighbors not reached yet: %s%s%s", ", ".join(names), others, where)
 
     def _look_for_addresses(self, down: list[Connection], now: float) -> None:
-        """Connect to neighbors whose address has appeared or changed."""
+        """Connect to neighbors whose address has appeared or changed; do not wait for those declared dead."""
         addresses = self.world.addresses
         version = addresses.version()
         if version and version == self.seen_addresses:
             return
         self.seen_addresses = version
-        known = addresses.known([connection.peer for connection in down])
+        known, dead = addresses.look([connection.peer for connection in down])
         for connection in down:
-            if connection.peer not in known or connection.peer in self._cut_off:
+            if connection.peer in self._cut_off:
+                continue
+            if connection.peer in dead and not connection.disconnected:
+                connection.declare_dead("it has failed repeatedly and is not restarted")
+            if connection.peer not in known:
                 continue
             unanswered = connection.wrong_peer_answered or (connection.address and connection.lost_at is None)
             if unanswered and now - connection.connected_at < STALE:

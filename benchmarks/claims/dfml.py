@@ -204,9 +204,7 @@ CLAIMS = (
         PAPER_50,
     ),
     Claim("regular models rise and fall with α", "Fig. 8", {"dfml": CE}, rise, "rise and fall", PAPER_50),
-    Claim(
-        "peak models keep the peak", "Fig. 8", {"dfml": CE}, keep, "above regular ones", PAPER_50, curves="peak"
-    ),
+    Claim("peak models keep the peak", "Fig. 8", {"dfml": CE}, keep, "above regular ones", PAPER_50, curves="peak"),
     claim(
         "a random aggregator above a fixed one",
         "Fig. 13",

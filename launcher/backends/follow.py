@@ -69,6 +69,9 @@ class Forker(Protocol):
 
     def fork(self, folder: RunFolder, peers: Iterable[PeerId], /) -> None: ...
 
+    def declare_dead(self, folder: RunFolder, peer: PeerId, /) -> None:
+        """Have the neighbors of a peer that is not restarted continue without it."""
+
     def events(self, timeout: float) -> list[Event]: ...
 
     def restart(self) -> None: ...
@@ -131,6 +134,8 @@ def follow(
             for peer in exited:
                 if peer in policy.reports:
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
+                if peer in policy.hopeless:
+                    warm.declare_dead(folder, peer)
             for line in notices():
                 progress.print(line)
             for peer, t in recoveries.new():
@@ -166,6 +171,8 @@ class RestartPolicy:
         """How each peer ended last."""
         self.reports: dict[PeerId, str] = {}
         """What to print about a peer that is not restarted."""
+        self.hopeless: set[PeerId] = set()
+        """Peers that were restarted without success."""
         self._failures: dict[PeerId, list[int]] = {}
         """Completed rounds at each failure."""
         self._kills: dict[PeerId, int] = {}
@@ -192,6 +199,7 @@ class RestartPolicy:
         progressed = len(rounds) < MAX_FAILURES or max(rounds[1 - MAX_FAILURES :]) > rounds[-MAX_FAILURES]
         if self.restart == "always" or progressed:
             return True
+        self.hopeless.add(peer)
         self.reports[peer] = f"{ended}; not restarted: failed {MAX_FAILURES} times without completing a round"
         if exit_code == -signal.SIGKILL:
             self.reports[peer] += OUT_OF_MEMORY

@@ -73,6 +73,8 @@ class HostGroup:
         self._files: Files | None = None
         self._probing = False
         self._addresses: dict[PeerId, str | None] = {}
+        self._dead: dict[PeerId, str] = {}
+        """Paths of the death notices of peers that are not restarted, in the run folder."""
         self._notices: list[str] = []
         self._queued: list[Event] = []
         self._preparing = False
@@ -187,6 +189,16 @@ class HostGroup:
                 host.send("fork", peers=mine)
             else:
                 host.waiting += mine
+
+    def declare_dead(self, folder: RunFolder, peer: PeerId, /) -> None:
+        """Have the neighbors of a peer that is not restarted continue without it, on whatever host they are."""
+        self._dead[peer] = str(folder.death_notice(peer).relative_to(folder.root))
+        for each in self._connections:
+            if each.has_opened:
+                self._send_death_notice(peer, each)
+
+    def _send_death_notice(self, peer: PeerId, host: HostConnection) -> None:
+        host.send("file", path=self._dead[peer], mode=0o644, data="")
 
     def signal(self, peers: Iterable[PeerId], number: int) -> None:
         """Send a signal to peers, on whatever host they are."""
@@ -322,6 +334,8 @@ class HostGroup:
         host.opened(event, self._files)
         for peer, address in self._addresses.items():
             self._forward(peer, address, [host])
+        for peer in self._dead:
+            self._send_death_notice(peer, host)
         if self._probing:
             host.send("listen", port=self._files.port(host.host))
         elif not self._preparing:  # it has come back

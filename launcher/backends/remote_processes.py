@@ -37,6 +37,7 @@ class Remote:
         self._requests = Requests(folder.root)
         self._requests_due = 0.0
         self.fork = group.fork
+        self.declare_dead = group.declare_dead
         self.kill = group.cancel
 
     def processes(self, peers: Iterable[PeerId]) -> RemoteProcesses:

@@ -175,10 +175,19 @@ class WarmProcess:
         If the process has died, ``events`` will tell, after those that it sent before.
         """
         self.fork_requested = True
+        peers = list(peers)
+        for peer in peers:
+            with suppress(OSError):
+                folder.death_notice(peer).unlink()
         assert self._process.stdin is not None
-        request = json.dumps({"run": str(folder.root), "peers": list(peers)}) + "\n"
+        request = json.dumps({"run": str(folder.root), "peers": peers}) + "\n"
         with suppress(BrokenPipeError):
             self._process.stdin.write(request.encode())
+
+    def declare_dead(self, folder: RunFolder, peer: PeerId) -> None:
+        """Have the neighbors of a peer that is not restarted continue without it."""
+        with suppress(OSError):  # otherwise they wait until their deadline
+            folder.death_notice(peer).touch()
 
     def events(self, timeout: float) -> list[Event]:
         """Return the events since the last call; wait up to ``timeout`` seconds. Set ``exited`` at end of file."""

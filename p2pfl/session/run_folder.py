@@ -5,6 +5,7 @@
         plugins/            copies of the plug-ins that run.yaml lists, which peers import
         run.json            run id, versions, command line, host           (RunFolder.info)
         addresses/03        the address of peer 3, e.g. tcp://127.0.0.1:40123
+        addresses/03.dead   the launcher no longer restarts peer 3; empty
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha
         summary.json        the table printed at the end
         report.html         the page of `p2pfl report`
@@ -298,6 +299,10 @@ class RunFolder:
     @property
     def addresses(self) -> Path:
         return self.root / "addresses"
+
+    def death_notice(self, peer: PeerId) -> Path:
+        """The file by which the launcher declares a peer dead that it no longer restarts."""
+        return self.addresses / f"{peer:02d}.dead"
 
     @property
     def slots(self) -> Path:

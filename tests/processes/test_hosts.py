@@ -175,6 +175,29 @@ def test_peers_on_a_host_that_lost_all_processes_resume_from_their_checkpoints(
     assert lab.digests() == lab.expected()
 
 
+BUG = """
+from p2pfl import plugins
+from p2pfl.algorithms.dpsgd import DPSGD
+
+@plugins.algorithm("buggy")
+class Buggy(DPSGD):
+    async def round(self, t, net):
+        if t == 1 and self.me == 1:
+            raise ValueError("a bug")
+        await super().round(t, net)
+"""
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_peers_on_all_hosts_continue_without_one_that_fails_again_and_again(apart: bool, lab: Lab, tree: Any) -> None:
+    (lab.root / "bug.py").write_text(BUG)
+    lab.write({**tree(graph="complete"), "plugins": ["bug.py"], "algorithm": {"name": "buggy"}}, apart=apart)
+    output = ended(lab.launch(), code=1)
+    assert "ValueError: a bug; not restarted: failed 3 times without completing a round" in output
+    dead = "neighbor declared dead peer=1: it has failed repeatedly and is not restarted"
+    assert [dead in files.log.read_text() for files in lab.folder.peers()] == [True, False, True, True]
+
+
 @pytest.mark.slow
 @LONG
 def test_training_goes_on_without_the_launcher_and_others_can_stop_and_resume_it(

@@ -75,6 +75,27 @@ def test_launch_reports_a_mistake_in_one_line(project: Project, p2pfl: Command) 
     assert not (file.parent / "runs").exists()
 
 
+@pytest.mark.parametrize("failing", ["True", "self.me == 1"])
+def test_launch_does_not_wait_for_peers_that_fail_again_and_again(
+    failing: str, project: Project, p2pfl: Command
+) -> None:
+    begin = "        self.train_or_roll_back"
+    buggy = f"        if t == 1 and {failing}:\n            raise ValueError('a bug')\n{begin}"
+    file = project(my_method=METHOD.replace(begin, buggy))
+    done = p2pfl(file.parent, "launch", "mine.yaml", "--run-dir", "run")
+    assert done.returncode == 1
+    line = METHOD[: METHOD.index(begin)].count("\n") + 2
+    assert f"my_method.py:{line}: round 1: ValueError: a bug; not restarted: failed 3 times" in done.stdout
+    folder = RunFolder(file.parent / "run")
+    ended = [status.phase for files in folder.peers() if (status := files.status())]
+    if failing == "True":
+        assert ended == ["failed"] * 4
+    else:
+        assert ended == ["finished", "failed", "finished", "finished"]
+        text = "neighbor declared dead peer=1: it has failed repeatedly and is not restarted"
+        assert text in folder.peer(0).log.read_text()
+
+
 # ---- what peers import -----------------------------------------------------------------------------------------
 
 

@@ -35,6 +35,9 @@ class Group:
     def fork(self, folder: RunFolder, peers: Sequence[int]) -> None:
         raise AssertionError
 
+    def declare_dead(self, folder: RunFolder, peer: int) -> None:
+        raise AssertionError
+
     def cancel(self) -> None:
         raise AssertionError
 

@@ -67,6 +67,18 @@ def test_lists_the_folder_only_to_look_for_many_peers(tmp_path: Path, monkeypatc
     addresses = address_files(tmp_path, 0, Clock())
     for peer in (1, 77):
         (tmp_path / f"{peer:02d}").write_text("tcp://127.0.0.1:5700")
-    assert set(addresses.known(range(FEW + 1))) == {1, 77}
+    (tmp_path / "03.dead").touch()
+    known, dead = addresses.look(range(FEW + 1))
+    assert (set(known), set(dead)) == ({1, 77}, {3})
     monkeypatch.setattr(os, "listdir", lambda folder: pytest.fail(f"{folder} was listed"))
-    assert [peer for peer in addresses.known([1, 2]) if addresses.address_of(peer)] == [1]
+    known, dead = addresses.look([1, 2, 3])
+    assert [peer for peer in known if addresses.address_of(peer)] == [1]
+    assert dead == [3]
+
+
+def test_a_peer_that_starts_again_is_not_dead(tmp_path: Path) -> None:
+    zero, one = (address_files(tmp_path, me, Clock()) for me in range(2))
+    (tmp_path / "00.dead").touch()
+    assert one.look([0]) == ([0], [0])
+    zero.publish("tcp://127.0.0.1:5700")
+    assert one.look([0]) == ([0], [])
