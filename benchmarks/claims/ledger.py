@@ -250,7 +250,8 @@ clusters. Run files: [`topologies/compare/`](../topologies/compare).
 RATES = f"""## Learning rates
 
 Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the run did not train on. Where the
-best rate was the grid's first or last one, the grid got another beyond it.
+best rate was the grid's first or last one, the grid got another beyond it, which counts if it gains {plan.LEAST_GAIN}
+points.
 
 | | method | rate | accuracy by rate |
 |---|---|---|---|

@@ -14,6 +14,9 @@ TUNING_SEED = 1000
 """Seed of the runs that choose a learning rate; test seeds count from 0."""
 MOST_BEYOND = 3
 """Learning rates that a grid may get at each of its ends."""
+LEAST_GAIN = 0.25
+"""Points by which such a rate must be better than those of the grid, a little less than the standard error of the
+accuracies: else a rate could win by chance that is so high that training fails with other seeds."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,16 @@ def _tried(settings: Settings, rates: Sequence[float], store: Store) -> dict[flo
     return found
 
 
-def _best(scores: Mapping[float, float]) -> float:
-    return max(scores, key=lambda rate: (scores[rate], -rate))
+def _best(scores: Mapping[float, float], declared: Collection[float]) -> float:
+    """Return the best rate, the smaller of equal ones; rates beyond those of the grid have a handicap."""
+    return max(scores, key=lambda rate: (scores[rate] - LEAST_GAIN * (rate not in declared), -rate))
 
 
 def grid(settings: Settings, store: Store) -> list[float]:
     """Return the learning rates to try, in ascending order.
 
     An optimum at the end of a grid may lie beyond it. So while the best rate is an end, the grid gets one more there,
-    by the ratio of the last two: at most ``MOST_BEYOND`` at each end.
+    by the ratio of the last two: at most ``MOST_BEYOND`` at each end, which must gain ``LEAST_GAIN``.
     """
     rates = sorted(settings.rates)
     below = above = 0
@@ -73,7 +77,7 @@ def grid(settings: Settings, store: Store) -> list[float]:
         found = _tried(settings, rates, store)
         if len(found) < len(rates):
             break
-        best = _best(found)
+        best = _best(found, settings.rates)
         if best == rates[0] and below < MOST_BEYOND:
             below += 1
             rates.insert(0, float(f"{rates[0] ** 2 / rates[1]:.3g}"))
@@ -94,7 +98,7 @@ def chosen(settings: Settings, store: Store) -> float | None:
     """Return the best learning rate of the grid (the smaller of equal ones); None until all were tried."""
     rates = grid(settings, store)
     found = _tried(settings, rates, store)
-    return _best(found) if found and len(found) == len(rates) else None
+    return _best(found, settings.rates) if found and len(found) == len(rates) else None
 
 
 def tasks_of(settings: Settings, seeds: Collection[int], store: Store, device: str) -> Iterator[Task]:
