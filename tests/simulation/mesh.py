@@ -129,6 +129,8 @@ class Mesh:
                 return
             if process.dead and me in schedule.never_restarted:
                 self.trace(f"{process}: is not restarted")
+                if schedule.launcher_declares_dead:
+                    self.network.declare_dead(me)
                 return
             restarts += 1
             delay = self.network.draw(schedule.restart_delay)

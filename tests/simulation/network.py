@@ -102,6 +102,8 @@ class Network:
     connections: dict[Connection, None] = field(default_factory=dict)
     """Connections that are up, in the order in which they were made."""
     addresses: dict[PeerId, str] = field(default_factory=dict)
+    declared_dead: set[PeerId] = field(default_factory=set)
+    """By the launcher, which does not restart them."""
     address_changes: int = 0
     addresses_changed_at: float = 0.0
     used_ports: list[str] = field(default_factory=list)
@@ -145,6 +147,14 @@ class Network:
             del self.addresses[peer]
         else:
             self.addresses[peer] = address
+        self._changed_addresses()
+
+    def declare_dead(self, peer: PeerId) -> None:
+        self.declared_dead.add(peer)
+        self.counts["declared dead"] += 1
+        self._changed_addresses()
+
+    def _changed_addresses(self) -> None:
         self.address_changes += 1
         self.addresses_changed_at = self.loop.time()
 

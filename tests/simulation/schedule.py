@@ -66,6 +66,11 @@ class Schedule:
     rounds_graphs: Rounds | None = None
     """The graph of each round, if it changes."""
 
+    @property
+    def launcher_declares_dead(self) -> bool:
+        """Whether neighbors learn at once that a peer is not restarted; not drawn, so that seeds stay the same."""
+        return self.rounds % 2 == 0
+
     def __str__(self) -> str:
         transport, conditions = self.transport, self.conditions
         waits = f"deadline={transport.deadline:g}s give_up={transport.give_up:g}s quorum={transport.quorum:g}"
@@ -85,7 +90,7 @@ class Schedule:
             *(f"partition of {sorted(p.island)} from {p.begins:g}s to {p.heals:g}s" for p in conditions.partitions),
             f"faults: {', '.join(self.faults) or 'none'}",
             f"crashes<={self.crashes}, every {self.steps_to_crash:g} steps; "
-            f"never restarted: {sorted(self.never_restarted)}",
+            f"never restarted: {sorted(self.never_restarted)}{', declared dead' * self.launcher_declares_dead}",
             f"restart_delay={self.restart_delay:g}s corruption_rate={self.corruption_rate:g} burst={self.burst}",
         ]
         return "\n".join(lines)

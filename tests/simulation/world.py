@@ -88,8 +88,8 @@ class SimulatedWorld:
     def address_of(self, peer: PeerId) -> str | None:
         return self.network.addresses.get(peer)
 
-    def known(self, among: Collection[PeerId]) -> Collection[PeerId]:
-        return self.network.addresses
+    def look(self, among: Collection[PeerId]) -> tuple[Collection[PeerId], Collection[PeerId]]:
+        return self.network.addresses, self.network.declared_dead
 
     def is_fixed(self, peer: PeerId) -> bool:
         return False
