@@ -15,7 +15,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Left, Paper, Settings
+from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
 from benchmarks.claims.paper_size import at_paper_size
 from benchmarks.claims.summary import Summary
 
@@ -97,6 +97,23 @@ def claim(
     )
 
 
+def up_to_date(peaks: Claim) -> Claim:
+    """The same comparison of the regular models after the last round, a maximum of α.
+
+    Four of ten peers take no part in that round: their peak models are from the 75th or before, and accuracy still
+    grows. Over the paper's 500 rounds, this costs less.
+    """
+    one, other = peaks.runs
+    return replace(
+        peaks,
+        name=f"{peaks.name}, regular models",
+        figure=difference(one, other, lambda run: run.last()),
+        paper=f"{peaks.paper} of the peak models",
+        whose="ours",
+        curves="accuracy",
+    )
+
+
 def rounds_saved(runs: Mapping[str, Summary]) -> float:
     """Rounds, in steps of five, until the peak models reach the baseline's last accuracy; at most its 100."""
     return min(100.0, runs["dfml"].first_to_reach(runs["fedavg-dec"].last(), "peak"))
@@ -118,6 +135,47 @@ def keep(runs: Mapping[str, Summary]) -> float:
 
 
 EQUAL: dict[str, Any] = {"models": "tiny-cnn"}
+OF_OTHER_AGES = (
+    claim(
+        "cyclic α gains with cross-entropy",
+        "Table 9",
+        CE,
+        {"fixed": CE.but(shape="fixed", alpha_max=0.5)},
+        "+12.31 (41.47 against 29.16)",
+        PAPER_50,
+        "cyclic",
+    ),
+    claim(
+        "cyclic α gains with WSM",
+        "Table 9",
+        DFML,
+        {"fixed": DFML.but(shape="fixed", alpha_max=0.5)},
+        "+0.67 (44.26 against 43.59)",
+        PAPER_50,
+        "cyclic",
+    ),
+    claim(
+        "cyclic α above α = 0.8 throughout",
+        "Fig. 9",
+        CE,
+        {"α = 0.8": CE.but(shape="fixed", alpha_max=0.8)},
+        "above",
+        PAPER_50,
+        "cyclic",
+    ),
+    claim(
+        "a growing period above a fixed one",
+        "Fig. 28",
+        DFML,
+        {"fixed period": DFML.but(period_increment=0)},
+        "above",
+        PAPER_50,
+    ),
+    claim(
+        "distillation gains", "Fig. 14", DFML, {"α = 0": DFML.but(shape="fixed", alpha_max=0.0)}, "above", PAPER_50
+    ),
+)
+"""Comparisons of runs whose peak models are not equally old."""
 CLAIMS = (
     claim(
         "above decentralized FedAvg, digits, non-IID",
@@ -152,24 +210,8 @@ CLAIMS = (
         threshold=100.0,
         curves="peak",
     ),
-    claim(
-        "cyclic α gains with cross-entropy",
-        "Table 9",
-        CE,
-        {"fixed": CE.but(shape="fixed", alpha_max=0.5)},
-        "+12.31 (41.47 against 29.16)",
-        PAPER_50,
-        "cyclic",
-    ),
-    claim(
-        "cyclic α gains with WSM",
-        "Table 9",
-        DFML,
-        {"fixed": DFML.but(shape="fixed", alpha_max=0.5)},
-        "+0.67 (44.26 against 43.59)",
-        PAPER_50,
-        "cyclic",
-    ),
+    *OF_OTHER_AGES,
+    *(up_to_date(each) for each in OF_OTHER_AGES),
     claim("WSM above cross-entropy", "Table 9", DFML, {"ce": CE}, "+2.79 (44.26 against 41.47)", PAPER_50, "wsm"),
     claim(
         "above decentralized FedAvg on two cliques and a bridge",
@@ -215,9 +257,6 @@ CLAIMS = (
         "random",
     ),
     claim(
-        "distillation gains", "Fig. 14", DFML, {"α = 0": DFML.but(shape="fixed", alpha_max=0.0)}, "above", PAPER_50
-    ),
-    claim(
         "above decentralized FedAvg with 20 % senders",
         "Fig. 19",
         run("dfml", 50, participation=0.2),
@@ -250,23 +289,6 @@ CLAIMS = (
         {"distillation": CE.but(scheduled="distillation")},
         "above",
         PAPER_50,
-    ),
-    claim(
-        "a growing period above a fixed one",
-        "Fig. 28",
-        DFML,
-        {"fixed period": DFML.but(period_increment=0)},
-        "above",
-        PAPER_50,
-    ),
-    claim(
-        "cyclic α above α = 0.8 throughout",
-        "Fig. 9",
-        CE,
-        {"α = 0.8": CE.but(shape="fixed", alpha_max=0.8)},
-        "above",
-        PAPER_50,
-        "cyclic",
     ),
     *(
         paper_sized

@@ -1,10 +1,11 @@
 """FedTGP (Zhang, Liu, Hua, Cao, 2024).
 
-Fashion-MNIST, ten peers with the eight networks of HtCNN8, batch 10, no momentum, as in the paper; but 40 rounds
-instead of 1,000 (24 in the pathological setting), and about 125 training samples a peer instead of 2,600. A tenth of
-all samples, 700 a peer, is for testing. CIFAR-10: the same on its part, with four small networks. All methods have
-512 features, and the same batch, momentum and grid of learning rates; accuracy is Σ correct / Σ samples in the best
-evaluated round, as in the paper.
+Fashion-MNIST, ten peers with the eight networks of HtCNN8, batch 10, no momentum, as in the paper; but 100 rounds
+instead of 1,000 (60 in the pathological setting), and about 125 training samples a peer instead of 2,600. Fewer would
+end while δ(t) still grows to τ, and FedTGP's accuracy is lower than before. A tenth of all samples, 700 a peer, is
+for testing. CIFAR-10: the same on its part, with four small networks. All methods have 512 features, and the same
+batch, momentum and grid of learning rates; accuracy is Σ correct / Σ samples in the best evaluated round, as in the
+paper.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAPER_100 = "100 peers, 1,000 rounds, 450 samples"
 
 
 def clothes(
-    name: str, seconds: float, partition: str = "practical", rounds: int = 40, features: int = 512, **h: Any
+    name: str, seconds: float, partition: str = "practical", rounds: int = 100, features: int = 512, **h: Any
 ) -> Settings:
     tree = {
         "rounds": rounds,
@@ -39,27 +40,27 @@ def clothes(
         "data": {"dataset": "fashion-mnist", "partition": PARTITIONS[partition]},
         "models": {"name": "htcnn8", "features": features},
         "algorithm": {"name": name, "batch": 10, "lr": 0.01, "momentum": 0.0, **h},
-        "eval_every": max(1, rounds // 10),
+        "eval_every": max(1, rounds // 20),
     }
     return Settings(tree, seconds, RATES, **BEST)
 
 
 def colors(name: str, seconds: float) -> Settings:
     tree = {
-        "rounds": 40,
+        "rounds": 100,
         "peers": 10,
         "data": {"dataset": "cifar10-part", "partition": SMALL},
         "models": {"name": "tiny4", "features": 512},
         "algorithm": {"name": name, "batch": 10, "lr": 0.01, "momentum": 0.0},
-        "eval_every": 4,
+        "eval_every": 5,
     }
     return Settings(tree, seconds, RATES, **BEST)
 
 
-METHODS = {"fedtgp": 100.0, "fedproto": 90.0, "lg-fedavg": 85.0, "local": 85.0}
+METHODS = {"fedtgp": 220.0, "fedproto": 200.0, "lg-fedavg": 190.0, "local": 190.0}
 PRACTICAL = {name: clothes(name, seconds) for name, seconds in METHODS.items()}
-PATHOLOGICAL = {name: clothes(name, seconds / 2, "pathological", rounds=24) for name, seconds in METHODS.items()}
-LONG = {name: clothes(name, seconds, rounds=8, local_epochs=5) for name, seconds in METHODS.items()}
+PATHOLOGICAL = {name: clothes(name, seconds / 2, "pathological", rounds=60) for name, seconds in METHODS.items()}
+LONG = {name: clothes(name, seconds, rounds=20, local_epochs=5) for name, seconds in METHODS.items()}
 NARROW = {name: clothes(name, seconds, features=256) for name, seconds in METHODS.items()}
 COLORS = {name: colors(name, seconds * 1.5) for name, seconds in METHODS.items()}
 FEDTGP = PRACTICAL["fedtgp"]
@@ -118,8 +119,8 @@ CLAIMS = (
     ablation("Table 6", "F gains", "without F", "+6.57 (46.94 against 40.37)", transform=False),
     ablation("Table 7", "τ = 100 above 1", "τ = 1", "+3.71 (46.94 against 43.23)", threshold=1.0),
     ablation("Table 7", "τ = 100 above 1,000", "τ = 1,000", "+0.85 (46.94 against 46.09)", threshold=1000.0),
-    ablation("Table 7", "S = 100 above 1", "S = 1", "+3.53 (46.94 against 43.41)", 85.0, prototype_epochs=1),
-    ablation("Table 7", "S = 100 above 10", "S = 10", "+2.32 (46.94 against 44.62)", 86.0, prototype_epochs=10),
+    ablation("Table 7", "S = 100 above 1", "S = 1", "+3.53 (46.94 against 43.41)", 190.0, prototype_epochs=1),
+    ablation("Table 7", "S = 100 above 10", "S = 10", "+2.32 (46.94 against 44.62)", 193.0, prototype_epochs=10),
     Claim(
         "numbers sent are Σ d·C_j over directed edges",
         "Table 5",
