@@ -64,6 +64,11 @@ LONG = {name: clothes(name, seconds, rounds=20, local_epochs=5) for name, second
 NARROW = {name: clothes(name, seconds, features=256) for name, seconds in METHODS.items()}
 COLORS = {name: colors(name, seconds * 1.5) for name, seconds in METHODS.items()}
 FEDTGP = PRACTICAL["fedtgp"]
+LATER = {
+    "fedtgp": replace(clothes("fedtgp", 550, rounds=300, lr=0.005), rates=()),
+    "fedproto": replace(clothes("fedproto", 450, rounds=300, lr=0.05), rates=()),
+}
+"""With the rates that were chosen for 100 rounds, after which FedTGP's accuracy still grows."""
 
 
 def compared(
@@ -109,6 +114,7 @@ CLAIMS = (
     ),
     compared(NARROW, "fedproto", "Table 4", "256 features", "+9.14 (46.30 against 37.16, CIFAR-100)", PAPER_CIFAR),
     compared(PRACTICAL, "fedproto", "Table 10", "practical", "+0.12 (97.58 against 97.46)"),
+    compared(LATER, "fedproto", "Table 10", "practical, 300 rounds", "+0.12 (97.58 against 97.46)"),
     compared(PRACTICAL, "lg-fedavg", "Table 10", "practical", "+0.35 (97.58 against 97.23)"),
     compared(PRACTICAL, "local", "Table 10", "practical", "no row for local training"),
     compared(PRACTICAL, "lg-fedavg", "Table 10", "practical", "+0.23 (97.46 against 97.23)", one="fedproto"),
