@@ -108,7 +108,7 @@ def up_to_date(peaks: Claim) -> Claim:
         peaks,
         name=f"{peaks.name}, regular models",
         figure=difference(one, other, lambda run: run.last()),
-        paper=f"{peaks.paper} of the peak models",
+        paper=f"{peaks.paper}; peak models",
         whose="ours",
         curves="accuracy",
     )
