@@ -12,24 +12,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
+from benchmarks.claims.dfml_figures import (
+    MAXIMA,
+    area,
+    by_network,
+    final,
+    keep,
+    least_gain,
+    local,
+    rise,
+    rounds_saved,
+    swing,
+)
 from benchmarks.claims.paper_size import at_paper_size
-from benchmarks.claims.summary import Summary
 
 RATES = (0.003, 0.01, 0.03)
 NON_IID: Mapping[str, Any] = {"name": "dirichlet-train", "beta": 0.1}
 IID: Mapping[str, Any] = {"name": "iid-train"}
-MAXIMA = (5, 15, 30, 50, 75, 105)
-"""Rounds, from 1, in which α is α_max."""
 WIDTHS = ["dfml-cnn-8-16", "dfml-cnn-16-32", "dfml-cnn-32-64"]
 PAPER_10 = "10 peers, 500 rounds, 4,000 samples"
 PAPER_50 = "50 peers, 500 rounds, 800 samples"
 PAPER_100 = "100 peers, 500 rounds, 400 samples"
 PAPER_CALTECH = "10 peers, 500 rounds, 555 samples"
 RESNETS: Mapping[str, Any] = {"models": "dfml-h1-resnet"}
+TEN: Mapping[str, Any] = {
+    "models": [
+        *("dfml-vit-512", "dfml-vit-256"),
+        *(f"dfml-resnet-{width}" for width in (64, 32, 16, 8)),
+        *("dfml-cnn-32-64-128-256", "dfml-cnn-32-64-128", "dfml-cnn-32-64", "dfml-cnn-16-32-64"),
+    ]
+}
+"""The largest of Table 10, for Fig. 6."""
 
 
 def run(
@@ -69,12 +85,6 @@ CE = run("dfml", 80, supervision="ce", alpha_max=1.0)
 FEDAVG = baseline("fedavg-dec")
 
 
-def score(runs: Mapping[str, Summary], label: str) -> float:
-    """Accuracy after the last round: of the peak models where the method has them."""
-    found = runs[label]
-    return found.last("peak" if "peak" in found.curves else "accuracy")
-
-
 def claim(
     name: str,
     where: str,
@@ -86,14 +96,19 @@ def claim(
 ) -> Claim:
     """DFML, or a variant, above another run."""
     (other,) = others
-    return Claim(
-        name,
-        where,
-        {label: one, **others},
-        lambda runs: score(runs, label) - score(runs, other),
-        paper,
-        scale,
-        curves="peak",
+    return Claim(name, where, {label: one, **others}, difference(label, other, final), paper, scale, curves="peak")
+
+
+def faster(compared: Claim, where: str) -> Claim:
+    """The claim that the first run of a comparison also learns faster."""
+    one, other = compared.runs
+    return replace(
+        compared,
+        name=compared.name.replace("above", "faster than"),
+        where=where,
+        figure=difference(one, other, area),
+        paper="faster",
+        unit="points, mean of rounds 10 to 100",
     )
 
 
@@ -114,27 +129,42 @@ def up_to_date(peaks: Claim) -> Claim:
     )
 
 
-def rounds_saved(runs: Mapping[str, Summary]) -> float:
-    """Rounds, in steps of five, until the peak models reach the baseline's last accuracy; at most its 100."""
-    return min(100.0, runs["dfml"].first_to_reach(runs["fedavg-dec"].last(), "peak"))
-
-
-def rise(runs: Mapping[str, Summary]) -> float:
-    """Regular models: accuracy at the maxima of α minus that where α is below a half, from the second period on."""
-    found = runs["dfml"]
-    alpha, regular = dict(found.curves["alpha"]), found.curves["accuracy"]
-    low = [value for t, value in regular if t > MAXIMA[0] and alpha[t] < 0.5]
-    return fmean(found.at(t) for t in MAXIMA[1:]) - fmean(low)
-
-
-def keep(runs: Mapping[str, Summary]) -> float:
-    """Peak models minus regular ones, in the rounds between the last two maxima of α."""
-    found = runs["dfml"]
-    between = [t for t, _ in found.curves["peak"] if MAXIMA[-2] < t < MAXIMA[-1]]
-    return fmean(found.at(t, "peak") - found.at(t) for t in between)
-
-
 EQUAL: dict[str, Any] = {"models": "tiny-cnn"}
+IID_RUNS = {"dfml": run("dfml", 80, IID), "fedavg-dec": baseline("fedavg-dec", partition=IID)}
+THREE_WIDTHS = {"dfml": run("dfml", 100, models=WIDTHS), "fedavg-dec": baseline("fedavg-dec", models=WIDTHS)}
+ABOVE_FEDAVG = claim(
+    "above decentralized FedAvg, digits, non-IID",
+    "Table 6",
+    DFML,
+    {"fedavg-dec": FEDAVG},
+    "+30.52 (74.30 against 43.78)",
+)
+WITH_A_SERVER = claim(
+    "FedAvg above decentralized FedAvg",
+    "Fig. 12",
+    baseline("fedavg", participation=0.6, momentum=0.9, weight_decay=5e-4, **EQUAL),
+    {"fedavg-dec": baseline("fedavg-dec", supervision="ce", **EQUAL)},
+    "faster",
+    PAPER_50,
+    "fedavg",
+)
+"""On a complete graph `fedavg` is FedAvg with a server; six peers train in each round of both."""
+ABOVE_WITH_ONE_NETWORK = claim(
+    "above decentralized FedAvg, equal networks",
+    "Table 3",
+    run("dfml", 80, **EQUAL),
+    {"fedavg-dec": baseline("fedavg-dec", **EQUAL)},
+    "+1.59 (76.27 against 74.68)",
+    PAPER_50,
+)
+ABOVE_WITH_THREE_WIDTHS = claim(
+    "above decentralized FedAvg, three widths",
+    "Table 4",
+    THREE_WIDTHS["dfml"],
+    {"fedavg-dec": THREE_WIDTHS["fedavg-dec"]},
+    "+14.03 (73.87 against 59.84)",
+    PAPER_50,
+)
 OF_OTHER_AGES = (
     claim(
         "cyclic α gains with cross-entropy",
@@ -177,18 +207,12 @@ OF_OTHER_AGES = (
 )
 """Comparisons of runs whose peak models are not equally old."""
 CLAIMS = (
-    claim(
-        "above decentralized FedAvg, digits, non-IID",
-        "Table 6",
-        DFML,
-        {"fedavg-dec": FEDAVG},
-        "+30.52 (74.30 against 43.78)",
-    ),
+    ABOVE_FEDAVG,
     claim(
         "above decentralized FedAvg, digits, IID",
         "Table 6",
-        run("dfml", 80, IID),
-        {"fedavg-dec": baseline("fedavg-dec", partition=IID)},
+        IID_RUNS["dfml"],
+        {"fedavg-dec": IID_RUNS["fedavg-dec"]},
         "+11.22 (83.87 against 72.65)",
     ),
     claim(
@@ -221,14 +245,7 @@ CLAIMS = (
         "+43.49 (68.52 against 25.03)",
         PAPER_50,
     ),
-    claim(
-        "above decentralized FedAvg, equal networks",
-        "Table 3",
-        run("dfml", 80, **EQUAL),
-        {"fedavg-dec": baseline("fedavg-dec", **EQUAL)},
-        "+1.59 (76.27 against 74.68)",
-        PAPER_50,
-    ),
+    ABOVE_WITH_ONE_NETWORK,
     claim(
         "above decentralized FedProx, equal networks",
         "Table 3",
@@ -237,13 +254,77 @@ CLAIMS = (
         "+1.72 (76.27 against 74.55)",
         PAPER_50,
     ),
-    claim(
-        "above decentralized FedAvg, three widths",
-        "Table 4",
-        run("dfml", 100, models=WIDTHS),
-        {"fedavg-dec": baseline("fedavg-dec", models=WIDTHS)},
-        "+14.03 (73.87 against 59.84)",
+    ABOVE_WITH_THREE_WIDTHS,
+    faster(ABOVE_WITH_ONE_NETWORK, "Fig. 15"),
+    faster(ABOVE_WITH_THREE_WIDTHS, "Fig. 16"),
+    faster(ABOVE_FEDAVG, "Fig. 17"),
+    Claim(
+        "mixed networks cost decentralized FedAvg accuracy, IID",
+        "Fig. 1",
+        {"one network": baseline("fedavg-dec", partition=IID, **EQUAL), "mixed": IID_RUNS["fedavg-dec"]},
+        lambda runs: final(runs["one network"]) - by_network(runs["mixed"], 4)[0],
+        "less accurate",
         PAPER_50,
+        unit="points, peers with `tiny-cnn`",
+    ),
+    claim(
+        "non-IID data cost decentralized FedAvg accuracy, one network",
+        "Fig. 1",
+        baseline("fedavg-dec", partition=IID, **EQUAL),
+        {"non-IID": baseline("fedavg-dec", **EQUAL)},
+        "less accurate",
+        PAPER_50,
+        "IID",
+    ),
+    Claim(
+        "the largest network above the smallest",
+        "Fig. 5",
+        {"dfml": THREE_WIDTHS["dfml"]},
+        lambda runs: by_network(runs["dfml"], 3)[2] - by_network(runs["dfml"], 3)[0],
+        "larger is better",
+        PAPER_50,
+    ),
+    Claim(
+        "each network above decentralized FedAvg's",
+        "Fig. 5",
+        {"dfml": DFML, "fedavg-dec": FEDAVG},
+        lambda runs: least_gain(runs["dfml"], runs["fedavg-dec"], 4),
+        "above, all five",
+        PAPER_50,
+        unit="points, least of 4",
+    ),
+    Claim(
+        "regular models rise and fall with α, full cycles",
+        "Fig. 7",
+        {"full cycles": CE.but(shape="full")},
+        swing,
+        "rise and fall",
+        PAPER_50,
+    ),
+    claim(
+        "α = 0.8 throughout above α = 1",
+        "Fig. 9",
+        CE.but(shape="fixed", alpha_max=0.8),
+        {"α = 1": CE.but(shape="fixed", alpha_max=1.0)},
+        "α = 1 is the worst",
+        PAPER_50,
+        "α = 0.8",
+    ),
+    faster(WITH_A_SERVER, "Fig. 12"),
+    *(
+        Claim(
+            f"local accuracy above decentralized FedAvg, {label}",
+            "Fig. 18",
+            runs,
+            difference("dfml", "fedavg-dec", local),
+            paper,
+            PAPER_10,
+            curves="local",
+        )
+        for label, runs, paper in (
+            ("IID", IID_RUNS, "above"),
+            ("non-IID", {"dfml": DFML, "fedavg-dec": FEDAVG}, "above with 50 and 100 peers, a little below with 10"),
+        )
     ),
     Claim("regular models rise and fall with α", "Fig. 8", {"dfml": CE}, rise, "rise and fall", PAPER_50),
     Claim("peak models keep the peak", "Fig. 8", {"dfml": CE}, keep, "above regular ones", PAPER_50, curves="peak"),
@@ -304,6 +385,7 @@ CLAIMS = (
             ("n50-niid-h1-resnet", "Table 4", PAPER_50, "+16.31", "ResNets, CIFAR-10, non-IID", {}),
             ("n50-niid-h1-vit", "Table 4", PAPER_50, "+3.74", "ViTs, CIFAR-10, non-IID", {}),
             ("n10-niid-h2-efficientnet", "Table 7", PAPER_CALTECH, "+34.78", "Caltech101, non-IID", {}),
+            ("n50-niid", "Fig. 6", PAPER_50, "above", "ten networks, CIFAR-10, non-IID", TEN),
             ("bridge", "Table 12", PAPER_50, "+43.49", "two cliques and a bridge", {}),
             ("bridge", "Table 11", PAPER_50, "+46.41", "ResNets, two cliques and a bridge", RESNETS),
         )
@@ -347,31 +429,11 @@ LEFT = (
         "price as Caltech101; see the settings",
     ),
     Left("architectures", "Table 10", "—", "a setting: `p2pfl models`"),
-    Left("heterogeneity costs FedAvg accuracy", "Fig. 1", "worse", "CIFAR-100, 50 peers; not declared"),
     Left("the framework", "Fig. 2", "—", "an illustration of the method"),
     Left("α and peak models", "Fig. 3", "—", "an illustration; Fig. 8 has it as a number"),
     Left("gain over FedAvg and HeteroFL", "Fig. 4", "above", "HeteroFL not available; Table 6 has FedAvg"),
-    Left("accuracy by architecture", "Fig. 5", "larger networks are better", "not declared: records have it by peer"),
-    Left(
-        "ten architectures, 50 peers",
-        "Fig. 6",
-        "above FedAvg",
-        "price as Table 6 with 50 peers, times the FLOPs of ViTs",
-    ),
-    Left("full and half cycles", "Fig. 7", "both oscillate", "a picture without a better one"),
     Left("partitions", "Fig. 10", "—", "a setting: `p2pfl data show FILE --png`"),
     Left("α over rounds", "Fig. 11", "—", "a setting; tests hold the formula"),
-    Left(
-        "centralized against decentralized",
-        "Fig. 12",
-        "a server is better",
-        "FedAvg with a server is not available here",
-    ),
-    *(
-        Left("convergence", f"Fig. {n}", "faster", "curves of Tables 3, 4 and 6: see their pictures")
-        for n in (15, 16, 17)
-    ),
-    Left("local accuracy", "Fig. 18", "mostly above FedAvg", "price as Table 6"),
     Left("another topology", "Fig. 23", "—", "a setting: graph `bridge`"),
     Left("against decentralized FML", "Fig. 24", "above", "method not available"),
     Left("against WSL and ANL-KD", "Fig. 26", "above", "methods not available"),

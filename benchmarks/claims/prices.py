@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from p2pfl.models import MODELS, build
+from p2pfl.models import build
 from p2pfl.models.cost import cost
+from p2pfl.run_file.schema import Models
 
 SPEED_FILE = "speed.json"
 
@@ -150,17 +151,16 @@ def _forward(member: str, features: int | None, channels: int, side: int) -> int
     return cost(member, channels, (side, side), 10, features).flops
 
 
-def flops(group: str, features: int | None, channels: int, side: int, peers: int) -> float:
+def flops(members: Sequence[str], features: int | None, channels: int, side: int, peers: int) -> float:
     """Return the mean cost of one image's forward pass over the peers' networks, for ten classes."""
-    members = MODELS.find(group).members
     return fmean(_forward(members[peer % len(members)], features, channels, side) for peer in range(peers))
 
 
 def floating_point_operations(tree: Mapping[str, Any]) -> float:
     """Return the operations of a run's training."""
-    models: Mapping[str, Any] = {"name": tree["models"]} if isinstance(tree["models"], str) else tree["models"]
+    models = Models.model_validate(Models.from_value(tree["models"]))
     channels, side, *_ = _shape(tree["data"]["dataset"])
-    forward = flops(models["name"], models.get("features"), channels, side, tree["peers"])
+    forward = flops(models.group.members, models.features, channels, side, tree["peers"])
     return 3.0 * forward * passes(tree)
 
 

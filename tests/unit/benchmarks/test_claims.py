@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.claims import plan
+from benchmarks.claims import dfml_figures, plan
 from benchmarks.claims import store as store_module
 from benchmarks.claims.claim import MOST_SEEDS
 from benchmarks.claims.scheduler import Budget, Scheduler
@@ -23,6 +23,26 @@ from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary, run_of, simulated
 from p2pfl.errors import DataError
 from tests.claims_fixtures import ONE, OTHER, TREE, claim, record, settings, summary
+
+# ---- figures -----------------------------------------------------------------------------------------------
+
+
+def test_dfmls_figures_read_the_rounds_and_networks_that_they_name() -> None:
+    run = summary(0.0)
+    run.accuracies = [10.0, 20.0, 30.0, 40.0, 60.0]
+    assert dfml_figures.by_network(run, 2) == pytest.approx([100 / 3, 30.0])
+    other = replace(run, accuracies=[0.0, 25.0, 0.0, 0.0, 0.0])
+    assert dfml_figures.least_gain(run, other, 2) == pytest.approx(17.5)
+    run.curves = {
+        "alpha": [(t, 1.0 if t % 20 == 0 else 0.5 if t % 10 == 0 else 0.0) for t in range(1, 106)],
+        "accuracy": [(t, 80.0 if t % 20 == 0 else 70.0 if t % 10 == 0 else 50.0) for t in range(5, 106, 5)],
+    }
+    assert dfml_figures.swing({"full cycles": run}) == pytest.approx(30.0)
+    assert dfml_figures.area(run) == pytest.approx(75.0)
+    run.curves["peak"] = [(t, float(t)) for t in range(5, 106, 5)]
+    assert dfml_figures.area(run) == pytest.approx(55.0)
+    assert dfml_figures.final(run) == 105.0
+
 
 # ---- verdicts ----------------------------------------------------------------------------------------------
 
