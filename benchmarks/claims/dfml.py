@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
+from benchmarks.claims import left
+from benchmarks.claims.claim import Claim, Paper, Settings, difference
 from benchmarks.claims.dfml_figures import (
     MAXIMA,
     area,
@@ -411,38 +412,10 @@ CLAIMS = (
     ),
 )
 
-LEFT = (
-    Left("what methods support", "Table 1", "—", "a list of properties"),
-    Left("which differences methods support", "Table 2", "—", "a list of properties"),
-    Left("above Def-KT", "Table 3", "+3.68 (76.27 against 72.59)", "method not available"),
-    Left("above HeteroFL and FedRolex", "Table 4", "+9.66 and +9.57", "methods not available"),
-    Left(
-        "Caltech101, Pets, Cars, ResNets",
-        "Table 5",
-        "+27.24 on Caltech101, non-IID",
-        "the paper does not say how large images are; price as Fashion-MNIST, times the pixels",
-    ),
-    Left(
-        "Pets and Cars, EfficientNets",
-        "Table 7",
-        "+27.60 and +38.80, non-IID",
-        "price as Caltech101; see the settings",
-    ),
-    Left("architectures", "Table 10", "—", "a setting: `p2pfl models`"),
-    Left("the framework", "Fig. 2", "—", "an illustration of the method"),
-    Left("α and peak models", "Fig. 3", "—", "an illustration; Fig. 8 has it as a number"),
-    Left("gain over FedAvg and HeteroFL", "Fig. 4", "above", "HeteroFL not available; Table 6 has FedAvg"),
-    Left("partitions", "Fig. 10", "—", "a setting: `p2pfl data show FILE --png`"),
-    Left("α over rounds", "Fig. 11", "—", "a setting; tests hold the formula"),
-    Left("another topology", "Fig. 23", "—", "a setting: graph `bridge`"),
-    Left("against decentralized FML", "Fig. 24", "above", "method not available"),
-    Left("against WSL and ANL-KD", "Fig. 26", "above", "methods not available"),
-)
-
 MODULE = Paper(
     "dfml",
     "DFML: Decentralized Federated Mutual Learning",
     [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 29))],
     CLAIMS,
-    LEFT,
+    left.DFML,
 )

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
+from benchmarks.claims import left
+from benchmarks.claims.claim import Claim, Paper, Settings, difference
 from benchmarks.claims.summary import Summary
 
 PAPER = "3 peers, 100 rounds, 46,849 samples"
@@ -171,33 +172,10 @@ CLAIMS = (
     ),
 )
 
-LEFT = (
-    Left(
-        "Office-Home and Adaptiope, one peer per style",
-        "Table 1",
-        "+0.8 and +1.5 in generalization",
-        "needs these datasets",
-    ),
-    Left(
-        "above FedPer, FedRep, FedProx, APFL, Ditto",
-        "Table 1",
-        "+0.9 to +22.6 in personalization",
-        "methods not available",
-    ),
-    Left("five peers per style", "Table 2", "+1.2 and +0.7 in generalization", "needs Office-Home and Adaptiope"),
-    Left("above FedPer, FedRep, FedProx, APFL, Ditto", "Table 3", "+0.5 to +22.6", "methods not available"),
-    Left("datasets", "Table 5", "—", "a setting"),
-    Left("styles of users", "Fig. 1", "—", "an illustration"),
-    Left("infusion of style", "Fig. 2", "—", "an illustration"),
-    Left("the process", "Fig. 3", "—", "an illustration of the method"),
-    Left("t-SNE of style features", "Fig. 4", "peers apart", "a picture without a number"),
-    Left("partitions", "Fig. 5", "—", "a setting: `p2pfl data show FILE --png`"),
-)
-
 MODULE = Paper(
     "fedstyle",
     "More Generalized and Personalized Unsupervised Representation Learning",
     [*(f"Table {n}" for n in range(1, 6)), *(f"Fig. {n}" for n in range(1, 6))],
     CLAIMS,
-    LEFT,
+    left.FEDSTYLE,
 )

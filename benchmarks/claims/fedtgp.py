@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
+from benchmarks.claims import left
+from benchmarks.claims.claim import Claim, Paper, Settings, difference
 from benchmarks.claims.paper_size import at_paper_size
 from benchmarks.claims.summary import Summary
 
@@ -258,30 +259,10 @@ CLAIMS = (
     ),
 )
 
-LEFT = (
-    Left("above FedGen, FML, FedKD and FedDistill", "Table 1", "+1.70 to +5.60 on CIFAR-10", "methods not available"),
-    Left("FLOPs of the networks", "Table 8", "—", "a property of networks: `p2pfl models htfe8`"),
-    Left("HtCNN8", "Table 9", "—", "a setting: `p2pfl models htcnn8`"),
-    Left(
-        "FLOPs of a round",
-        "Table 12",
-        "98.77 billion for LG-FedAvg, FedProto and FedTGP",
-        "clients train alike by construction",
-    ),
-    Left("prototypes of peers and server", "Fig. 2", "—", "an illustration of the method"),
-    Left("trainable vectors", "Fig. 3", "—", "an illustration of the method"),
-    Left(
-        "training error on Flowers102", "Fig. 4", "stable from round 100 on", "needs Flowers102 at the paper's size"
-    ),
-    Left("t-SNE of prototypes", "Fig. 5", "margins as in Fig. 1", "a picture; Fig. 1 has it as a number"),
-    Left("t-SNE of features", "Fig. 6", "classes apart", "a picture without a number"),
-    *(Left("who has what", f"Fig. {n}", "—", "a setting: `p2pfl data show FILE --png`") for n in range(7, 12)),
-)
-
 MODULE = Paper(
     "fedtgp",
     "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning",
     [*(f"Table {n}" for n in range(1, 13)), *(f"Fig. {n}" for n in range(1, 12))],
     CLAIMS,
-    LEFT,
+    left.FEDTGP,
 )

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
+from benchmarks.claims import left
+from benchmarks.claims.claim import Claim, Paper, Settings, difference
 from benchmarks.claims.paper_size import at_paper_size
 from benchmarks.claims.summary import Summary
 
@@ -307,23 +308,10 @@ CLAIMS = (
     ),
 )
 
-LEFT = (
-    Left("the tasks", "Table 1", "—", "a setting: `topologies/paper/l2c-*.yaml`"),
-    Left("above CGA, FOMO and Ditto", "Table 2", "+24.49, +1.42, +2.82", "methods not available"),
-    Left("above FOMO", "Table 3", "+4.22 in the worst tenth", "method not available"),
-    Left(
-        "between CIFAR-10 and CIFAR-100", "Table 4", "−0.77 against an encoder of the same tasks", "needs CIFAR-100"
-    ),
-    Left("decentralized learning", "Fig. 1", "—", "an illustration of the method"),
-    Left("the tasks", "Fig. 2", "—", "an illustration; partition `shards`"),
-    Left("weights of 100 peers", "Fig. 5", "a sparse topology", "a picture; Fig. 7 has it as a number"),
-    Left("a peer and its neighbors", "Fig. 6", "weights follow parent classes", "needs CIFAR-100"),
-)
-
 MODULE = Paper(
     "l2c",
     "Learning to Collaborate in Decentralized Learning of Personalized Models",
     [*(f"Table {n}" for n in range(1, 5)), *(f"Fig. {n}" for n in range(1, 10))],
     CLAIMS,
-    LEFT,
+    left.L2C,
 )

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.claims.claim import Claim, Left, Paper, Settings, difference
+from benchmarks.claims import left
+from benchmarks.claims.claim import Claim, Paper, Settings, difference
 from benchmarks.claims.mapl_figures import area, blocks, head_gap, payload, saved, settled, spread, within_budget
 from benchmarks.claims.paper_size import at_paper_size
 from benchmarks.claims.statistics import Relation
@@ -407,17 +408,6 @@ CLAIMS = (
     ),
 )
 
-LEFT = (
-    Left("CINIC-10 and SVHN", "Table 9", "MAPL+ best in all 8 cells", "needs these datasets; price as CIFAR-10"),
-    Left("above FedSim and FedClassAvg", "Table 1", "+12.34 and +2.60 on CIFAR-10", "methods not available"),
-    Left(
-        "FedAvg, FLT, pFedSim and others beside MAPL+", "Table 9", "MAPL+ best", "FLT, pFedSim, FedSim not available"
-    ),
-    Left("augmentations", "Table 8", "—", "a setting, not a result: `data.augment: mapl`"),
-    Left("local training", "Fig. 1", "—", "an illustration of the method"),
-    Left("similarity and evolution of the graph", "Fig. 2", "—", "an illustration of the method"),
-)
-
 
 def with_noise(claim: Claim) -> Claim:
     """Add what the paper's test images leave open: a cell is the accuracy on 20 · 75 (Sc. 2, 4: 20 · 105) of them.
@@ -438,5 +428,5 @@ MODULE = Paper(
     "MAPL: Model Agnostic Peer-to-peer Learning",
     [*(f"Table {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 8))],
     [with_noise(claim) for claim in CLAIMS],
-    LEFT,
+    left.MAPL,
 )

@@ -1,0 +1,100 @@
+"""Tables and figures, or parts of them, that no run here can decide, and why: the ledger has a line for each."""
+
+from __future__ import annotations
+
+from benchmarks.claims.claim import Left
+
+MAPL = (
+    Left("CINIC-10 and SVHN", "Table 9", "MAPL+ best in all 8 cells", "needs these datasets; price as CIFAR-10"),
+    Left("above FedSim and FedClassAvg", "Table 1", "+12.34 and +2.60 on CIFAR-10", "methods not available"),
+    Left(
+        "FedAvg, FLT, pFedSim and others beside MAPL+", "Table 9", "MAPL+ best", "FLT, pFedSim, FedSim not available"
+    ),
+    Left("augmentations", "Table 8", "—", "a setting, not a result: `data.augment: mapl`"),
+    Left("local training", "Fig. 1", "—", "an illustration of the method"),
+    Left("similarity and evolution of the graph", "Fig. 2", "—", "an illustration of the method"),
+)
+
+L2C = (
+    Left("the tasks", "Table 1", "—", "a setting: `topologies/paper/l2c-*.yaml`"),
+    Left("above CGA, FOMO and Ditto", "Table 2", "+24.49, +1.42, +2.82", "methods not available"),
+    Left("above FOMO", "Table 3", "+4.22 in the worst tenth", "method not available"),
+    Left(
+        "between CIFAR-10 and CIFAR-100", "Table 4", "−0.77 against an encoder of the same tasks", "needs CIFAR-100"
+    ),
+    Left("decentralized learning", "Fig. 1", "—", "an illustration of the method"),
+    Left("the tasks", "Fig. 2", "—", "an illustration; partition `shards`"),
+    Left("weights of 100 peers", "Fig. 5", "a sparse topology", "a picture; Fig. 7 has it as a number"),
+    Left("a peer and its neighbors", "Fig. 6", "weights follow parent classes", "needs CIFAR-100"),
+)
+
+FEDTGP = (
+    Left("above FedGen, FML, FedKD and FedDistill", "Table 1", "+1.70 to +5.60 on CIFAR-10", "methods not available"),
+    Left("FLOPs of the networks", "Table 8", "—", "a property of networks: `p2pfl models htfe8`"),
+    Left("HtCNN8", "Table 9", "—", "a setting: `p2pfl models htcnn8`"),
+    Left(
+        "FLOPs of a round",
+        "Table 12",
+        "98.77 billion for LG-FedAvg, FedProto and FedTGP",
+        "clients train alike by construction",
+    ),
+    Left("prototypes of peers and server", "Fig. 2", "—", "an illustration of the method"),
+    Left("trainable vectors", "Fig. 3", "—", "an illustration of the method"),
+    Left(
+        "training error on Flowers102", "Fig. 4", "stable from round 100 on", "needs Flowers102 at the paper's size"
+    ),
+    Left("t-SNE of prototypes", "Fig. 5", "margins as in Fig. 1", "a picture; Fig. 1 has it as a number"),
+    Left("t-SNE of features", "Fig. 6", "classes apart", "a picture without a number"),
+    *(Left("who has what", f"Fig. {n}", "—", "a setting: `p2pfl data show FILE --png`") for n in range(7, 12)),
+)
+
+DFML = (
+    Left("what methods support", "Table 1", "—", "a list of properties"),
+    Left("which differences methods support", "Table 2", "—", "a list of properties"),
+    Left("above Def-KT", "Table 3", "+3.68 (76.27 against 72.59)", "method not available"),
+    Left("above HeteroFL and FedRolex", "Table 4", "+9.66 and +9.57", "methods not available"),
+    Left(
+        "Caltech101, Pets, Cars, ResNets",
+        "Table 5",
+        "+27.24 on Caltech101, non-IID",
+        "the paper does not say how large images are; price as Fashion-MNIST, times the pixels",
+    ),
+    Left(
+        "Pets and Cars, EfficientNets",
+        "Table 7",
+        "+27.60 and +38.80, non-IID",
+        "price as Caltech101; see the settings",
+    ),
+    Left("architectures", "Table 10", "—", "a setting: `p2pfl models`"),
+    Left("the framework", "Fig. 2", "—", "an illustration of the method"),
+    Left("α and peak models", "Fig. 3", "—", "an illustration; Fig. 8 has it as a number"),
+    Left("gain over FedAvg and HeteroFL", "Fig. 4", "above", "HeteroFL not available; Table 6 has FedAvg"),
+    Left("partitions", "Fig. 10", "—", "a setting: `p2pfl data show FILE --png`"),
+    Left("α over rounds", "Fig. 11", "—", "a setting; tests hold the formula"),
+    Left("another topology", "Fig. 23", "—", "a setting: graph `bridge`"),
+    Left("against decentralized FML", "Fig. 24", "above", "method not available"),
+    Left("against WSL and ANL-KD", "Fig. 26", "above", "methods not available"),
+)
+
+FEDSTYLE = (
+    Left(
+        "Office-Home and Adaptiope, one peer per style",
+        "Table 1",
+        "+0.8 and +1.5 in generalization",
+        "needs these datasets",
+    ),
+    Left(
+        "above FedPer, FedRep, FedProx, APFL, Ditto",
+        "Table 1",
+        "+0.9 to +22.6 in personalization",
+        "methods not available",
+    ),
+    Left("five peers per style", "Table 2", "+1.2 and +0.7 in generalization", "needs Office-Home and Adaptiope"),
+    Left("above FedPer, FedRep, FedProx, APFL, Ditto", "Table 3", "+0.5 to +22.6", "methods not available"),
+    Left("datasets", "Table 5", "—", "a setting"),
+    Left("styles of users", "Fig. 1", "—", "an illustration"),
+    Left("infusion of style", "Fig. 2", "—", "an illustration"),
+    Left("the process", "Fig. 3", "—", "an illustration of the method"),
+    Left("t-SNE of style features", "Fig. 4", "peers apart", "a picture without a number"),
+    Left("partitions", "Fig. 5", "—", "a setting: `p2pfl data show FILE --png`"),
+)
