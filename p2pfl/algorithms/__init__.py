@@ -7,6 +7,7 @@ from typing import Any
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dfml import DFML
+from p2pfl.algorithms.ditto import Ditto
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
@@ -25,6 +26,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,
     FedAvg,
     LGFedAvg,
+    Ditto,
     DPSGD,
     DFedAvgM,
     MAPL,

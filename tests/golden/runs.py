@@ -58,6 +58,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "graph": "ring",
         "models": "tiny4",
     },
+    # Two models with momentum; the architecture has batch normalization.
+    "ditto, some take part": {
+        "algorithm": {"name": "ditto", "batch": 16, "momentum": 0.9, "participation": 0.5, "personal_epochs": 2},
+        "graph": {"name": "regular", "degree": 3},
+        "peers": 6,
+        "models": "tiny-cnn",
+    },
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
     "fedproto, some take part": {
         "algorithm": {"name": "fedproto", "participation": 0.5},

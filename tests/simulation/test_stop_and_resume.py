@@ -48,6 +48,7 @@ ALGORITHMS = {
     "dpsgd": {"name": "dpsgd", "batch": 16, "momentum": 0.9, "local_steps": 2},
     "fedavg": {"name": "fedavg", "batch": 16, "participation": 0.5},
     "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
+    "ditto": {"name": "ditto", "batch": 16, "momentum": 0.9, "participation": 0.5, "personal_epochs": 2},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
     "fedproto": {"name": "fedproto", "batch": 16, "momentum": 0.9, "participation": 0.5},
     "fedtgp": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5},

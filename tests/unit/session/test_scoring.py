@@ -27,6 +27,7 @@ from tests.launcher_fixtures import Invoke
         "local",
         "dpsgd, epochs",
         "lg-fedavg",
+        "ditto, some take part",
         "fedproto, some take part",
         "fedtgp",
         "mapl, pruned",
