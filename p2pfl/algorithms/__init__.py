@@ -11,6 +11,7 @@ from p2pfl.algorithms.ditto import Ditto
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
@@ -33,6 +34,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     MAPLPlus,
     L2C,
     MetaL2C,
+    FedFomo,
     FedProto,
     FedTGP,
     DFML,

@@ -160,6 +160,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "graph": "ring",
         "peers": 5,
     },
+    # Two of up to five neighbors are asked, by what was learned or at random.
+    "fedfomo": {
+        "algorithm": {"name": "fedfomo", "batch": 16, "momentum": 0.9, "lr": 0.05, "models": 2},
+        "data": {"partition": TASKS},
+        "peers": 6,
+        "rounds": 6,
+        "models": "tiny-cnn",
+        "joins_at": {5: 1},
+    },
     # The allreduce tree has all edges of peer 0; after pruning, most of them carry nothing else.
     "meta-l2c, pruned": {
         "algorithm": {"name": "meta-l2c", **L2C, "prune_round": 1, "prune_to": 1},

@@ -37,6 +37,7 @@ from tests.launcher_fixtures import Invoke
         "fedavg-dec",
         "fedstyle, simsiam",
         "l2c, pruned",
+        "fedfomo",
         "meta-l2c, one joins late",
     ],
 )
