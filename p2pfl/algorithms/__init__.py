@@ -7,9 +7,11 @@ from typing import Any
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dfml import DFML
+from p2pfl.algorithms.ditto import Ditto
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
@@ -25,12 +27,14 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,
     FedAvg,
     LGFedAvg,
+    Ditto,
     DPSGD,
     DFedAvgM,
     MAPL,
     MAPLPlus,
     L2C,
     MetaL2C,
+    FedFomo,
     FedProto,
     FedTGP,
     DFML,

@@ -68,10 +68,10 @@ class FedAvg(Algorithm[Hyper]):
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
 
     async def round(self, t: int, net: Net) -> None:
-        h, w = self.hyper, self.shared_part()
-        participants = net.participants(h.participation)  # line 1
+        w = self.shared_part()
+        participants = net.participants(self.hyper.participation)  # line 1
         if self.me in participants:
-            self.train(epochs=h.local_epochs, batch=h.batch)  # line 2
+            self.local_training()  # line 2
         shared = await self.exchange_including_own(net, Shared(w, len(self.data.train)), participants)
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
@@ -84,6 +84,9 @@ class FedAvg(Algorithm[Hyper]):
         if self.me in participants:
             await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
         await net.exchange(Shared(self.shared_part(), len(self.data.train)), participants)
+
+    def local_training(self) -> None:
+        self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average, w_i: all parameters of the model."""

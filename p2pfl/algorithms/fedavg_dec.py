@@ -31,7 +31,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
 
@@ -208,5 +207,4 @@ class FedProxDec(FedAvgDec):
         del self.start
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        distances = [(w - self.start[name]).square().sum() for name, w in self.model.named_parameters()]
-        return {**super().loss(x, labels), "prox": self.hyper.mu / 2 * torch.stack(distances).sum()}
+        return {**super().loss(x, labels), "prox": losses.proximal(self.model, self.start, self.hyper.mu)}

@@ -6,10 +6,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
 from p2pfl.models.fedstyle import ContentNet
+from p2pfl.tensors import Tensors
 
 
 def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -123,6 +124,12 @@ def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor
     """
     target = logits.gather(1, labels[:, None])[:, 0]
     return ((logits + log_weights).logsumexp(1) - target).mean()
+
+
+def proximal(model: nn.Module, center: Tensors, weight: float) -> Tensor:
+    """weight / 2 · ‖θ − center‖² over all parameters θ of ``model``; no gradient flows into ``center``."""
+    distances = [(theta - center[name]).square().sum() for name, theta in model.named_parameters()]
+    return weight / 2 * torch.stack(distances).sum()
 
 
 def unsupervised(net: ContentNet, h: Tensor, temperature: float) -> Tensor:

@@ -94,10 +94,7 @@ class Trainer:
 
     def reset_after_divergence(self) -> None:
         """Clear the optimizer's state and the batch-normalization statistics, which NaN parameters have spoiled."""
-        self.optimizer.state.clear()
-        for module in self.model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.reset_running_stats()
+        clear_statistics(self.model, self.optimizer)
 
     def _batches(
         self, epochs: int | None, steps: int | None, size: int, order: np.random.Generator
@@ -148,3 +145,11 @@ class Trainer:
 
     def _modules(self) -> Iterator[nn.Module]:
         return (value for value in vars(self).values() if isinstance(value, nn.Module))
+
+
+def clear_statistics(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Clear what training has left beside the parameters: the optimizer's state, batch-normalization statistics."""
+    optimizer.state.clear()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.reset_running_stats()

@@ -149,9 +149,13 @@ class Net:
         """Send ``body`` to one receiver. Raises NotANeighbor if ``to`` is not a receiver."""
         await self.scatter({to: body})
 
-    async def broadcast(self, body: Body) -> None:
-        """Send ``body`` to every receiver."""
-        await self._endpoint.send(sorted(await self._endpoint.receivers()), body)
+    async def broadcast(self, body: Body, to: Iterable[PeerId] | None = None) -> None:
+        """Send ``body`` to every receiver, or to some of them.
+
+        Raises NotANeighbor, and sends nothing, if one of ``to`` is not a receiver.
+        """
+        receivers = await self._receivers_among(to)
+        await self._endpoint.send(receivers, body)
 
     async def publish(self, body: B) -> B:
         """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
@@ -168,14 +172,19 @@ class Net:
 
         Raises NotANeighbor, and sends nothing, if one of them is not a receiver.
         """
+        for to in await self._receivers_among(bodies):
+            await self._endpoint.send([to], bodies[to])
+
+    async def _receivers_among(self, peers: Iterable[PeerId] | None) -> list[PeerId]:
+        """Return ``peers``, or all receivers, ascending. Raises NotANeighbor if one of them is not a receiver."""
         receivers = await self._endpoint.receivers()
-        for to in sorted(bodies):
+        chosen = sorted(receivers if peers is None else set(peers))
+        for to in chosen:
             if to not in receivers:
                 neighbor = to in self._endpoint.topology_at(self.t).receivers[self.me]
                 reason = "it stopped receiving" if neighbor else "not a neighbor"
                 raise NotANeighbor(f"peer {self.me} cannot send to peer {to} in round {self.t}: {reason}")
-        for to in sorted(bodies):
-            await self._endpoint.send([to], bodies[to])
+        return chosen
 
     async def gather(
         self, kind: type[B], of: Iterable[PeerId] | None = None, patience: float = 1.0

@@ -58,6 +58,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "graph": "ring",
         "models": "tiny4",
     },
+    # Two models with momentum; the architecture has batch normalization.
+    "ditto, some take part": {
+        "algorithm": {"name": "ditto", "batch": 16, "momentum": 0.9, "participation": 0.5, "personal_epochs": 2},
+        "graph": {"name": "regular", "degree": 3},
+        "peers": 6,
+        "models": "tiny-cnn",
+    },
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
     "fedproto, some take part": {
         "algorithm": {"name": "fedproto", "participation": 0.5},
@@ -152,6 +159,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "data": {"partition": TASKS},
         "graph": "ring",
         "peers": 5,
+    },
+    # Two of up to five neighbors are asked, by what was learned or at random.
+    "fedfomo": {
+        "algorithm": {"name": "fedfomo", "batch": 16, "momentum": 0.9, "lr": 0.05, "models": 2},
+        "data": {"partition": TASKS},
+        "peers": 6,
+        "rounds": 6,
+        "models": "tiny-cnn",
+        "joins_at": {5: 1},
     },
     # The allreduce tree has all edges of peer 0; after pruning, most of them carry nothing else.
     "meta-l2c, pruned": {

@@ -48,6 +48,7 @@ ALGORITHMS = {
     "dpsgd": {"name": "dpsgd", "batch": 16, "momentum": 0.9, "local_steps": 2},
     "fedavg": {"name": "fedavg", "batch": 16, "participation": 0.5},
     "lg-fedavg": {"name": "lg-fedavg", "batch": 16, "optimizer": "adam"},
+    "ditto": {"name": "ditto", "batch": 16, "momentum": 0.9, "participation": 0.5, "personal_epochs": 2},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
     "fedproto": {"name": "fedproto", "batch": 16, "momentum": 0.9, "participation": 0.5},
     "fedtgp": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5},
@@ -68,6 +69,7 @@ ALGORITHMS = {
     },
     "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},
+    "fedfomo": {"name": "fedfomo", "batch": 16, "momentum": 0.9, "models": 1, "exploration": 0.5},
     "meta-l2c": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 2, "prune_to": 1},
 }
 DATA = {

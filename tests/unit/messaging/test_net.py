@@ -60,13 +60,32 @@ async def test_publish_returns_a_copy_although_the_journal_has_lost_the_body(
     assert body.x.tolist() == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize("verb", ["send", "scatter", "gather"])
+async def test_broadcast_to_some_receivers_writes_the_body_once(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoints = await local.open(complete(4), LAYOUTS)
+    append, written = endpoints[0].journal.append, []
+
+    def observed(encoded: Any, to: Any, **rest: Any) -> Any:
+        if encoded.kind == "Word":
+            written.append(tuple(to))
+        return append(encoded, to, **rest)
+
+    monkeypatch.setattr(endpoints[0].journal, "append", observed)
+    net = endpoints[0].begin(0)
+    await net.broadcast(Word("to two"), to=[3, 1, 3])
+    await net.broadcast(Word("to none"), to=[])
+    assert written == [(1, 3)]
+    assert [texts(await endpoints[j].begin(0).gather(Word, of=[0])) for j in (1, 3)] == [{0: "to two"}] * 2
+    assert sorted(endpoints[0].sent) == [1, 3]
+
+
+@pytest.mark.parametrize("verb", ["send", "scatter", "broadcast", "gather"])
 async def test_peers_that_are_not_neighbors_are_rejected(local: Any, verb: str) -> None:
     endpoints = await local.open(line(3), LAYOUTS)
     net = endpoints[0].begin(4)
     calls = {
         "send": lambda: net.send(2, Word("")),
         "scatter": lambda: net.scatter({1: Word(""), 2: Word("")}),
+        "broadcast": lambda: net.broadcast(Word(""), to=[1, 2]),
         "gather": lambda: net.gather(Word, of=[1, 2]),
     }
     with pytest.raises(NotANeighbor, match=r"peer 0 .* peer 2 in round 4"):

@@ -27,6 +27,7 @@ from tests.launcher_fixtures import Invoke
         "local",
         "dpsgd, epochs",
         "lg-fedavg",
+        "ditto, some take part",
         "fedproto, some take part",
         "fedtgp",
         "mapl, pruned",
@@ -36,6 +37,7 @@ from tests.launcher_fixtures import Invoke
         "fedavg-dec",
         "fedstyle, simsiam",
         "l2c, pruned",
+        "fedfomo",
         "meta-l2c, one joins late",
     ],
 )

@@ -1,0 +1,122 @@
+"""Ditto without a server: FedAvg, and beside it a personal model that is kept near the average.
+
+Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith: "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021. https://arxiv.org/abs/2012.04221
+
+Peer i has two models: w_i, which is sent and averaged, and v_i, its personal one, which stays local and minimizes
+
+    h_i(v_i; w_i) = F_i(v_i) + λ/2 ‖v_i − w_i‖²,      F_i: the loss on the local samples.
+
+λ = 0 is local training; a large λ is FedAvg. Algorithm 1, with FedAvg for the global objective, in round t on peer i:
+
+    1  S_t ← a random fraction C of the peers                           (the same draw on every peer)
+    2  i ∈ S_t: v_i ← s epochs of v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w_i))
+    3  i ∈ S_t: w_i ← E epochs of SGD on F_i from w_i; send w_i to the neighbors
+    4  w_i ← Σ_j n_j w_j / Σ_j n_j  over the j ∈ S_t that are i or its neighbors
+
+The personal model is what is evaluated; it starts from the same model as w_i.
+
+Differs from the paper:
+
+- There is no server; see fedavg.py for what follows from that.
+- v_i is trained before w_i, so that w_i is still the model from the start of the round, without a copy. The paper's
+  order gives the same models.
+- The local iterations are counted in epochs. v_i and w_i visit the samples in different orders.
+- The average is weighted by sample counts, as in FedAvg.
+- λ is given, not chosen on validation samples; the robust aggregations of the paper's comparisons are left out.
+- Each model has its own optimizer state and batch-normalization statistics.
+- Training of v_i that diverges is rolled back; v_i is not trained while w_i is a diverged model.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from p2pfl.algorithms import fedavg
+from p2pfl.algorithms.base import Work
+from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.learning import losses
+from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.trainer import clear_statistics
+from p2pfl.messaging.net import Net
+from p2pfl.tensors import has_diverged, parameters_of
+
+
+@dataclass(frozen=True)
+class DittoHyper(fedavg.Hyper):
+    regularization: NonNegativeFloat = 1.0
+    """λ, how strongly the personal model is kept near the averaged one; 0 is local training."""
+    personal_epochs: PositiveInt | None = None
+    """s, epochs over the local samples per round that train the personal model; null: local_epochs."""
+
+
+class Ditto(FedAvg):
+    """Ditto, Algorithm 1."""
+
+    name = "ditto"
+    summary = (
+        "as fedavg, but each peer also trains a personal model, kept near the average, which it is evaluated with"
+    )
+    title = "Ditto: Fair and Robust Federated Learning Through Personalization"
+    authors = "Li, Hu, Beirami, Smith"
+    venue = "ICML 2021"
+    url = "https://arxiv.org/abs/2012.04221"
+    Hyper = DittoHyper
+    hyper: DittoHyper
+    named_loss = True
+    state = ("model", "optimizer", "averaged", "averaged_optimizer")
+
+    def setup(self) -> None:
+        super().setup()  # of the model, v_i
+        self.averaged = copy.deepcopy(self.model)  # w_i
+        self.averaged_optimizer = self.hyper.make_optimizer(self.averaged.parameters())
+
+    @property
+    def personal_epochs(self) -> int:
+        return self.hyper.personal_epochs or self.hyper.local_epochs
+
+    def local_training(self) -> None:
+        h = self.hyper
+        if not any(map(has_diverged, self.shared_part().values())):
+            self.train_or_roll_back(epochs=self.personal_epochs, batch=h.batch)  # line 2
+        self.train(epochs=h.local_epochs, batch=h.batch, step=self.step_averaged)  # line 3
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """h_i(v_i; w_i): the loss on the labels, and the distance to the averaged model."""
+        prox = losses.proximal(self.model, parameters_of(self.averaged), self.hyper.regularization)
+        return {**super().loss(x, labels), "prox": prox}
+
+    def step_averaged(self, images: Tensor, labels: Tensor) -> None:
+        """Take one optimizer step of w_i on F_i."""
+        with self.streams.torch("augmentation"):
+            x = self.inputs(images)
+
+        def loss() -> dict[str, Tensor]:
+            terms = self.label_loss(self.averaged(x), labels)
+            return {f"averaged_{name}": value for name, value in terms.items()}
+
+        self.descend(self.averaged_optimizer, loss, len(images))
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        if self.me in net.participants(self.hyper.participation):
+            await work.train(epochs=self.personal_epochs, batch=self.hyper.batch)
+        await super().dry_round(t, net, work)
+
+    def shared_part(self) -> dict[str, Tensor]:
+        """Return the tensors to average, w_i."""
+        return parameters_of(self.averaged)
+
+    def reset_after_divergence(self) -> None:
+        """Clear what a diverged w_i has left behind; the average of the others has replaced it."""
+        clear_statistics(self.averaged, self.averaged_optimizer)
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The averaged model on the local test split, and on the whole test set."""
+        yield ExtraMetric("averaged", self.averaged, self.data.test)
+        if whole:
+            yield ExtraMetric("averaged_global", self.averaged, self.data.global_test)
