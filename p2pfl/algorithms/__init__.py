@@ -10,6 +10,7 @@ from p2pfl.algorithms.dfml import DFML
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
@@ -33,6 +34,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     MetaL2C,
     FedProto,
     FedTGP,
+    FedDistill,
     DFML,
     FedAvgDec,
     FedProxDec,

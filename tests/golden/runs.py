@@ -70,6 +70,14 @@ RUNS: dict[str, dict[str, Any]] = {
         "data": {"partition": {"name": "dirichlet"}},
         "models": "tiny4",
     },
+    # The paper's form: probabilities, and the means of the others.
+    "feddistill, some take part": {
+        "algorithm": {"name": "feddistill", "batch": 16, "preset": "paper", "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "data": {"partition": {"name": "dirichlet"}},
+        "models": "tiny4",
+        "peers": 6,
+    },
     "fedstyle, some take part": {
         "algorithm": {**FEDSTYLE, "participation": 0.5},
         "data": {

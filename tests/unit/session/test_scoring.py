@@ -29,6 +29,7 @@ from tests.launcher_fixtures import Invoke
         "lg-fedavg",
         "fedproto, some take part",
         "fedtgp",
+        "feddistill, some take part",
         "mapl, pruned",
         "mapl, with a budget",
         "mapl+",
