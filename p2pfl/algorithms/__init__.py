@@ -14,6 +14,7 @@ from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
+from p2pfl.algorithms.fml import FML
 from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
@@ -35,6 +36,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedProto,
     FedTGP,
     FedDistill,
+    FML,
     DFML,
     FedAvgDec,
     FedProxDec,

@@ -78,6 +78,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "models": "tiny4",
         "peers": 6,
     },
+    # The meme has another architecture than the first and last peers' private models, and batch normalization.
+    "fml, some take part": {
+        "algorithm": {"name": "fml", "batch": 16, "momentum": 0.9, "participation": 0.5, "meme": "tiny-wide"},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
     "fedstyle, some take part": {
         "algorithm": {**FEDSTYLE, "participation": 0.5},
         "data": {

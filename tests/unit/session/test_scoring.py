@@ -30,6 +30,7 @@ from tests.launcher_fixtures import Invoke
         "fedproto, some take part",
         "fedtgp",
         "feddistill, some take part",
+        "fml, some take part",
         "mapl, pruned",
         "mapl, with a budget",
         "mapl+",
