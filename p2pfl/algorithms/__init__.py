@@ -11,10 +11,12 @@ from p2pfl.algorithms.ditto import Ditto
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
+from p2pfl.algorithms.fml import FML
 from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
@@ -37,6 +39,8 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedFomo,
     FedProto,
     FedTGP,
+    FedDistill,
+    FML,
     DFML,
     FedAvgDec,
     FedProxDec,

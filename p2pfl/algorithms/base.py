@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.peer_data import PeerData
@@ -46,6 +47,11 @@ class Work(Protocol):
         """Take the time of ``Trainer.train`` with these arguments, for so many models."""
 
 
+def no_model(name: str) -> Model:
+    """Stand for ``Context.build_named`` where there is no dataset."""
+    raise ModelError(f"cannot build {name!r} without a dataset")
+
+
 @dataclass(frozen=True)
 class Context:
     """What a peer is given before round 0."""
@@ -63,6 +69,9 @@ class Context:
     """Build a new model on ``device`` with the given peer's architecture, initialized from torch's global RNG."""
     samples: tuple[int, ...] = ()
     """Number of each peer's training samples, by id; the run file's partition determines it."""
+    build_named: Callable[[str], Model] = no_model
+    """As ``build``, but with the architecture of this name (MODELS). Raises ModelError if that does not suit the
+    dataset's inputs."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):
@@ -115,6 +124,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.device = context.device
         self.architectures = context.architectures
         self.build = context.build
+        self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
         self._spools: defaultdict[tuple[type[Body], str], Spool] = defaultdict(Spool)  # one file per tensor layout

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -63,6 +64,8 @@ class FedAvg(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/1602.05629"
     Hyper = Hyper
     homogeneous = True
+    trained_models: ClassVar[int] = 1
+    """Models that line 2 trains on each batch."""
 
     def setup(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
@@ -82,10 +85,11 @@ class FedAvg(Algorithm[Hyper]):
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         participants = net.participants(self.hyper.participation)
         if self.me in participants:
-            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
         await net.exchange(Shared(self.shared_part(), len(self.data.train)), participants)
 
     def local_training(self) -> None:
+        """Line 2: E epochs over the local samples."""
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def shared_part(self) -> dict[str, Tensor]:

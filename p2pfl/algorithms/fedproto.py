@@ -12,7 +12,7 @@ t, peer i
     3  sends them, and averages those of {i} ∪ N_i class by class, weighted by |D_{j,c}|, to P̄       (Eq. 3)
 
 and classifies x by the nearest P̄^c. On a complete graph all peers have the paper's global prototypes, bit for bit.
-Lines 1 and 2 and the equations are in prototypes.py.
+Lines 1 and 2 and the equations are in prototypes.py and class_means.py.
 
 Differs from the paper:
 
@@ -35,17 +35,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
-
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.presets import Presets
-from p2pfl.algorithms.prototypes import (
-    GuidedTraining,
-    PrototypeGuided,
-    PrototypeTable,
-    class_means,
-    compare_margins,
-)
+from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins
 from p2pfl.messaging.net import Net
 
 
@@ -86,9 +78,3 @@ class FedProto(PrototypeGuided[Hyper]):
         if len(table):
             self.average_prototypes(table)  # line 3
             self.measured = compare_margins(table, self.prototypes, self.known)
-
-    def average_prototypes(self, table: PrototypeTable) -> None:
-        """Eq. 3; absent classes keep their prototypes."""
-        means, present = class_means(table, self.model.classes, weighted=True)
-        self.prototypes = torch.where(present[:, None], means, self.prototypes)
-        self.known = self.known | present

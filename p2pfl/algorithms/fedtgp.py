@@ -57,16 +57,9 @@ from torch.nn.functional import one_hot, relu
 
 from p2pfl import rng
 from p2pfl.algorithms import presets
+from p2pfl.algorithms.class_means import PrototypeTable, class_means
 from p2pfl.algorithms.presets import Presets
-from p2pfl.algorithms.prototypes import (
-    GuidedTraining,
-    PrototypeGuided,
-    PrototypeTable,
-    class_means,
-    compare_margins,
-    distances,
-    margins,
-)
+from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins, distances, margins
 from p2pfl.messaging.net import Net
 from p2pfl.tensors import Tensors
 

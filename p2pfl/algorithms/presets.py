@@ -39,6 +39,7 @@ META_L2C: Presets = {"paper": {"mixing_optimizer": "adam"}, "official": {"score"
 
 FEDPROTO: Presets = {"paper": {"distance": "euclidean"}, "official": {"weighted": False}}
 FEDTGP: Presets = {"paper": {"distance": "euclidean", "margin": "pairwise-max"}, "official": {}}
+FEDDISTILL: Presets = {"paper": {"outputs": "probabilities", "teachers": "others"}}
 
 DFML: Presets = {"paper": {"shape": "falling"}}
 

@@ -1,109 +1,36 @@
 """Class prototypes: what FedProto and FedTGP share. Each peer trains guided by global prototypes.
 
 P_j^c is peer j's local prototype of class c, the mean feature of its samples of that class; P^c is the global
-prototype. The algorithms differ in how they compute the global prototypes from the local ones. Equation numbers are
-those of "FedTGP", https://arxiv.org/abs/2401.03230, which restates FedProto.
+prototype. The algorithms differ in how they compute the global prototypes from the local ones; class_means.py sends
+them. Equation numbers are those of "FedTGP", https://arxiv.org/abs/2401.03230, which restates FedProto.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
-import numpy as np
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import mse_loss, one_hot
 
-from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm, Fraction, Work
-from p2pfl.learning.optimizers import LocalTraining
-from p2pfl.messaging.net import Net
-from p2pfl.messaging.schema import Body, Layout
+from p2pfl.algorithms.class_means import ClassMeans, ClassMeanTraining, Prototypes, PrototypeTable
 
 
 @dataclass(frozen=True)
-class GuidedTraining(LocalTraining):
+class GuidedTraining(ClassMeanTraining):
     batch: PositiveInt = 10
     alignment: NonNegativeFloat | None = None
     """λ, weight of the distance between features and global prototypes; default 10 for mse, 0.1 for euclidean."""
     distance: Literal["mse", "euclidean"] = "mse"
     """mse: mean over batch and dimensions of (f(x) − P^y)²; euclidean: mean over the batch's classes of the
     distance between the class's mean feature and P^c (Eq. 4 as printed)."""
-    participation: Fraction = 1.0
-    """ρ, fraction of the peers that train and send in a round (Table 2 of FedTGP: 0.5)."""
-
-
-# ---- messages ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prototypes(Body):
-    """P_j^c, float32 [C_j, d], one row for each of the sender's classes; these classes; and |D_{j,c}| of each, or
-    nothing if the average is unweighted."""
-
-    values: Tensor
-    classes: tuple[int, ...]
-    samples: tuple[int, ...]
-
-    def is_consistent(self) -> bool:
-        """Return whether there is one row per class, no class twice, and one count per class or none."""
-        rows = len(self.values)
-        return len(self.classes) == len(set(self.classes)) == rows and len(self.samples) in (0, rows)
-
-
-@dataclass(frozen=True)
-class PrototypeTable:
-    """Local prototypes of several peers, one row per peer and class, ascending by peer.
-
-    Attributes:
-        values: float32 [n, d].
-        labels: int64 [n], the classes.
-        senders: int64 [n].
-        samples: float64 [n], the weight of each row in a mean.
-    """
-
-    values: Tensor
-    labels: Tensor
-    senders: Tensor
-    samples: Tensor
-
-    @classmethod
-    def of(cls, bodies: Mapping[PeerId, Prototypes], features: int, device: torch.device) -> PrototypeTable:
-        """Collect the rows of all consistent bodies. Without counts each row has weight 1."""
-        peers = [j for j in sorted(bodies) if bodies[j].is_consistent()]
-        values = torch.cat([torch.empty(0, features), *(bodies[j].values.cpu() for j in peers)])
-        labels = [k for j in peers for k in bodies[j].classes]
-        senders = [j for j in peers for _ in bodies[j].classes]
-        samples = [n for j in peers for n in bodies[j].samples or (1,) * len(bodies[j].classes)]
-        return cls(
-            values.to(device),
-            torch.tensor(labels, dtype=torch.int64).to(device),
-            torch.tensor(senders, dtype=torch.int64).to(device),
-            torch.tensor(samples, dtype=torch.float64).to(device),
-        )
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 # ---- equations -----------------------------------------------------------------------------------------------
-
-
-def class_means(table: PrototypeTable, classes: int, *, weighted: bool) -> tuple[Tensor, Tensor]:
-    """Return the mean prototype of each class: Eq. 3 if weighted by samples, otherwise FedTGP's Q.
-
-    Returns:
-        float32 [K, d], rows of absent classes 0; bool [K], the classes that are present.
-    """
-    weights = table.samples if weighted else torch.ones_like(table.samples)
-    members = one_hot(table.labels, classes).to(torch.float64) * weights[:, None]
-    totals = members.sum(0)
-    means = members.T @ table.values.to(torch.float64) / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-    return means.to(table.values.dtype), totals > 0
 
 
 def distances(points: Tensor, prototypes: Tensor) -> Tensor:
@@ -171,19 +98,14 @@ def compare_margins(table: PrototypeTable, prototypes: Tensor, known: Tensor) ->
 G = TypeVar("G", bound=GuidedTraining)
 
 
-class PrototypeGuided(Algorithm[G]):
+class PrototypeGuided(ClassMeans[G]):
     """Local training guided by global prototypes, ``prototypes`` [K, d]; ``known`` [K] marks those that exist."""
 
-    equal_features = named_loss = True
-    state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "prototypes", "known")
-    sends_counts = False
-    """Whether sample counts are sent with the prototypes."""
+    equal_features = True
 
     def setup(self) -> None:
+        super().setup()
         h = self.hyper
-        self.optimizer = h.make_optimizer(self.model.parameters())
-        self.prototypes = torch.zeros(self.model.classes, self.model.features, device=self.device)
-        self.known = torch.zeros(self.model.classes, dtype=torch.bool, device=self.device)
         self.alignment = h.alignment if h.alignment is not None else {"mse": 10.0, "euclidean": 0.1}[h.distance]
         self.measured: dict[str, float] = {}
 
@@ -207,38 +129,12 @@ class PrototypeGuided(Algorithm[G]):
         values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=self.device)[:, None]
         return Prototypes(values, local, counts if self.sends_counts else ())
 
-    def local_counts(self) -> tuple[int, ...]:
-        """Return the number of training samples of each local class, ascending by class."""
-        counts = np.bincount(self.data.train.labels, minlength=self.model.classes)
-        return tuple(map(int, counts[list(self.data.local_classes)]))
-
-    async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        participants = net.participants(self.hyper.participation)
-        if self.me in participants:
-            await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        local = self.data.local_classes
-        counts = self.local_counts() if self.sends_counts else ()
-        await net.exchange(Prototypes(self.prototypes[list(local)], local, counts), participants)
-
-    async def exchange_prototypes(self, net: Net, participants: Collection[PeerId]) -> PrototypeTable:
-        """Send the local prototypes if this peer takes part; return those of all participants that arrived."""
-        nothing = Prototypes(self.prototypes[:0], (), ())
-        body = self.local_prototypes() if self.me in participants else nothing
-        bodies = await self.exchange_including_own(net, body, participants)
-        return PrototypeTable.of(bodies, self.model.features, self.device)
-
     def predict(self, x: Tensor) -> Tensor:
         """Return minus the distance to each global prototype, −inf for unknown classes; the head's logits if no
         prototype is known yet."""
         if not bool(self.known.any()):
             return super().predict(x)
         return -distances(self.model.backbone(x), self.prototypes).masked_fill(~self.known, torch.inf)
-
-    def layouts(self) -> Sequence[Layout]:
-        rows = {0: self.model.classes}
-        free = {"values": rows, "classes": rows, "samples": rows}
-        ranges = {"classes": range(self.model.classes), "samples": self.sample_counts[1:]}
-        return [Layout.of(Prototypes(self.prototypes, (), ()), free=free, ranges=ranges)]
 
     def diagnostics(self) -> Mapping[str, float]:
         """Return the margins of the last round (``compare_margins``), if anything was received in it."""

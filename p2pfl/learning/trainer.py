@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -79,18 +79,23 @@ class Trainer:
                 self.after_batch()
         self.training_seconds += perf_counter() - began
 
-    def train_or_roll_back(self, *, epochs: int, batch: int) -> Tensors:
+    def train_or_roll_back(self, *, epochs: int, batch: int, beside: Sequence[nn.Module] = ()) -> Tensors:
         """Train; if the model has then diverged, restore model and optimizer as they were before.
+
+        Args:
+            beside: modules that are trained with the model: if one diverges, all are restored.
 
         Returns:
             A copy of the model's parameters from before, by name.
         """
-        model, optimizer = clone(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict())
+        modules = [self.model, *beside]
+        before, optimizer = [clone(m.state_dict()) for m in modules], copy.deepcopy(self.optimizer.state_dict())
         self.train(epochs=epochs, batch=batch)
-        if any(map(has_diverged, self.model.state_dict().values())):
-            self.model.load_state_dict(model)
+        if any(has_diverged(tensor) for module in modules for tensor in module.state_dict().values()):
+            for module, state in zip(modules, before, strict=True):
+                module.load_state_dict(state)
             self.optimizer.load_state_dict(optimizer)
-        return {name: model[name] for name, _ in self.model.named_parameters()}
+        return {name: before[0][name] for name, _ in self.model.named_parameters()}
 
     def reset_after_divergence(self) -> None:
         """Clear the optimizer's state and the batch-normalization statistics, which NaN parameters have spoiled."""

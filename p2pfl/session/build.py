@@ -123,6 +123,9 @@ def _make_algorithm(
         size, classes = dataset.size, dataset.classes
         return build(group, peer, dataset.channels, size, classes, models.features).to(device)
 
+    def build_named(name: str) -> Model:
+        return build(name, 0, dataset.channels, dataset.size, dataset.classes).to(device)
+
     model_stream = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
     with model_stream:
         try:
@@ -140,6 +143,7 @@ def _make_algorithm(
         architectures=_architectures(group, run.peers),
         build=build_on_device,
         samples=tuple(len(subset.train) for subset in subsets),
+        build_named=build_named,
     )
     try:
         algorithm = run.algorithm(run.hyper, context)

@@ -77,6 +77,21 @@ RUNS: dict[str, dict[str, Any]] = {
         "data": {"partition": {"name": "dirichlet"}},
         "models": "tiny4",
     },
+    # The paper's form: probabilities, and the means of the others.
+    "feddistill, some take part": {
+        "algorithm": {"name": "feddistill", "batch": 16, "preset": "paper", "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "data": {"partition": {"name": "dirichlet"}},
+        "models": "tiny4",
+        "peers": 6,
+    },
+    # The meme has another architecture than the first and last peers' private models, and batch normalization.
+    "fml, some take part": {
+        "algorithm": {"name": "fml", "batch": 16, "momentum": 0.9, "participation": 0.5, "meme": "tiny-wide"},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
     "fedstyle, some take part": {
         "algorithm": {**FEDSTYLE, "participation": 0.5},
         "data": {

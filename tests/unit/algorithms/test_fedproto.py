@@ -16,16 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from p2pfl.algorithms.class_means import Prototypes, PrototypeTable, class_means
 from p2pfl.algorithms.fedproto import FedProto, Hyper
-from p2pfl.algorithms.prototypes import (
-    Prototypes,
-    PrototypeTable,
-    class_means,
-    compare_margins,
-    distances,
-    margins,
-    misalignment,
-)
+from p2pfl.algorithms.prototypes import compare_margins, distances, margins, misalignment
 from p2pfl.errors import Unexpected
 from p2pfl.learning.evaluation import evaluate
 from p2pfl.learning.peer_data import PeerData

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from p2pfl import rng
+from p2pfl.algorithms.class_means import PrototypeTable, class_means
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedproto import Hyper as FedProtoHyper
 from p2pfl.algorithms.fedtgp import FedTGP, Hyper, TrainablePrototypes, acl_gradient, adaptive_margin
-from p2pfl.algorithms.prototypes import PrototypeTable, class_means, distances, margins
+from p2pfl.algorithms.prototypes import distances, margins
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model

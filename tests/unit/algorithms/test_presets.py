@@ -10,7 +10,7 @@ import pytest
 from p2pfl.algorithms import ALGORITHMS
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"
-METHODS = ("mapl", "mapl+", "l2c", "meta-l2c", "fedproto", "fedtgp", "dfml", "fedstyle")
+METHODS = ("mapl", "mapl+", "l2c", "meta-l2c", "fedproto", "fedtgp", "feddistill", "dfml", "fedstyle")
 CASES = [(name, preset) for name in METHODS for preset in ALGORITHMS[name].Hyper.PRESETS]
 
 

@@ -363,7 +363,10 @@ def test_methods_refuse_graphs_that_do_not_suit_them(
 
 
 def test_other_methods_accept_them() -> None:
-    for algorithm in ("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "ditto", "fedproto", "fedtgp", "fedstyle"):
+    for algorithm in (
+        *("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "ditto", "fedproto", "fedtgp", "feddistill", "fml"),
+        "fedstyle",
+    ):
         run = run_of(models="tiny-cnn", algorithm=algorithm, graph={"name": "el-local", "receivers": 2})
         assert run.schedule is not None
     for algorithm in ("dfml", "fedavg-dec", "fedprox-dec", "fedfomo"):

@@ -30,6 +30,8 @@ from tests.launcher_fixtures import Invoke
         "ditto, some take part",
         "fedproto, some take part",
         "fedtgp",
+        "feddistill, some take part",
+        "fml, some take part",
         "mapl, pruned",
         "mapl, with a budget",
         "mapl+",
