@@ -46,13 +46,13 @@ def clothes(
     return Settings(tree, seconds, RATES, **BEST)
 
 
-def colors(name: str, seconds: float) -> Settings:
+def colors(name: str, seconds: float, **h: Any) -> Settings:
     tree = {
         "rounds": 100,
         "peers": 10,
         "data": {"dataset": "cifar10-part", "partition": SMALL},
         "models": {"name": "tiny4", "features": 512},
-        "algorithm": {"name": name, "batch": 10, "lr": 0.01, "momentum": 0.0},
+        "algorithm": {"name": name, "batch": 10, "lr": 0.01, "momentum": 0.0, **h},
         "eval_every": 5,
     }
     return Settings(tree, seconds, RATES, **BEST)
@@ -64,6 +64,7 @@ PATHOLOGICAL = {name: clothes(name, seconds / 2, "pathological", rounds=60) for 
 LONG = {name: clothes(name, seconds, rounds=20, local_epochs=5) for name, seconds in METHODS.items()}
 NARROW = {name: clothes(name, seconds, features=256) for name, seconds in METHODS.items()}
 COLORS = {name: colors(name, seconds * 1.5) for name, seconds in METHODS.items()}
+COLORS |= {"feddistill": colors("feddistill", 300), "fml": colors("fml", 420, meme="tiny-cnn")}
 FEDTGP = PRACTICAL["fedtgp"]
 LATER = {
     "fedtgp": replace(clothes("fedtgp", 550, rounds=300, lr=0.005), rates=()),
@@ -110,6 +111,8 @@ MARGIN: dict[str, Any] = {"unit": "of the best peer's margin", "threshold": 1.0,
 CLAIMS = (
     compared(COLORS, "fedproto", "Table 1", "CIFAR-10, practical", "+6.08 (88.15 against 82.07)", PAPER_CIFAR),
     compared(COLORS, "lg-fedavg", "Table 1", "CIFAR-10, practical", "+3.60 (88.15 against 84.55)", PAPER_CIFAR),
+    compared(COLORS, "feddistill", "Table 1", "CIFAR-10, practical", "+2.14 (88.15 against 86.01)", PAPER_CIFAR),
+    compared(COLORS, "fml", "Table 1", "CIFAR-10, practical", "+2.27 (88.15 against 85.88)", PAPER_CIFAR),
     compared(
         LONG, "fedproto", "Table 3", "5 epochs per round", "+8.40 (46.44 against 38.04, CIFAR-100)", PAPER_CIFAR
     ),
@@ -173,9 +176,14 @@ CLAIMS = (
         "fedtgp-practical-cifar10",
         "Table 1",
         PAPER_CIFAR,
-        {"fedtgp": {}, "fedproto": {"batch": 10}},
+        {
+            "fedtgp": {},
+            "fedproto": {"batch": 10},
+            "feddistill": {"batch": 10},
+            "fml": {"batch": 10, "meme": "htfe-cnn"},
+        },
         {},
-        {("fedtgp", "fedproto"): "+6.08"},
+        {("fedtgp", "fedproto"): "+6.08", ("fedtgp", "feddistill"): "+2.14", ("fedtgp", "fml"): "+2.27"},
         label="CIFAR-10, practical",
         **BEST,
     ),

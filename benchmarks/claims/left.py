@@ -17,8 +17,7 @@ MAPL = (
 
 L2C = (
     Left("the tasks", "Table 1", "—", "a setting: `topologies/paper/l2c-*.yaml`"),
-    Left("above CGA, FOMO and Ditto", "Table 2", "+24.49, +1.42, +2.82", "methods not available"),
-    Left("above FOMO", "Table 3", "+4.22 in the worst tenth", "method not available"),
+    Left("above CGA", "Table 2", "+24.49", "method not available"),
     Left(
         "between CIFAR-10 and CIFAR-100", "Table 4", "−0.77 against an encoder of the same tasks", "needs CIFAR-100"
     ),
@@ -29,7 +28,7 @@ L2C = (
 )
 
 FEDTGP = (
-    Left("above FedGen, FML, FedKD and FedDistill", "Table 1", "+1.70 to +5.60 on CIFAR-10", "methods not available"),
+    Left("above FedGen and FedKD", "Table 1", "+5.60 and +1.70 on CIFAR-10", "methods not available"),
     Left("FLOPs of the networks", "Table 8", "—", "a property of networks: `p2pfl models htfe8`"),
     Left("HtCNN8", "Table 9", "—", "a setting: `p2pfl models htcnn8`"),
     Left(

@@ -137,13 +137,15 @@ def local_epochs(tree: Mapping[str, Any]) -> float:
 
 
 def passes(tree: Mapping[str, Any]) -> float:
-    """Return how many images all peers of a run train on, an image that is seen twice counting twice."""
+    """Return how many images all peers of a run train on, an image counting once for each view and for each model."""
     algorithm = tree["algorithm"]
     name = algorithm["name"]
-    views = {"mapl": 2 if algorithm.get("contrastive", True) else 1, "mapl+": 2, "fedstyle": 4}.get(name, 1)
+    seen = {"mapl": 2 if algorithm.get("contrastive", True) else 1, "mapl+": 2, "fedstyle": 4, "ditto": 2}
     mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0
     images = samples(tree)
-    return float(images * (tree["peers"] * local_epochs(tree) * views + tree["rounds"] * active(tree) * mutual))
+    return float(
+        images * (tree["peers"] * local_epochs(tree) * seen.get(name, 1) + tree["rounds"] * active(tree) * mutual)
+    )
 
 
 @cache
