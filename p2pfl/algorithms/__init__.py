@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.def_kt import DefKT
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dfml import DFML
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
 from p2pfl.algorithms.fedproto import FedProto
+from p2pfl.algorithms.fedrolex import FedRolex
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
+from p2pfl.algorithms.heterofl import HeteroFL
 from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
@@ -36,6 +39,9 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     DFML,
     FedAvgDec,
     FedProxDec,
+    DefKT,
+    HeteroFL,
+    FedRolex,
     FedStyle,
 )
 

@@ -347,6 +347,7 @@ def test_trace_needs_one_source_that_can_be_read(tmp_path: Path) -> None:
         ("one-peer-exponential", "dfml", "dfml has peers answer each other, so edges need both directions"),
         ({"name": "el-local", "receivers": 2}, "fedavg-dec", "those of 'el-local' have one"),
         ({"name": "list", "graphs": ["ring", "one-peer-exponential"]}, "fedprox-dec", "those of 'list' have one"),
+        ("one-peer-exponential", "fedrolex", "fedrolex has peers answer each other, so edges need both directions"),
     ],
 )
 def test_methods_refuse_graphs_that_do_not_suit_them(
@@ -362,10 +363,10 @@ def test_methods_refuse_graphs_that_do_not_suit_them(
 
 
 def test_other_methods_accept_them() -> None:
-    for algorithm in ("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "fedproto", "fedtgp", "fedstyle"):
+    for algorithm in ("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "fedproto", "fedtgp", "fedstyle", "def-kt"):
         run = run_of(models="tiny-cnn", algorithm=algorithm, graph={"name": "el-local", "receivers": 2})
         assert run.schedule is not None
-    for algorithm in ("dfml", "fedavg-dec", "fedprox-dec"):
+    for algorithm in ("dfml", "fedavg-dec", "fedprox-dec", "def-kt", "heterofl", "fedrolex"):
         assert run_of(models="tiny-cnn", algorithm=algorithm, graph="matchings").schedule is not None
 
 
