@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.def_kt import DefKT
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dfml import DFML
 from p2pfl.algorithms.ditto import Ditto
@@ -14,9 +15,11 @@ from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
 from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedproto import FedProto
+from p2pfl.algorithms.fedrolex import FedRolex
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.fml import FML
+from p2pfl.algorithms.heterofl import HeteroFL
 from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.local import Local
@@ -44,6 +47,9 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     DFML,
     FedAvgDec,
     FedProxDec,
+    DefKT,
+    HeteroFL,
+    FedRolex,
     FedStyle,
 )
 

@@ -89,7 +89,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
     url: ClassVar[str]
     Hyper: ClassVar[type[Options]]
     homogeneous: ClassVar[bool] = False
-    """Whole models are averaged: all peers need one architecture, and start from one initial model."""
+    """Whole models are averaged or replaced: all peers need one architecture, and start from one initial model."""
     linear_heads: ClassVar[bool] = False
     """Head weights are compared or averaged: each head must be one linear layer, ``model.linear_head``."""
     equal_features: ClassVar[bool] = False

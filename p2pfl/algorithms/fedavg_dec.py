@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pydantic import NonNegativeFloat
 from torch import Tensor
@@ -78,13 +79,9 @@ class Trained(Body):
 
 @dataclass(frozen=True)
 class Averaged(Body):
-    """W_g^u on its way back."""
+    """W_g^u on its way back. An empty one tells a sender whose model came too late not to wait any longer."""
 
     values: Tensors
-
-
-NOT_AVERAGED = Averaged({})
-"""Tells a sender whose model came too late not to wait any longer."""
 
 
 def by_architecture(models: Mapping[PeerId, Trained]) -> dict[str, dict[PeerId, Trained]]:
@@ -113,7 +110,7 @@ class FedAvgDec(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2402.01863"
     Hyper = Hyper
     replies = True
-    state = ("model",)
+    state: ClassVar[tuple[str, ...]] = ("model",)
 
     def setup(self) -> None:
         h = self.hyper
@@ -132,39 +129,59 @@ class FedAvgDec(Algorithm[Hyper]):
         if self.me not in assignment.participants:
             return
         self.local_training()  # line 1
-        w = parameters_of(self.model)
-        local = Trained(self.model.name, w, len(self.data.train))
+        local = self.trained(self.model)
         if self.me == assignment.aggregator:
             patience = self.schedule.models_deadlines(net)
-            received = await net.gather(Trained, of=assignment.senders, patience=patience)
-            trained = self.including_local(received, local)
-            means = {name: Averaged(mean_model(cluster)) for name, cluster in by_architecture(trained).items()}  # 3
-            replies = {n: means[body.architecture] for n, body in trained.items()}
-            if self.model.name in means:
-                assign(w, means[self.model.name].values)
-            await net.scatter({n: replies.get(n, NOT_AVERAGED) for n in assignment.senders})  # line 4
+            received = await net.gather(type(local), of=assignment.senders, patience=patience)
+            averaged = self.aggregated(self.including_local(received, local), t)  # line 3
+            if self.me in averaged:
+                self.adopt(averaged[self.me])
+            await net.scatter({n: averaged.get(n, self.averaged({})) for n in assignment.senders})  # line 4
         else:
             await net.send(assignment.aggregator, local)  # line 2
             patience = self.schedule.reply_deadlines(net)
-            reply = await net.gather(Averaged, of=[assignment.aggregator], patience=patience)
-            for averaged in reply.values():
-                assign(w, averaged.values or w)
+            reply = await net.gather(type(self.averaged({})), of=[assignment.aggregator], patience=patience)
+            for body in reply.values():
+                if body.values:
+                    self.adopt(body)
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         assignment = self.schedule.assignment(t, net)
         if self.me not in assignment.participants:
             return
         await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        local = self.trained(self.model)
         if self.me == assignment.aggregator:
             patience = self.schedule.models_deadlines(net)
-            received = await net.gather(Trained, of=assignment.senders, patience=patience)
-            replies = {n: Averaged(body.values) for n, body in received.items()}
-            await net.scatter({n: replies.get(n, NOT_AVERAGED) for n in assignment.senders})
+            received = await net.gather(type(local), of=assignment.senders, patience=patience)
+            replies = {n: self.averaged(body.values) for n, body in received.items()}
+            await net.scatter({n: replies.get(n, self.averaged({})) for n in assignment.senders})
         else:
-            local = Trained(self.model.name, parameters_of(self.model), len(self.data.train))
             await net.send(assignment.aggregator, local)
             patience = self.schedule.reply_deadlines(net)
-            await net.gather(Averaged, of=[assignment.aggregator], patience=patience)
+            await net.gather(type(self.averaged({})), of=[assignment.aggregator], patience=patience)
+
+    def shared_part(self, model: Model) -> dict[str, Tensor]:
+        """Return the tensors of a model that travel and are averaged: its parameters."""
+        return parameters_of(model)
+
+    def trained(self, model: Model) -> Trained:
+        """Return a model as it is sent to the aggregator."""
+        return Trained(model.name, self.shared_part(model), len(self.data.train))
+
+    def averaged(self, values: Tensors) -> Averaged:
+        """Return an average as it is sent back."""
+        return Averaged(values)
+
+    def aggregated(self, trained: Mapping[PeerId, Trained], t: int) -> dict[PeerId, Averaged]:
+        """Return what each of the peers with these models continues from, and this peer too, if anything (line 3)."""
+        means = {name: self.averaged(mean_model(cluster)) for name, cluster in by_architecture(trained).items()}
+        architectures = {**{n: body.architecture for n, body in trained.items()}, self.me: self.model.name}
+        return {n: means[name] for n, name in architectures.items() if name in means}
+
+    def adopt(self, averaged: Averaged) -> None:
+        """Continue from what came back (line 4)."""
+        assign(self.shared_part(self.model), averaged.values)
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
@@ -180,17 +197,16 @@ class FedAvgDec(Algorithm[Hyper]):
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be averaged; only the peer's own comes back."""
-        for_average = [
-            Trained(model.name, parameters_of(model), 0)
-            for model in map(self.initial, dict.fromkeys(self.architectures))
-        ]
+        trained = map(self.trained, map(self.initial, dict.fromkeys(self.architectures)))
+        replies = [self.averaged(values) for values in (self.shared_part(self.model), {})]
         return [
-            *(
-                Layout.of(body, fixed=["architecture"], ranges={"samples": self.sample_counts})
-                for body in for_average
-            ),
-            *(Layout.of(reply) for reply in (Averaged(parameters_of(self.model)), NOT_AVERAGED)),
+            *(Layout.of(body, fixed=["architecture"], ranges=self.ranges()) for body in trained),
+            *(Layout.of(body, ranges=self.ranges()) for body in replies),
         ]
+
+    def ranges(self) -> dict[str, range]:
+        """Return the ints that peers may send."""
+        return {"samples": self.sample_counts}
 
 
 class FedProxDec(FedAvgDec):

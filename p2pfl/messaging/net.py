@@ -75,6 +75,10 @@ class Net:
         """Return another peer's neighbors in round ``t``, ascending; the run file determines them."""
         return self._endpoint.topology_at(t).neighbors[peer]
 
+    def receivers_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
+        """Return those of another peer's neighbors that it may send to in round ``t``, ascending."""
+        return self._endpoint.topology_at(t).receivers[peer]
+
     @property
     def sources(self) -> tuple[PeerId, ...]:
         """Neighbors that send to this peer in this round, ascending."""

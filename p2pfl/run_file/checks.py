@@ -123,7 +123,7 @@ def _check_models(file: RunFile, method: type[Algorithm[Any]]) -> Iterator[Optio
     loc = tuple(file.models.key.split("."))
     if method.homogeneous and len(architectures) > 1:
         text = (
-            f"{file.algorithm.name} averages whole models, so all peers need the same architecture, but "
+            f"{file.algorithm.name} averages or replaces whole models, so all peers need the same architecture, but "
             f"{name!r} has {', '.join(architectures)}; choose one of these"
         )
         yield OptionProblem(loc, text)

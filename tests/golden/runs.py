@@ -136,6 +136,27 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "fedavg-dec": {"algorithm": {"name": "fedavg-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
     "fedprox-dec": {"algorithm": {"name": "fedprox-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
+    # Sparse: not every sender finds a receiver.
+    "def-kt": {
+        "algorithm": {"name": "def-kt", "batch": 16, "mutual_epochs": 2},
+        "graph": {"name": "erdos-renyi", "p": 0.6},
+        "data": {"augment": "mapl"},
+        "models": "tiny-residual",
+        "peers": 6,
+        "rounds": 5,
+    },
+    "heterofl": {
+        "algorithm": {"name": "heterofl", "batch": 16},
+        "models": ["dfml-resnet-8", "dfml-resnet-4"],
+        "rounds": 4,
+    },
+    # Some rounds lack the widest network, so channels do not roll in them.
+    "fedrolex": {
+        "algorithm": {"name": "fedrolex", "batch": 16, "participation": 0.2},
+        "models": ["dfml-cnn-16-32", "dfml-cnn-8-16"],
+        "peers": 5,
+        "rounds": 6,
+    },
     "mapl, with a budget": {
         "algorithm": {**MAPL, "prune": False, "message_budget": 30},
         "graph": "ring",

@@ -57,6 +57,9 @@ ALGORITHMS = {
     "dfml": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 2},
     "fedavg-dec": {"name": "fedavg-dec", "batch": 16},
     "fedprox-dec": {"name": "fedprox-dec", "batch": 16},
+    "def-kt": {"name": "def-kt", "batch": 16},
+    "heterofl": {"name": "heterofl", "batch": 16},
+    "fedrolex": {"name": "fedrolex", "batch": 16},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "fedstyle": {
         "name": "fedstyle",

@@ -103,6 +103,8 @@ DICTATED: dict[str, dict[str, Any]] = {
     "dfml": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedavg-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedprox-dec": {"momentum": 0.9, "weight_decay": 5e-4},
+    "heterofl": {"momentum": 0.9, "weight_decay": 5e-4},
+    "fedrolex": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedstyle": {"local_epochs": 5, "lr": 0.1, "loss": "simclr"},
     "dpsgd": {"local_epochs": None},  # local_steps instead
 }

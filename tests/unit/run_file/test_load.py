@@ -350,8 +350,8 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "{name: mapl, warmup: 2}",
             "dpsgd",
-            "run.yaml:9: models.name: dpsgd averages whole models, so all peers need the same architecture, but "
-            "'tiny4' has tiny-cnn, tiny-mixer, tiny-residual, tiny-wide; choose one of these",
+            "run.yaml:9: models.name: dpsgd averages or replaces whole models, so all peers need the same "
+            "architecture, but 'tiny4' has tiny-cnn, tiny-mixer, tiny-residual, tiny-wide; choose one of these",
             id="homogeneous algorithm with a mixed group",
         ),
         pytest.param(

@@ -348,6 +348,7 @@ def test_trace_needs_one_source_that_can_be_read(tmp_path: Path) -> None:
         ("one-peer-exponential", "fedfomo", "fedfomo has peers answer each other, so edges need both directions"),
         ({"name": "el-local", "receivers": 2}, "fedavg-dec", "those of 'el-local' have one"),
         ({"name": "list", "graphs": ["ring", "one-peer-exponential"]}, "fedprox-dec", "those of 'list' have one"),
+        ("one-peer-exponential", "fedrolex", "fedrolex has peers answer each other, so edges need both directions"),
     ],
 )
 def test_methods_refuse_graphs_that_do_not_suit_them(
@@ -363,13 +364,11 @@ def test_methods_refuse_graphs_that_do_not_suit_them(
 
 
 def test_other_methods_accept_them() -> None:
-    for algorithm in (
-        *("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "ditto", "fedproto", "fedtgp", "feddistill", "fml"),
-        "fedstyle",
-    ):
+    averaging = ("dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "ditto", "fedproto", "fedtgp", "feddistill", "fml")
+    for algorithm in (*averaging, "local", "fedstyle", "def-kt"):
         run = run_of(models="tiny-cnn", algorithm=algorithm, graph={"name": "el-local", "receivers": 2})
         assert run.schedule is not None
-    for algorithm in ("dfml", "fedavg-dec", "fedprox-dec", "fedfomo"):
+    for algorithm in ("dfml", "fedavg-dec", "fedprox-dec", "def-kt", "heterofl", "fedrolex", "fedfomo"):
         assert run_of(models="tiny-cnn", algorithm=algorithm, graph="matchings").schedule is not None
 
 

@@ -37,6 +37,8 @@ from tests.launcher_fixtures import Invoke
         "mapl+",
         "dfml",
         "fedavg-dec",
+        "def-kt",
+        "fedrolex",
         "fedstyle, simsiam",
         "l2c, pruned",
         "fedfomo",

@@ -1,0 +1,252 @@
+"""Def-KT against its algorithm: rounds in numpy, every byte, missing peers, divergence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from p2pfl.algorithms.def_kt import DefKT, Hyper, LocallyTrained
+from p2pfl.errors import Unexpected
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.topology import Topology, WeightedTopology
+from p2pfl.models import Model
+from p2pfl.run_file.options import OptionErrors
+from p2pfl.tensors import digest
+from tests.bodies import RUN_ID, arrive
+from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+
+Matrix = NDArray[np.float64]
+
+INPUTS, CLASSES = 4, 3
+COMPLETE = Topology.from_edges(4, [(i, j) for i in range(4) for j in range(i)])
+LINE = Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])
+CIRCLE = WeightedTopology.averaging(4, [(0, 1), (1, 2), (2, 3), (3, 0)])
+
+
+def normalized(seed: int) -> Model:
+    """A model with batch normalization and dropout."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = (nn.Flatten(), nn.Linear(INPUTS, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3))
+        return Model("normalized", nn.Sequential(*layers), 6, CLASSES)
+
+
+def make(h: Hyper, name: str = "flat", peers: int = 4) -> list[DefKT]:
+    """Peers with different initial models; peer i has 6 + 2 i samples, of two of the classes."""
+    made = []
+    for me in range(peers):
+        dataset = random_dataset(3 * (6 + 2 * me), classes=CLASSES, seed=me)
+        mine = [n for n in range(len(dataset.train)) if n % CLASSES != me % CLASSES][: 6 + 2 * me]
+        model = softmax_regression(INPUTS, CLASSES, me) if name == "flat" else normalized(me)
+        made.append(DefKT(h, setting(me, peers, model, peer_data(dataset, mine))))
+    return made
+
+
+def pairs(peers: Sequence[DefKT], topology: Topology, rounds: int) -> list[dict[int, int]]:
+    net = Endpoint(0, topology, RUN_ID, 0, []).begin(0)
+    return [peers[0].schedule.pairs(t, net) for t in range(rounds)]
+
+
+def values(peer: DefKT) -> Matrix:
+    """Weights and biases, [classes, inputs + 1]."""
+    head = peer.model.linear_head
+    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
+
+
+def softmax(z: Matrix) -> Matrix:
+    p: Matrix = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    return p
+
+
+def samples(peer: DefKT) -> tuple[Matrix, Matrix]:
+    """Inputs with a 1 for the bias, and labels as unit vectors."""
+    images, labels = peer.data.train.take(np.arange(len(peer.data.train)))
+    x = images.double().numpy().reshape(len(labels), -1) / 255.0
+    return np.hstack([x, np.ones((len(x), 1))]), np.eye(CLASSES)[labels.numpy()]
+
+
+def expected_training(peer: DefKT, w: Matrix) -> Matrix:
+    """Line 2, with all samples in one batch."""
+    x, y = samples(peer)
+    for _ in range(peer.hyper.local_epochs):
+        w = w - peer.hyper.lr * (softmax(x @ w.T) - y).T @ x / len(x)
+    return w
+
+
+def expected_transfer(peer: DefKT, arrived: Matrix, local: Matrix) -> Matrix:
+    """Lines 4 and 5; the gradient of KL(q ‖ p) with respect to the logits of p is p − q."""
+    x, y = samples(peer)
+    for _ in range(peer.hyper.mutual_epochs):
+        p, q = softmax(x @ arrived.T), softmax(x @ local.T)
+        arrived = arrived - peer.hyper.lr * (p - y + p - q).T @ x / len(x)
+        local = local - peer.hyper.lr * (q - y + q - p).T @ x / len(x)
+    return arrived
+
+
+def expected_rounds(
+    peers: Sequence[DefKT], w: list[Matrix], drawn: Sequence[dict[int, int]], dead: Sequence[int] = ()
+) -> None:
+    """The algorithm on ``w``, in place."""
+    for each in drawn:
+        for a, b in each.items():
+            if a not in dead:
+                w[a] = expected_training(peers[a], w[a])
+                if b not in dead:
+                    w[b] = expected_transfer(peers[b], w[a], w[b])
+
+
+# ---- rounds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", [COMPLETE, LINE, CIRCLE], ids=["complete", "line", "directed circle"])
+def test_rounds_follow_the_algorithm(topology: Topology) -> None:
+    peers = make(Hyper(lr=0.3, local_epochs=2, mutual_epochs=3))
+    w = [values(peer) for peer in peers]
+    play(peers, topology, 6)
+    drawn = pairs(peers, topology, 6)
+    expected_rounds(peers, w, drawn)
+    for peer, expected in zip(peers, w, strict=True):
+        np.testing.assert_allclose(values(peer), expected, atol=1e-5)
+    assert {b for each in drawn for b in each.values()} == {0, 1, 2, 3}
+
+
+def test_receiver_continues_with_the_model_that_arrived() -> None:
+    peers = make(Hyper(lr=1e-6))
+    w = [values(peer) for peer in peers]
+    play(peers, COMPLETE, 1)
+    for a, b in pairs(peers, COMPLETE, 1)[0].items():
+        np.testing.assert_allclose(values(peers[b]), w[a], atol=1e-4)
+        np.testing.assert_allclose(values(peers[a]), w[a], atol=1e-4)
+
+
+def test_each_pair_sends_one_model() -> None:
+    peers = make(Hyper(participation=0.25))
+    traffic = play(peers, COMPLETE, 5)
+    for t, each in enumerate(pairs(peers, COMPLETE, 5)):
+        ((a, b),) = each.items()
+        assert messages(traffic[a][t].sent, "LocallyTrained") == messages(traffic[b][t].received) == 1
+        assert payload(traffic[a][t].sent) == 4 * CLASSES * (INPUTS + 1)
+        assert all(traffic[me][t].sent == {} for me in set(range(4)) - {a})
+
+
+def test_statistics_of_batch_normalization_travel_with_the_model() -> None:
+    peers = make(Hyper(), name="normalized")
+    for peer in peers:
+        peer.local_training = lambda: None  # type: ignore[method-assign]
+        peer.mutual_learning = lambda arrived: None  # type: ignore[method-assign]
+        backbone: Any = peer.model.backbone
+        backbone[2].running_mean += 1.0 + peer.me
+    play(peers, COMPLETE, 1)
+    for a, b in pairs(peers, COMPLETE, 1)[0].items():
+        assert digest(peers[a].model.state_dict()) == digest(peers[b].model.state_dict())
+
+
+def test_invalid_model_is_rejected_on_arrival() -> None:
+    flat, other = make(Hyper())[0], make(Hyper(), name="normalized")[0]
+    body = flat.local_model()
+    assert arrive(body, flat.layouts()).parameters.keys() == body.parameters.keys()
+    halved = {name: tensor[:2] for name, tensor in body.parameters.items()}
+    for wrong in (other.local_model(), LocallyTrained({}, {}), LocallyTrained(halved, {})):
+        with pytest.raises(Unexpected):
+            arrive(wrong, flat.layouts())
+
+
+# ---- missing peers and divergence ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_dead_peer_is_skipped(dead: int) -> None:
+    peers = make(Hyper(lr=0.3))
+    w = [values(peer) for peer in peers]
+    traffic = play(peers, COMPLETE, 5, silent=[dead])
+    drawn = pairs(peers, COMPLETE, 5)
+    expected_rounds(peers, w, drawn, dead=[dead])
+    for me in set(range(4)) - {dead}:
+        np.testing.assert_allclose(values(peers[me]), w[me], atol=1e-5)
+    missed = [(t, each[dead]) for t, each in enumerate(drawn) if dead in each]
+    assert missed
+    assert [(t, me) for t in range(5) for me in range(4) if me != dead and traffic[me][t].missing] == missed
+
+
+@pytest.mark.parametrize("value", [math.nan, 1e30])
+def test_receiver_keeps_its_model_if_that_of_its_sender_has_diverged(value: float) -> None:
+    peers = make(Hyper(lr=0.3))
+    w = [values(peer) for peer in peers]
+    a, b = next(iter(pairs(peers, COMPLETE, 1)[0].items()))
+    peers[a].local_training = lambda: None  # type: ignore[method-assign]
+    with torch.no_grad():
+        peers[a].model.linear_head.bias[1] = value
+    traffic = play(peers, COMPLETE, 1)
+    np.testing.assert_array_equal(values(peers[b]), w[b])
+    assert traffic[b][0].missing == {"LocallyTrained": [a]}
+
+
+def test_peer_whose_training_diverges_restores_its_model() -> None:
+    peers = make(Hyper(lr=1e20))
+    w = [values(peer) for peer in peers]
+    play(peers, COMPLETE, 3)
+    for peer, before in zip(peers, w, strict=True):
+        np.testing.assert_array_equal(values(peer), before)
+
+
+def test_diverged_local_model_recovers_with_the_one_that_arrives() -> None:
+    peers = make(Hyper(lr=0.3))
+    w = [values(peer) for peer in peers]
+    a, b = next(iter(pairs(peers, COMPLETE, 1)[0].items()))
+    with torch.no_grad():
+        peers[b].model.linear_head.bias[1] = math.nan
+    play(peers, COMPLETE, 1)
+    expected, (x, y) = expected_training(peers[a], w[a]), samples(peers[b])
+    expected = expected - 0.3 * (softmax(x @ expected.T) - y).T @ x / len(x)  # no teacher
+    np.testing.assert_allclose(values(peers[b]), expected, atol=1e-5)
+
+
+# ---- options -------------------------------------------------------------------------------------------------
+
+
+@cache
+def option_outcome(**given: Any) -> list[str]:
+    peers = make(Hyper.parse({"batch": 4, "lr": 0.1, **given}), name="normalized")
+    play(peers, COMPLETE, 3)
+    return [digest(peer.state_dict()) for peer in peers]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"participation": 0.25}, {"local_epochs": 2}, {"mutual_epochs": 2}, {"batch": 3}, {"lr": 0.05}),
+        *({"momentum": 0.9}, {"weight_decay": 0.1}, {"supervision": "wsm"}, {"supervision": "ace"}),
+        {"optimizer": "adam"},
+    ],
+    ids=lambda given: ", ".join(f"{key} {value}" for key, value in given.items()),
+)
+def test_every_option_changes_the_outcome(given: dict[str, Any]) -> None:
+    assert option_outcome(**given) != option_outcome()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"participation": 0.6}, {"participation": 0}, {"mutual_epochs": 0}, {"patience": 0}, {"supervision": "kl"}],
+)
+def test_invalid_option_is_an_error(given: dict[str, Any]) -> None:
+    (key,) = given
+    with pytest.raises(OptionErrors, match=key):
+        Hyper.parse(given)
+
+
+def test_patience_prolongs_waits_but_changes_nothing_else() -> None:
+    default, longer = make(Hyper()), make(replace(Hyper(), patience=7.0))
+    assert longer[0].schedule.patience == 7.0
+    play(default, COMPLETE, 2)
+    play(longer, COMPLETE, 2)
+    assert [digest(a.state_dict()) for a in default] == [digest(b.state_dict()) for b in longer]
