@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -46,7 +47,7 @@ class Hyper(LocalTraining):
 
 @dataclass(frozen=True)
 class Shared(Body):
-    """w_j, the parameters to average by name, float32; and n_j, the number of training samples."""
+    """w_j, the parameters to average by name, float32; and n_j, its weight in the average."""
 
     values: dict[str, Tensor]
     samples: int
@@ -63,16 +64,18 @@ class FedAvg(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/1602.05629"
     Hyper = Hyper
     homogeneous = True
+    weighted: ClassVar[bool] = True
+    """n_j is the number of training samples; otherwise 1."""
 
     def setup(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
 
     async def round(self, t: int, net: Net) -> None:
-        h, w = self.hyper, self.shared_part()
-        participants = net.participants(h.participation)  # line 1
+        w = self.shared_part()
+        participants = net.participants(self.hyper.participation)  # line 1
         if self.me in participants:
-            self.train(epochs=h.local_epochs, batch=h.batch)  # line 2
-        shared = await self.exchange_including_own(net, Shared(w, len(self.data.train)), participants)
+            self.local_training()  # line 2
+        shared = await self.exchange_including_own(net, self.local_part(), participants)
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
@@ -83,11 +86,18 @@ class FedAvg(Algorithm[Hyper]):
         participants = net.participants(self.hyper.participation)
         if self.me in participants:
             await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        await net.exchange(Shared(self.shared_part(), len(self.data.train)), participants)
+        await net.exchange(self.local_part(), participants)
+
+    def local_training(self) -> None:
+        self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+
+    def local_part(self) -> Shared:
+        return Shared(self.shared_part(), len(self.data.train) if self.weighted else 1)
 
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average, w_i: all parameters of the model."""
         return parameters_of(self.model)
 
     def layouts(self) -> Sequence[Layout]:
-        return [Layout.of(Shared(self.shared_part(), 0), ranges={"samples": self.sample_counts})]
+        samples = self.sample_counts if self.weighted else range(1, 2)
+        return [Layout.of(self.local_part(), ranges={"samples": samples})]
