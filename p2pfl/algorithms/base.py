@@ -63,6 +63,8 @@ class Context:
     """Build a new model on ``device`` with the given peer's architecture, initialized from torch's global RNG."""
     samples: tuple[int, ...] = ()
     """Number of each peer's training samples, by id; the run file's partition determines it."""
+    rounds: int = 0
+    """Number of rounds of the run."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):
@@ -111,6 +113,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
             self.loss_name = loss
         self.me = context.me
         self.peers = context.peers
+        self.rounds = context.rounds
         self.seed = context.seed
         self.device = context.device
         self.architectures = context.architectures

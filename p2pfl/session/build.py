@@ -140,6 +140,7 @@ def _make_algorithm(
         architectures=_architectures(group, run.peers),
         build=build_on_device,
         samples=tuple(len(subset.train) for subset in subsets),
+        rounds=run.rounds,
     )
     try:
         algorithm = run.algorithm(run.hyper, context)
