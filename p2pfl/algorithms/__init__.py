@@ -11,6 +11,7 @@ from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
 from p2pfl.algorithms.fedproto import FedProto
+from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.l2c import L2C
@@ -25,6 +26,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,
     FedAvg,
     LGFedAvg,
+    FedSim,
     DPSGD,
     DFedAvgM,
     MAPL,
