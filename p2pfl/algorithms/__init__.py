@@ -10,6 +10,7 @@ from p2pfl.algorithms.dfml import DFML
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.fedclassavg import FedClassAvg
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.algorithms.fedstyle import FedStyle
@@ -27,6 +28,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedAvg,
     LGFedAvg,
     FedSim,
+    FedClassAvg,
     DPSGD,
     DFedAvgM,
     MAPL,
