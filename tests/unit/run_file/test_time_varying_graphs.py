@@ -362,7 +362,10 @@ def test_methods_refuse_graphs_that_do_not_suit_them(
 
 
 def test_other_methods_accept_them() -> None:
-    for algorithm in ("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "fedproto", "fedtgp", "fedstyle"):
+    for algorithm in (
+        *("local", "dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "fedsim", "fedclassavg", "pfedsim"),
+        *("fedproto", "fedtgp", "fedstyle"),
+    ):
         run = run_of(models="tiny-cnn", algorithm=algorithm, graph={"name": "el-local", "receivers": 2})
         assert run.schedule is not None
     for algorithm in ("dfml", "fedavg-dec", "fedprox-dec"):
