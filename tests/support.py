@@ -93,14 +93,24 @@ def linear_model(inputs: int, features: int, classes: int, seed: int = 0) -> Mod
         return Model("linear", nn.Sequential(nn.Flatten(), nn.Linear(inputs, features)), features, classes)
 
 
-def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0) -> Context:
+def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0, rounds: int = 0) -> Context:
     """Return the context of a peer in a run whose peers have at most 1000 training samples each."""
 
     def build(peer: int) -> Model:
         return copy.deepcopy(model)
 
     return Context(
-        me, peers, seed, model, data, Streams(seed, me), CPU, (model.name,) * peers, build, (1000,) * peers
+        me,
+        peers,
+        seed,
+        model,
+        data,
+        Streams(seed, me),
+        CPU,
+        (model.name,) * peers,
+        build,
+        (1000,) * peers,
+        rounds=rounds,
     )
 
 

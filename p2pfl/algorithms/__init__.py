@@ -12,10 +12,12 @@ from p2pfl.algorithms.ditto import Ditto
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.fedclassavg import FedClassAvg
 from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedrolex import FedRolex
+from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.fml import FML
@@ -26,12 +28,16 @@ from p2pfl.algorithms.local import Local
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.algorithms.mapl_plus import MAPLPlus
 from p2pfl.algorithms.meta_l2c import MetaL2C
+from p2pfl.algorithms.pfedsim import PFedSim
 from p2pfl.run_file.options import Table
 
 _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,
     FedAvg,
     LGFedAvg,
+    FedSim,
+    FedClassAvg,
+    PFedSim,
     Ditto,
     DPSGD,
     DFedAvgM,

@@ -72,6 +72,8 @@ class Context:
     build_named: Callable[[str], Model] = no_model
     """As ``build``, but with the architecture of this name (MODELS). Raises ModelError if that does not suit the
     dataset's inputs."""
+    rounds: int = 0
+    """Number of rounds of the run."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):
@@ -120,6 +122,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
             self.loss_name = loss
         self.me = context.me
         self.peers = context.peers
+        self.rounds = context.rounds
         self.seed = context.seed
         self.device = context.device
         self.architectures = context.architectures

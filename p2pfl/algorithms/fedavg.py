@@ -47,7 +47,7 @@ class Hyper(LocalTraining):
 
 @dataclass(frozen=True)
 class Shared(Body):
-    """w_j, the parameters to average by name, float32; and n_j, the number of training samples."""
+    """w_j, the parameters to average by name, float32; and n_j, its weight in the average."""
 
     values: dict[str, Tensor]
     samples: int
@@ -66,6 +66,8 @@ class FedAvg(Algorithm[Hyper]):
     homogeneous = True
     trained_models: ClassVar[int] = 1
     """Models that line 2 trains on each batch."""
+    weighted: ClassVar[bool] = True
+    """n_j is the number of training samples; otherwise 1."""
 
     def setup(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
@@ -75,7 +77,7 @@ class FedAvg(Algorithm[Hyper]):
         participants = net.participants(self.hyper.participation)  # line 1
         if self.me in participants:
             self.local_training()  # line 2
-        shared = await self.exchange_including_own(net, Shared(w, len(self.data.train)), participants)
+        shared = await self.exchange_including_own(net, self.local_part(), participants)
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
@@ -86,7 +88,10 @@ class FedAvg(Algorithm[Hyper]):
         participants = net.participants(self.hyper.participation)
         if self.me in participants:
             await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
-        await net.exchange(Shared(self.shared_part(), len(self.data.train)), participants)
+        await net.exchange(self.local_part(), participants)
+
+    def local_part(self) -> Shared:
+        return Shared(self.shared_part(), len(self.data.train) if self.weighted else 1)
 
     def local_training(self) -> None:
         """Line 2: E epochs over the local samples."""
@@ -97,4 +102,5 @@ class FedAvg(Algorithm[Hyper]):
         return parameters_of(self.model)
 
     def layouts(self) -> Sequence[Layout]:
-        return [Layout.of(Shared(self.shared_part(), 0), ranges={"samples": self.sample_counts})]
+        samples = self.sample_counts if self.weighted else range(1, 2)
+        return [Layout.of(self.local_part(), ranges={"samples": samples})]

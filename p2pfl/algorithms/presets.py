@@ -41,6 +41,18 @@ FEDPROTO: Presets = {"paper": {"distance": "euclidean"}, "official": {"weighted"
 FEDTGP: Presets = {"paper": {"distance": "euclidean", "margin": "pairwise-max"}, "official": {}}
 FEDDISTILL: Presets = {"paper": {"outputs": "probabilities", "teachers": "others"}}
 
+FEDCLASSAVG: Presets = {
+    "official": {
+        "betas": (0.5, 0.999),
+        "fresh_optimizer": True,
+        "contrastive": 100.0 / 0.07,
+        "temperature": 100.0,
+        "similarity": "inner",
+        "supervised_views": "first",
+        "proximal": "mean",
+    },
+}
+
 DFML: Presets = {"paper": {"shape": "falling"}}
 
 FEDSTYLE: Presets = {"paper": {"train_generator": False, "probe_steps": 1}}

@@ -13,7 +13,7 @@ from p2pfl.models.fedstyle import ContentNet
 from p2pfl.tensors import Tensors
 
 
-def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float, *, cosine: bool = True) -> Tensor:
     """Supervised contrastive loss (Khosla et al., 2020, L_out).
 
     −(1/|Q|) Σ_q 1/|X+(q)| Σ_{r∈X+(q)} log[ exp(cos(p_q, p_r)/τ) / Σ_{m≠q} exp(cos(p_q, p_m)/τ) ],
@@ -23,8 +23,10 @@ def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float) -> Ten
         p: projections, float [Q, d], of any norm.
         labels: int64 [Q].
         temperature: τ.
+        cosine: compare by the cosine, as above; otherwise by the inner product.
     """
-    p = normalize(p, dim=1)
+    if cosine:
+        p = normalize(p, dim=1)
     similarity = p @ p.T / temperature
     diagonal = torch.eye(len(p), dtype=torch.bool, device=p.device)
     log_probability = similarity - similarity.masked_fill(diagonal, -torch.inf).logsumexp(1, keepdim=True)

@@ -144,6 +144,7 @@ def _make_algorithm(
         build=build_on_device,
         samples=tuple(len(subset.train) for subset in subsets),
         build_named=build_named,
+        rounds=run.rounds,
     )
     try:
         algorithm = run.algorithm(run.hyper, context)

@@ -65,6 +65,34 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "models": "tiny-cnn",
     },
+    "fedsim, some take part": {
+        "algorithm": {"name": "fedsim", "batch": 16, "momentum": 0.9, "participation": 0.5},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
+    "fedclassavg": {
+        "algorithm": {"name": "fedclassavg", "batch": 16, "lr": 0.001},
+        "data": {"augment": "mapl"},
+        "graph": "ring",
+        "models": "tiny4",
+        "peers": 5,
+    },
+    "fedclassavg, official": {
+        "algorithm": {"name": "fedclassavg", "preset": "official", "batch": 16, "participation": 0.5},
+        "data": {"augment": "mapl"},
+        "models": "tiny4",
+    },
+    # FedAvg in the first two rounds; one joins after the next, and most of the peers take part.
+    "pfedsim, one joins late": {
+        "algorithm": {"name": "pfedsim", "batch": 16, "momentum": 0.9, "generalization": 0.4, "participation": 0.7},
+        "data": {"partition": {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5}},
+        "graph": {"name": "erdos-renyi", "p": 0.7},
+        "models": "tiny-cnn",
+        "peers": 6,
+        "rounds": 6,
+        "joins_at": {3: 3},
+    },
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
     "fedproto, some take part": {
         "algorithm": {"name": "fedproto", "participation": 0.5},

@@ -94,6 +94,7 @@ def test_former_default_in_an_old_run_folder_is_accepted_where_it_has_no_effect(
 
 DICTATED: dict[str, dict[str, Any]] = {
     "dfedavgm": {"momentum": 0.9},
+    "fedclassavg": {"optimizer": "adam", "lr": 1e-4},
     "mapl": {"optimizer": "adam", "lr": 1e-4},
     "mapl+": {"optimizer": "adam", "lr": 1e-4},
     "l2c": {"local_epochs": 5, "batch": 10, "weight_decay": 5e-4},

@@ -27,6 +27,8 @@ from tests.launcher_fixtures import Invoke
         "local",
         "dpsgd, epochs",
         "lg-fedavg",
+        "fedclassavg",
+        "pfedsim, one joins late",
         "ditto, some take part",
         "fedproto, some take part",
         "fedtgp",

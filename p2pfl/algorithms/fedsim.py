@@ -1,0 +1,46 @@
+"""FedSim: a shared head and personal backbones, updated simultaneously.
+
+Krishna Pillutla, Kshitiz Malik, Abdelrahman Mohamed, Michael Rabbat, Maziar Sanjabi, Lin Xiao: "Federated Learning
+with Partial Model Personalization", ICML 2022. https://arxiv.org/abs/2204.03809
+
+A model has a shared part u and a personal part v_i. In the model-agnostic setting, in which MAPL compares with it, u
+is the head, and v_i is a backbone of any architecture with the same number of features. In round t on peer i (line
+numbers are ours):
+
+    1  S_t ← a random fraction of the peers                      (the same draw on every peer)
+    2  i ∈ S_t: (u_i, v_i) ← E epochs of SGD from (u_i, v_i), on both parts in each step
+    3  i ∈ S_t: send u_i to the neighbors
+    4  u_i ← the plain mean of u_j  over the j ∈ S_t that are i or its neighbors
+
+On a complete graph the heads of all peers are equal after each round, and they are the paper's shared part. It is
+LG-FedAvg with equal weights: no sample count is used.
+
+Differs from the paper:
+
+- There is no server; see fedavg.py for what follows from that.
+- The head is shared and the backbone is personal. The paper also has it the other way around, with equal models, and
+  adapters; it starts from a model that was trained beforehand.
+- Both parts have one learning rate, as in the released code; in the paper they may differ.
+- Heads start equal on all peers, as if sent by a server; backbones may differ.
+- Local training that diverges is rolled back.
+"""
+
+from __future__ import annotations
+
+from p2pfl.algorithms.lg_fedavg import LGFedAvg
+
+
+class FedSim(LGFedAvg):
+    """FedSim with a shared head."""
+
+    name = "fedsim"
+    summary = "heads are sent and averaged with equal weights; backbones stay local and may differ"
+    title = "Federated Learning with Partial Model Personalization"
+    authors = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao"
+    venue = "ICML 2022"
+    url = "https://arxiv.org/abs/2204.03809"
+    weighted = False
+
+    def local_training(self) -> None:
+        """Line 2."""
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
