@@ -123,7 +123,7 @@ def samples(tree: Mapping[str, Any]) -> float:
 def active(tree: Mapping[str, Any]) -> float:
     """Return the mean number of peers that train in a round."""
     algorithm = tree["algorithm"]
-    aggregated = algorithm["name"] in ("dfml", "fedavg-dec", "fedprox-dec")
+    aggregated = algorithm["name"] in ("dfml", "fedavg-dec", "fedprox-dec", "heterofl", "fedrolex")
     return float(algorithm.get("participation", 0.5 if aggregated else 1.0) * tree["peers"] + aggregated)
 
 
