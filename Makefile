@@ -38,7 +38,7 @@ types: install
 unit: install
 	$(BIN)/pytest tests/unit -n 2 -m "not exhaustive"
 
-# 25 small runs end with the bits and byte counts that are pinned in tests/golden. CONTRIBUTING.md says how to renew them.
+# 36 small runs end with the bits and byte counts that are pinned in tests/golden. CONTRIBUTING.md says how to renew them.
 golden: install
 	$(BIN)/python -m tests.golden check
 
