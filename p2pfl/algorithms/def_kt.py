@@ -3,7 +3,7 @@
 Chengxi Li, Gang Li, Pramod K. Varshney: "Decentralized Federated Learning via Mutual Knowledge Transfer", IEEE
 Internet of Things Journal, 2021. https://arxiv.org/abs/2012.13063
 
-No model is averaged. In each round Q peers train and send their model, each to a receiver of its own. There the
+No model is averaged. In each round Q peers train and send their model, each to another receiver. There the
 model that arrives and the local one teach each other on the receiver's samples, and the receiver continues with the
 one that arrived: models wander from peer to peer and learn from all data. DFML's Table 3 (arXiv 2402.01863)
 compares with it.
@@ -30,7 +30,7 @@ Differs from the paper:
 - batch-normalization statistics travel with the parameters; both models are in training mode in line 4.
 - a last batch of one sample is skipped if there are others.
 - a receiver whose sender is late, dead or diverged keeps its model.
-- a sender whose training diverges restores its model and sends that; a receiver restores its own if the one that
+- a sender whose training diverges restores its model and sends that; a receiver restores its model if the one that
   arrived diverges. A model with NaN or infinity in its logits stops teaching.
 """
 
@@ -84,7 +84,7 @@ class DefKT(Algorithm[Hyper]):
     """Def-KT: mutual knowledge transfer between a local model and one that arrives."""
 
     name = "def-kt"
-    summary = "whole models are sent, each to one peer, which lets it and its own teach each other, and keeps it"
+    summary = "each model sent goes to one peer, where it and the local one teach each other, and it replaces that"
     title = "Decentralized Federated Learning via Mutual Knowledge Transfer"
     authors = "Li, Li, Varshney"
     venue = "IEEE Internet of Things Journal 2021"

@@ -24,7 +24,7 @@ Differs from the paper:
 - The local iterations are counted in epochs. v_i and w_i visit the samples in different orders.
 - The average is weighted by sample counts, as in FedAvg.
 - λ is given, not chosen on validation samples; the robust aggregations of the paper's comparisons are left out.
-- Each model has its own optimizer state and batch-normalization statistics.
+- Optimizer state and batch-normalization statistics of the two models are separate.
 - Training of v_i that diverges is rolled back; v_i is not trained while w_i is a diverged model.
 """
 

@@ -25,7 +25,7 @@ Differs from the paper:
 - Federated augmentation, a generative model of all classes that the paper trains at the server from samples that
   devices upload, is left out.
 - Peers that do not take part in a round (``participation``) receive, and update their global means.
-- On a sparse graph each peer's global means are those of its own neighborhood.
+- On a sparse graph each peer's global means are those of its neighborhood.
 - The mean skips neighbors that miss the deadline or whose means have diverged, the peer's own if they have, and means
   of probabilities that are none. A peer whose model diverges in training restores it from before.
 - A last training batch of a single sample is skipped, unless it is the only batch.
