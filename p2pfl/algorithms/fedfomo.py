@@ -21,8 +21,8 @@ Differs from the paper:
 - There is no server that keeps P, draws A_i and forwards models: each peer keeps its row of P, sends A_i to all
   neighbors, and its model to those that asked. On a sparse graph only neighbors can be asked. A_i is sent before
   training, so that nobody waits for it.
-- Exploration follows the released code: ε falls by a constant per round, each of the M is drawn independently, and the
-  local model is always a candidate beside them (the code's "5 models" are 4 and the local one).
+- Exploration follows the released code: ε falls by a constant per round, and each of the M is drawn independently.
+  The local model is always a candidate beside them (the code's "5 models" are 4 and the local one).
 - The first round mixes too; affinities are then equal. Equal ones are in random order.
 - The distance is Euclidean, over the parameters; the released code also offers the L1 norm, its default.
 - Line 6 is computed as Σ_j w⁺_ij θ_j^{t+½}: the weights sum to 1.
