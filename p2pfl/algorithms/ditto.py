@@ -112,7 +112,7 @@ class Ditto(FedAvg):
         return parameters_of(self.averaged)
 
     def reset_after_divergence(self) -> None:
-        """Clear what a diverged w_i has left behind; the average of the others has replaced it."""
+        """Clear optimizer state and statistics of a diverged w_i, which the average of the others has replaced."""
         clear_statistics(self.averaged, self.averaged_optimizer)
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:

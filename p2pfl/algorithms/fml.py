@@ -9,7 +9,7 @@ architecture that all share. The two teach each other on the local samples, and 
 peer i, with the outputs p_i of the private model and p_m of the meme m (line numbers are ours):
 
     1  S_t ← a random fraction of the peers
-    2  i ∈ S_t: E epochs of steps of both models, each on its own loss, from the same outputs,
+    2  i ∈ S_t: E epochs of steps of both models, one on each loss, from the same outputs,
           L_i = α · cross-entropy of p_i + (1 − α) · KL(p_m ‖ p_i)
           L_m = β · cross-entropy of p_m + (1 − β) · KL(p_i ‖ p_m)
        and send m_i to the neighbors

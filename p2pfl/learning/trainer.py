@@ -153,7 +153,7 @@ class Trainer:
 
 
 def clear_statistics(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Clear what training has left beside the parameters: the optimizer's state, batch-normalization statistics."""
+    """Clear the optimizer's state and the batch-normalization statistics."""
     optimizer.state.clear()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
