@@ -29,6 +29,7 @@ from benchmarks.claims.dfml_figures import (
     swing,
 )
 from benchmarks.claims.paper_size import at_paper_size
+from benchmarks.claims.statistics import Relation
 
 RATES = (0.003, 0.01, 0.03)
 NON_IID: Mapping[str, Any] = {"name": "dirichlet-train", "beta": 0.1}
@@ -208,6 +209,10 @@ OF_OTHER_AGES = (
     ),
 )
 """Comparisons of runs whose peak models are not equally old."""
+LOCAL_ACCURACY: tuple[tuple[str, Mapping[str, Settings], str, Relation, str], ...] = (
+    ("IID", IID_RUNS, "above", ">", "above"),
+    ("non-IID", {"dfml": DFML, "fedavg-dec": FEDAVG}, "below", "<", "a little below with 10 peers, else above"),
+)
 CLAIMS = (
     ABOVE_FEDAVG,
     claim(
@@ -337,18 +342,16 @@ CLAIMS = (
     faster(WITH_A_SERVER, "Fig. 12"),
     *(
         Claim(
-            f"local accuracy above decentralized FedAvg, {label}",
+            f"local accuracy {side} decentralized FedAvg, {label}",
             "Fig. 18",
             runs,
             difference("dfml", "fedavg-dec", local),
             paper,
             PAPER_10,
+            relation=relation,
             curves="local",
         )
-        for label, runs, paper in (
-            ("IID", IID_RUNS, "above"),
-            ("non-IID", {"dfml": DFML, "fedavg-dec": FEDAVG}, "above with 50 and 100 peers, a little below with 10"),
-        )
+        for label, runs, side, relation, paper in LOCAL_ACCURACY
     ),
     Claim("regular models rise and fall with α", "Fig. 8", {"dfml": CE}, rise, "rise and fall", PAPER_50),
     Claim("peak models keep the peak", "Fig. 8", {"dfml": CE}, keep, "above regular ones", PAPER_50, curves="peak"),
