@@ -35,16 +35,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from p2pfl.algorithms import fedavg, presets
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.algorithms.presets import Presets
-from p2pfl.learning.losses import supervised_contrastive
+from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.learning.optimizers import OptimizerName
-from p2pfl.tensors import Tensors, clone
+from p2pfl.tensors import clone
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,6 @@ class ContrastiveHyper(fedavg.Hyper):
     """sum: of the squared differences; mean: that of the weight and that of the bias, added."""
 
     PRESETS: ClassVar[Presets] = presets.FEDCLASSAVG
-
-
-def proximal_term(head: Tensors, start: Tensors, form: str) -> Tensor:
-    """‖C_i − C^t‖² of weight and bias, or the sum of their mean squared differences if ``form`` is mean."""
-    squares = [(head[name] - start[name]).square() for name in start]
-    return torch.stack([square.sum() if form == "sum" else square.mean() for square in squares]).sum()
 
 
 class FedClassAvg(LGFedAvg):
@@ -113,6 +106,5 @@ class FedClassAvg(LGFedAvg):
             contrast = supervised_contrastive(z, labels, h.temperature, cosine=h.similarity == "cosine")
             terms["cont"] = h.contrastive * contrast
         if h.mu:
-            head = dict(self.model.linear_head.named_parameters())
-            terms["prox"] = h.mu / 2 * proximal_term(head, self.start, h.proximal)
+            terms["prox"] = proximal(self.model.linear_head, self.start, h.mu, mean=h.proximal == "mean")
         return terms

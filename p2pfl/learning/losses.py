@@ -128,10 +128,13 @@ def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor
     return ((logits + log_weights).logsumexp(1) - target).mean()
 
 
-def proximal(model: nn.Module, center: Tensors, weight: float) -> Tensor:
-    """weight / 2 · ‖θ − center‖² over all parameters θ of ``model``; no gradient flows into ``center``."""
-    distances = [(theta - center[name]).square().sum() for name, theta in model.named_parameters()]
-    return weight / 2 * torch.stack(distances).sum()
+def proximal(model: nn.Module, center: Tensors, weight: float, mean: bool = False) -> Tensor:
+    """weight / 2 · ‖θ − center‖² over all parameters θ of ``model``; no gradient flows into ``center``.
+
+    With ``mean``, each parameter tensor contributes the mean of its squared differences in place of their sum.
+    """
+    squares = [(theta - center[name]).square() for name, theta in model.named_parameters()]
+    return weight / 2 * torch.stack([square.mean() if mean else square.sum() for square in squares]).sum()
 
 
 def unsupervised(net: ContentNet, h: Tensor, temperature: float) -> Tensor:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2pfl.algorithms.fedclassavg import ContrastiveHyper, FedClassAvg, proximal_term
-from p2pfl.learning.losses import supervised_contrastive
+from p2pfl.algorithms.fedclassavg import ContrastiveHyper, FedClassAvg
+from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
@@ -69,9 +69,10 @@ LABELS = torch.tensor([0, 1, 0, 1])
 
 def test_proximal_term_is_the_squared_distance_to_the_start() -> None:
     start = {"weight": torch.tensor([[0.0, 0.0], [1.0, 1.0]]), "bias": torch.tensor([2.0, 0.0])}
-    head = {"weight": torch.tensor([[1.0, 0.0], [1.0, 3.0]]), "bias": torch.tensor([0.0, 0.0])}
-    assert float(proximal_term(head, start, "sum")) == (1 + 4) + 4
-    assert float(proximal_term(head, start, "mean")) == 5 / 4 + 4 / 2
+    head = torch.nn.Linear(2, 2)
+    head.load_state_dict({"weight": torch.tensor([[1.0, 0.0], [1.0, 3.0]]), "bias": torch.tensor([0.0, 0.0])})
+    assert proximal(head, start, 2.0).item() == (1 + 4) + 4
+    assert proximal(head, start, 2.0, mean=True).item() == 5 / 4 + 4 / 2
 
 
 @torch.no_grad()
@@ -115,7 +116,7 @@ def test_proximal_term_keeps_the_head_near_its_start() -> None:
         (peer,) = make(peers=1, mu=mu, lr=0.01, local_epochs=20, contrastive=0.0)
         start = clone(peer.shared_part())
         play([peer], Topology.from_edges(1, []), 1)
-        return float(proximal_term(peer.shared_part(), start, "sum"))
+        return proximal(peer.model.linear_head, start, 2.0).item()
 
     assert moved(100.0) < moved(0.0) / 2
 
