@@ -103,9 +103,6 @@ def up_to_date(peaks: Claim) -> Claim:
 
 
 EQUAL: dict[str, Any] = {"models": "tiny-cnn"}
-SGD: Mapping[str, Any] = {"momentum": 0.9, "weight_decay": 5e-4}
-
-EQUAL: dict[str, Any] = {"models": "tiny-cnn"}
 """One network for all peers."""
 ONE_NETWORK = {
     "dfml": run("dfml", 80, **EQUAL),
