@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
+from statistics import fmean
 from typing import Any
 
 from benchmarks.claims.claim import difference
@@ -18,6 +19,18 @@ def blocks(runs: Mapping[str, Summary]) -> float:
     """Weight of another cluster's peer in percent of that of a peer of the same cluster."""
     (run,) = runs.values()
     return 100.0 * run.last("across") / run.last("inside")
+
+
+def uneven(runs: Mapping[str, Summary]) -> float:
+    """Largest minus smallest weight of the other peers of a cluster, in percent of their mean; mean over peers."""
+    (run,) = runs.values()
+    found = []
+    for i, weights in enumerate(run.weights):
+        inside = [
+            weights.get(str(j), 0.0) for j, classes in enumerate(run.classes) if j != i and classes == run.classes[i]
+        ]
+        found.append(100.0 * (max(inside) - min(inside)) / fmean(inside))
+    return fmean(found)
 
 
 def prototypes(run: Summary) -> list[float]:
@@ -50,7 +63,10 @@ def head_gap(run: Summary) -> float:
 
 
 def payload(runs: Mapping[str, Summary]) -> float:
-    """Numbers in the payload of a run without pruning, as a ratio to 2·N_e·(d·K + |φ|)·T."""
+    """Numbers in the payload of a run without pruning, as a ratio to 2·N_e·(d·K·T + |φ|·(T − T_thr)).
+
+    The paper counts heads from the first round on.
+    """
     sent = sum(run.messages[kind][1] for run in runs.values() for kind in ("Prototypes", "Head")) / 4
     peers, rounds, warmup, prototype = 10, 30, 8, 64 * 10
     return sent / (peers * (peers - 1) * prototype * (rounds + rounds - warmup))

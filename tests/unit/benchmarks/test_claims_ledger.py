@@ -100,7 +100,8 @@ def test_cells_of_mapls_tables_have_the_noise_of_their_test_images() -> None:
 
 
 def test_settings_of_the_paper_stay_as_decided() -> None:
-    from benchmarks.claims import dfml, l2c
+    from benchmarks.claims import dfml_runs as dfml
+    from benchmarks.claims import l2c
     from benchmarks.claims.dfml_figures import MAXIMA
 
     assert not any(run.tree.get("masked_test") for one in ALL for run in one.runs.values())

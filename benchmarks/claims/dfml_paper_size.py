@@ -1,0 +1,128 @@
+"""DFML's claims at the paper's own size: one GPU for days."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.claims.dfml_runs import PAPER_10, PAPER_50, PAPER_100, PAPER_CALTECH, SGD
+from benchmarks.claims.paper_size import at_paper_size
+
+RESNETS: Mapping[str, Any] = {"models": "dfml-h1-resnet"}
+TEN: Mapping[str, Any] = {
+    "models": [
+        *("dfml-vit-512", "dfml-vit-256"),
+        *(f"dfml-resnet-{width}" for width in (64, 32, 16, 8)),
+        *("dfml-cnn-32-64-128-256", "dfml-cnn-32-64-128", "dfml-cnn-32-64", "dfml-cnn-16-32-64"),
+    ]
+}
+"""The largest of Table 10, for Fig. 6."""
+FEDAVG: Mapping[str, Any] = {"lr": 0.01}
+PARTIAL = {"heterofl": FEDAVG, "fedrolex": FEDAVG}
+OTHERS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "n50-niid-h0": {
+        "fedprox-dec": {"lr": 0.01, "mu": 1.0},
+        "def-kt": {"lr": 0.01, "participation": 0.5, "supervision": "wsm", **SGD},
+    },
+    "n50-niid-h1-cnn": PARTIAL,
+    "n50-niid-h1-resnet": PARTIAL,
+    "n50-niid-h1-vit": PARTIAL,
+    "n10-niid-h2-efficientnet": {},
+}
+"""Beside decentralized FedAvg."""
+CIFAR_100: Mapping[str, Any] = {"dataset": "cifar100"}
+FMNIST: Mapping[str, Any] = {"dataset": "fashion-mnist"}
+PAPER_FMNIST = "50 peers, 500 rounds, 960 samples"
+
+CLAIMS = [
+    claim
+    for file, where, scale, label, papers, data, changes in (
+        ("n10-niid", "Table 6", PAPER_10, "CIFAR-10, non-IID, 10 peers", {"fedavg-dec": "+30.52"}, {}, {}),
+        ("n10-iid", "Table 6", PAPER_10, "CIFAR-10, IID, 10 peers", {"fedavg-dec": "+11.22"}, {}, {}),
+        ("n50-niid", "Table 6", PAPER_50, "CIFAR-10, non-IID, 50 peers", {"fedavg-dec": "+16.46"}, {}, {}),
+        ("n50-iid", "Table 6", PAPER_50, "CIFAR-10, IID, 50 peers", {"fedavg-dec": "+10.23"}, {}, {}),
+        ("n50-niid", "Table 6", PAPER_50, "CIFAR-100, non-IID, 50 peers", {"fedavg-dec": "+19.95"}, CIFAR_100, {}),
+        ("n50-iid", "Table 6", PAPER_50, "CIFAR-100, IID, 50 peers", {"fedavg-dec": "+17.20"}, CIFAR_100, {}),
+        ("n100-niid", "Table 6", PAPER_100, "CIFAR-10, non-IID, 100 peers", {"fedavg-dec": "+13.96"}, {}, {}),
+        ("n100-iid", "Table 6", PAPER_100, "CIFAR-10, IID, 100 peers", {"fedavg-dec": "+8.94"}, {}, {}),
+        (
+            "n50-niid-h0",
+            "Table 3",
+            PAPER_50,
+            "CIFAR-10, non-IID",
+            {"fedavg-dec": "+1.59", "fedprox-dec": "+1.72", "def-kt": "+3.68"},
+            {},
+            {},
+        ),
+        (
+            "n50-niid-h1-cnn",
+            "Table 4",
+            PAPER_50,
+            "CNNs, CIFAR-10, non-IID",
+            {"fedavg-dec": "+14.03", "heterofl": "+9.66", "fedrolex": "+9.57"},
+            {},
+            {},
+        ),
+        (
+            "n50-niid-h1-resnet",
+            "Table 4",
+            PAPER_50,
+            "ResNets, CIFAR-10, non-IID",
+            {"fedavg-dec": "+16.31", "heterofl": "+2.32", "fedrolex": "+1.83"},
+            {},
+            {},
+        ),
+        (
+            "n50-niid-h1-vit",
+            "Table 4",
+            PAPER_50,
+            "ViTs, CIFAR-10, non-IID",
+            {"fedavg-dec": "+3.74", "heterofl": "+0.60", "fedrolex": "+0.94"},
+            {},
+            {},
+        ),
+        (
+            "n50-niid-h1-resnet",
+            "Table 5",
+            PAPER_FMNIST,
+            "Fashion-MNIST, non-IID",
+            {"fedavg-dec": "+13.78", "heterofl": "+1.82", "fedrolex": "+1.25"},
+            FMNIST,
+            {},
+        ),
+        (
+            "n10-niid-h2-efficientnet",
+            "Table 7",
+            PAPER_CALTECH,
+            "Caltech101, non-IID",
+            {"fedavg-dec": "+34.78"},
+            {},
+            {},
+        ),
+        ("n50-niid", "Fig. 6", PAPER_50, "ten networks, CIFAR-10, non-IID", {"fedavg-dec": "above"}, {}, TEN),
+        ("bridge", "Table 12", PAPER_50, "two cliques and a bridge", {"fedavg-dec": "+43.49"}, {}, {}),
+        (
+            "bridge",
+            "Table 11",
+            PAPER_50,
+            "ResNets, two cliques and a bridge",
+            {"fedavg-dec": "+46.41", "heterofl": "+25.07", "fedrolex": "+24.98"},
+            {},
+            RESNETS,
+        ),
+    )
+    for claim in at_paper_size(
+        f"dfml-{file}",
+        where,
+        scale,
+        {
+            "dfml": {},
+            "fedavg-dec": {**FEDAVG, **({"batch": 8} if "efficientnet" in file else {})},
+            **OTHERS.get(file, PARTIAL),
+        },
+        data,
+        {("dfml", other): paper for other, paper in papers.items()},
+        label=label,
+        changes=changes,
+    )
+]

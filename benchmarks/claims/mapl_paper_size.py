@@ -1,0 +1,69 @@
+"""MAPL's claims at the paper's own size: one GPU for hours each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.claims.mapl_runs import paper_scale
+from benchmarks.claims.paper_size import at_paper_size
+from benchmarks.claims.statistics import Relation
+
+PAPER_ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 64, "lr": 1e-4, "betas": [0.5, 0.999]}
+"""As in the run files of MAPL at the paper's size."""
+CINIC: Mapping[str, Any] = {"name": "folder", "path": "CINIC-10", "size": 32}
+TABLE_1: tuple[tuple[int, Any, str, Mapping[str, str]], ...] = (
+    (1, "cifar10", "CIFAR-10", {"local": "+6.67", "fedproto": "+4.14", "fedclassavg": "+2.60"}),
+    (2, "cifar10", "CIFAR-10", {"local": "+6.76", "fedclassavg": "+2.57"}),
+    (3, "cifar10", "CIFAR-10", {"local": "+6.13", "fedclassavg": "+2.00"}),
+    (4, "cifar10", "CIFAR-10", {"local": "+6.00", "fedclassavg": "+2.23"}),
+    (1, CINIC, "CINIC-10", {"local": "+10.27", "fedclassavg": "+3.87"}),
+    (1, "svhn", "SVHN", {"local": "+5.47", "fedclassavg": "+2.67"}),
+    (1, "mnist", "MNIST", {"local": "+0.27"}),
+    (1, "fashion-mnist", "Fashion-MNIST", {"local": "−0.47"}),
+)
+"""In each cell with FedClassAvg, that is the best of the others."""
+TABLE_9: tuple[tuple[int, Relation, Mapping[tuple[str, str], str]], ...] = (
+    (1, ">", {("mapl+", "mapl"): "+6.66", ("mapl+", "dfedavgm"): "+1.67", ("mapl", "local"): "+20.60"}),
+    (2, ">", {("mapl+", "mapl"): "+13.05", ("mapl+", "dfedavgm"): "+1.19", ("mapl", "local"): "+21.05"}),
+    (3, ">", {("mapl+", "mapl"): "+8.86", ("mapl", "local"): "+16.80"}),
+    (3, "<", {("mapl+", "dfedavgm"): "−1.67"}),
+    (4, ">", {("mapl+", "mapl"): "+16.19", ("mapl+", "dfedavgm"): "+0.52", ("mapl", "local"): "+18.00"}),
+)
+"""Table 9, CIFAR-10."""
+
+CLAIMS = (
+    *(
+        claim
+        for scenario, dataset, name, figures in TABLE_1
+        for claim in at_paper_size(
+            f"mapl-sc{scenario}-hetero",
+            "Table 1",
+            paper_scale(scenario),
+            {
+                "mapl": {},
+                "local": PAPER_ADAM,
+                "fedproto": {**PAPER_ADAM, "alignment": 0.1},
+                "fedclassavg": PAPER_ADAM,
+            },
+            {"dataset": dataset},
+            {("mapl", other): paper for other, paper in figures.items()},
+            label=f"{name}, Sc. {scenario}",
+            relation="<" if name == "Fashion-MNIST" else ">",
+        )
+    ),
+    *(
+        claim
+        for scenario, relation, figures in TABLE_9
+        for claim in at_paper_size(
+            f"mapl-sc{scenario}-homo",
+            "Table 9",
+            paper_scale(scenario),
+            {"mapl+": {}, "mapl": {}, "dfedavgm": {"lr": 0.01}, "local": PAPER_ADAM},
+            {"dataset": "cifar10"},
+            figures,
+            label=f"CIFAR-10, Sc. {scenario}",
+            relation=relation,
+        )
+    ),
+)

@@ -1,0 +1,102 @@
+"""The runs of MAPL's claims; the ``mapl`` module says of what size they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.claims.claim import Settings
+
+RATES = (0.0005, 0.001, 0.002)
+PAPER = "20 peers, 400 rounds, 1,500 samples"
+SAMPLES = {1: "1,500", 2: "2,100", 3: "1,000", 4: "1,400"}
+"""Training samples of a peer in each scenario; of 3 and 4 the mean."""
+PAPER_10 = "10 peers, 200 rounds, 1,500 samples"
+SCENARIOS: Mapping[int, Mapping[str, Any]] = {
+    1: {"per_class": 30},
+    2: {"per_class": 30, "overlap": 4},
+    3: {"per_class": [10, 30]},
+    4: {"per_class": [10, 30], "overlap": 4},
+}
+
+ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 16, "lr": 0.001}
+OWN: Mapping[str, Any] = {"batch": 16, "lr": 0.001, "warmup": 20, "projector_hidden": 128}
+
+
+def colors(name: str, seconds: float, models: str = "tiny4", peers: int = 8, scenario: int = 1, **h: Any) -> Settings:
+    """The part of CIFAR-10, two clusters."""
+    own = OWN if name.startswith("mapl") else ADAM
+    partition = {"name": "clusters", "clusters": 2, "test_per_class": 100, **SCENARIOS[scenario]}
+    tree = {
+        "rounds": 80,
+        "peers": peers,
+        "data": {"dataset": "cifar10-part", "partition": partition, "augment": "mapl"},
+        "models": models,
+        "algorithm": {"name": name, **own, **h},
+        "eval_every": 5,
+    }
+    return Settings(tree, seconds * peers / 8, RATES)
+
+
+MAPL, LOCAL = colors("mapl", 150), colors("local", 75)
+MAPL_2, LOCAL_2 = colors("mapl", 210, scenario=2), colors("local", 105, scenario=2)
+BASELINES = {
+    "fedproto": colors("fedproto", 85, alignment=0.1),
+    "fedclassavg": colors("fedclassavg", 130),
+    "fedsim": colors("fedsim", 80),
+}
+FEDCLASSAVG_2 = colors("fedclassavg", 180, scenario=2)
+L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
+"""Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
+EQUAL = {
+    "mapl+": colors("mapl+", 110, "tiny-cnn"),
+    "mapl": colors("mapl", 100, "tiny-cnn"),
+    "local": colors("local", 45, "tiny-cnn"),
+    "dfedavgm": colors("dfedavgm", 55, "tiny-cnn", optimizer="sgd", lr=0.01),
+    "fedavg": colors("fedavg", 50, "tiny-cnn"),
+    "pfedsim": colors("pfedsim", 50, "tiny-cnn"),
+    "fedclassavg": colors("fedclassavg", 80, "tiny-cnn"),
+}
+EQUAL["dfedavgm"] = Settings(EQUAL["dfedavgm"].tree, 55, (0.01, 0.02, 0.05))
+EQUAL_2 = {
+    "mapl+": colors("mapl+", 155, "tiny-cnn", scenario=2),
+    "mapl": colors("mapl", 140, "tiny-cnn", scenario=2),
+}
+
+
+def digits(overlap: int = 0, **hyper: Any) -> Settings:
+    """10 peers with four small networks, 14 samples of each of 5 digits (6 with an overlap of 2), 30 rounds."""
+    tree = {
+        "rounds": 30,
+        "peers": 10,
+        "data": {
+            "dataset": "digits",
+            "partition": {
+                "name": "clusters",
+                "clusters": 2,
+                "overlap": overlap,
+                "per_class": 14,
+                "test_per_class": 30,
+            },
+            "augment": "none",
+        },
+        "models": "tiny4",
+        "algorithm": {"name": "mapl", "lr": 0.001, "batch": 32, "warmup": 8, "projector_hidden": 128, **hyper},
+        "eval_every": 5,
+    }
+    return Settings(tree, 25)
+
+
+def with_heads(**hyper: Any) -> Settings:
+    found = digits(cgl=False, **hyper)
+    return Settings(found.tree, found.seconds, probe="heads")
+
+
+RANDOM_START = {"shared_init": False, "compare": "weights"}
+ALIGNED = {"with l_proto": with_heads(**RANDOM_START), "without": with_heads(prototype=False, **RANDOM_START)}
+STEPS = {f"E_g {steps}": digits(4, graph_steps=steps) for steps in (1, 2, 5, 10, 20)}
+UNPRUNED = digits(prune=False)
+
+
+def paper_scale(scenario: int) -> str:
+    return PAPER.replace(SAMPLES[1], SAMPLES[scenario])
