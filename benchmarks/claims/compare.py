@@ -1,8 +1,8 @@
-"""All algorithms on one partition: topologies/compare, each method against local training.
+"""Fourteen algorithms on one partition: topologies/compare, each method against local training.
 
-Every peer trains for as many epochs as the others, as far as whole rounds allow (DFML and its baselines train half of
-the peers per round, so they have more rounds), with a learning rate from one grid around its file's, chosen on held-
-out training images.
+Every peer trains for as many local epochs as the others, as far as whole rounds allow (DFML and its baselines train
+half of the peers per round, so they have more rounds; DFML's mutual learning comes on top), with a learning rate from
+one grid around its file's, chosen on held-out training images.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def score(run: Summary) -> float:
 METHODS = methods()
 CLAIMS = tuple(
     Claim(
-        f"{name} above local training",
+        f"{name} against local training",
         "ours",
         {name: settings, "local": METHODS["local"]},
         difference(name, "local", score),
