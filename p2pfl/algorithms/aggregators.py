@@ -2,8 +2,8 @@
 
 In each round one peer is the aggregator. The senders, some of its neighbors, send it their models and wait to get
 them back. Every peer draws the same assignments from a shared random stream and knows the graph from the run file, so
-this needs neither messages nor a coordinator. (In the paper each aggregator picks the next one: the same distribution
-for one more message.)
+this needs neither messages nor a coordinator. (In the paper each aggregator picks the next one,
+for one more message; on a complete graph that is the same distribution.)
 
 All other peers skip the round without waiting, so a peer may be many rounds ahead when its turn comes. How long it
 then has to wait also follows from the assignments: see ``AggregatorSchedule.pending_rounds``.

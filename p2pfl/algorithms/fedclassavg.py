@@ -16,9 +16,10 @@ are ours):
 L_CL is the supervised contrastive loss, L_CE the cross-entropy. On a complete graph the heads of all peers are equal
 after each round, and they are the paper's global classifier. Lines 1, 4 and 5 are those of LG-FedAvg.
 
-Differs from the paper (``preset: official``: the released code, except for the first three points):
+Differs from the paper (``preset: official``: the released code, except for the first four points):
 
 - There is no server; see fedavg.py for what follows from that.
+- A peer is evaluated with the averaged head; in the released code before the average.
 - Heads start equal on all peers, as if sent by a server. In the released code peers train for an epoch before the
   first round, with a random head that the server's then replaces.
 - A batch of fewer samples than ``batch`` is used, except a last one of a single sample.

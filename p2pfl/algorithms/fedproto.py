@@ -21,6 +21,11 @@ Differs from the paper:
   distance between class means, to which FedTGP's λ = 0.1 belongs (``distance: euclidean``, with the class means of
   the batch).
 - Eq. 3 prints the weights |D_{j,c}| / N_c and also divides by the number of peers; here weights sum to 1.
+- Prototypes are computed after the training epochs, in evaluation mode, as in FedTGP's code;
+  FedProto's averages the features that training saw.
+- x is classified by the nearest of all known prototypes, as by FedTGP's authors; FedProto's code looks at the peer's
+  classes only.
+- ``preset: official`` is the unweighted mean of the code of both papers, and no more.
 - A class without a received prototype in a round keeps its global prototype (the released code drops it).
 - A class that has had no prototype yet contributes no loss and is never predicted.
 - Peers that do not take part in a round (``participation``) receive, and update their global prototypes.

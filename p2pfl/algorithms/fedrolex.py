@@ -16,6 +16,7 @@ Differs from the paper:
 
 - there is no server; see heterofl.py for what follows from that. With full participation on a complete graph, W_g is
   the server's model and X_n the paper's.
+- W_g is always as wide as the widest network of the mesh, in DFML as the widest participant.
 - DFML as printed averages a network over the channels of the current round, also those of a peer that was given
   others in its last turn. That mixes channels that have nothing to do with each other, and learns far less (see the
   page), so here channels return to where they were taken from, as in FedRolex. A peer sends the number of the first

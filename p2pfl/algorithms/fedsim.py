@@ -18,6 +18,8 @@ LG-FedAvg with equal weights: no sample count is used.
 Differs from the paper:
 
 - There is no server; see fedavg.py for what follows from that.
+- A peer is evaluated with the averaged head; in the code of MAPL's authors before the average.
+- The mean is plain, as in that code; the paper weighs losses, and its authors' code peers by their batches.
 - The head is shared and the backbone is personal. The paper also has it the other way around, with equal models, and
   adapters; it starts from a model that was trained beforehand.
 - Both parts have one learning rate, as in the released code; in the paper they may differ.

@@ -21,9 +21,10 @@ Algorithm 4, on peer i:
 
 Differs from the paper:
 
-- no server: every peer averages what it receives. On a complete graph this is the paper's global model.
-- weights are n_j / Σ n_j; the paper's 1 / |D_k| do not sum to one. All its peers have equally many samples.
-- L_style is a mean over samples where Eq. 2 is a sum, so that one learning rate suits both nets.
+- no server: every peer averages what it receives. On a complete graph this is the paper's global model. Weights are
+  n_j / Σ n_j; the paper's 1 / |D_k| do not sum to one. All its peers have equally many samples.
+- L_style is a mean over samples and positives, of cosines, where Eq. 2 sums inner products, so that one learning
+  rate suits both nets; also with ``preset: paper``.
 - Algorithm 3 leaves G untrained (``train_generator: false``); but only a trained one can collapse (Table 4), and
   untrained ones, which differ from peer to peer, feed one projector.
 - the frozen style net is in evaluation mode; edges are rescaled to the value range of their image.
@@ -38,8 +39,7 @@ Differs from the paper:
 - peers that do not take part in a round neither train nor send, but receive and average.
 - an average excludes neighbors that miss the deadline, and diverged nets, also the peer's own; of none, w stays.
 - the paper gives no numbers for the linear probe; those of Zhuang et al. (2021), which it cites, are the defaults.
-- Office-Home is split 70:30 once; the paper averages over four random splits.
-- of the paper's baselines only FedAvg is available (``style: false``).
+- Office-Home is split 70:30 once, in the paper four times; of its baselines only FedAvg is here (``style: false``).
 - a last batch of a single image is skipped if there are others.
 """
 

@@ -22,7 +22,8 @@ Differs from the paper:
 
 - There is no server; see fedavg.py for what follows from that.
 - A model learns from the other's outputs as from constants, and KL is the mean over the batch. FedTGP's authors also
-  divide it by the number of classes, differentiate each loss with respect to both models, and clip gradients.
+  divide it by the number of classes, differentiate each loss with respect to both models, clip gradients, and average
+  memes without weights.
 - α and β are FedTGP's 1/2.
 - Both models have the same optimizer settings, and the optimizer's state persists across rounds.
 - Memes start equal on all peers, and private models with different weights.

@@ -21,7 +21,7 @@ Differs from the paper (``preset: paper``: its formulas as printed; ``preset: of
   which no peer knows. (Without the pruned ones γ would grow with each of them, and with it the similarity term
   against the regularizer, until the peer is alone.)
 - The degree in CGL's log term is a constant when differentiating (``degree_term: exact`` changes that), and w takes
-  plain projected gradient steps of ``graph_lr``: the paper gives neither optimizer nor learning rate.
+  plain projected gradient steps of ``graph_lr``; with the models' rate, the paper's η, it would hardly move.
 - A pruned neighbor never returns: without its head, no similarity can raise its weight.
 - Prototypes of classes without samples at any averaged peer stay unchanged; peers send their classes with them.
 - All peers average the prototypes from before averaging; the paper's Algorithm 4 replaces them one by one.

@@ -72,7 +72,7 @@ from p2pfl.tensors import Tensors, assign, clone, parameters_of, subtract
 @dataclass(frozen=True)
 class Hyper(l2c.Hyper):
     preset: Literal["default", "paper", "official"] = "default"  # type: ignore[assignment]
-    """default: what works best here; paper: the formulas as printed; official: the released code. Other keys
+    """default: what works best here; paper: the formulas as printed; official: the score of later code. Other keys
     override it."""
     encoder_hidden: PositiveInt = 10
     """Outputs of the encoder's first layer."""
