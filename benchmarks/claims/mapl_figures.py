@@ -11,8 +11,13 @@ from benchmarks.claims.claim import difference
 from benchmarks.claims.summary import Summary
 
 
+def series(run: Summary) -> str:
+    """Name the curve to compare: of the peers' own heads, where released codes evaluate before averaging heads."""
+    return "own_head" if "own_head" in run.curves else "accuracy"
+
+
 def settled(one: str, other: str) -> Any:
-    return difference(one, other, lambda run: run.settled())
+    return difference(one, other, lambda run: run.settled(series(run)))
 
 
 def blocks(runs: Mapping[str, Summary]) -> float:
@@ -50,7 +55,7 @@ def within_budget(runs: Mapping[str, Summary]) -> float:
 
 def area(run: Summary) -> float:
     """Mean accuracy over all evaluated rounds."""
-    return sum(value for _, value in run.curves["accuracy"]) / len(run.curves["accuracy"])
+    return fmean(value for _, value in run.curves[series(run)])
 
 
 def spread(runs: Mapping[str, Summary]) -> float:

@@ -35,7 +35,8 @@ def colors(name: str, seconds: float, models: str = "tiny4", peers: int = 8, sce
         "algorithm": {"name": name, **own, **h},
         "eval_every": 5,
     }
-    return Settings(tree, seconds * peers / 8, RATES)
+    series = "own_head" if name in ("fedsim", "fedclassavg") else "accuracy"
+    return Settings(tree, seconds * peers / 8, RATES, series)
 
 
 MAPL, LOCAL = colors("mapl", 150), colors("local", 75)

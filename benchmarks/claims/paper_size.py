@@ -36,7 +36,9 @@ def at_paper_size(
     best_round: bool = False,
     changes: Mapping[str, Any] | None = None,
 ) -> list[Claim]:
-    """Return a claim for each pair of compared methods. Accuracies are those of peak models, where a method has them.
+    """Return a claim for each pair of compared methods.
+
+    Accuracies are those of peak models or own heads, where a method has them.
 
     Args:
         file: run file of the paper's own method.
@@ -57,7 +59,8 @@ def at_paper_size(
         return Settings({**tree, "algorithm": hyper}, 0.0, series=series, best_round=best_round)
 
     def score(run: Summary) -> float:
-        return replace(settings(own["name"]), series="peak" if "peak" in run.curves else series).score(run)
+        found = next((name for name in ("peak", "own_head") if name in run.curves), series)
+        return replace(settings(own["name"]), series=found).score(run)
 
     return [
         Claim(

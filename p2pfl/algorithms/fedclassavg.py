@@ -19,7 +19,8 @@ after each round, and they are the paper's global classifier. Lines 1, 4 and 5 a
 Differs from the paper (``preset: official``: the released code, except for the first four points):
 
 - There is no server; see fedavg.py for what follows from that.
-- A peer is evaluated with the averaged head; in the released code before the average.
+- A peer is evaluated with the averaged head, and with its own, from before the average (``own_head`` in the records),
+  which the released code evaluates.
 - Heads start equal on all peers, as if sent by a server. In the released code peers train for an epoch before the
   first round, with a random head that the server's then replaces.
 - A batch of fewer samples than ``batch`` is used, except a last one of a single sample.
@@ -40,7 +41,7 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
 from p2pfl.algorithms import fedavg, presets
-from p2pfl.algorithms.lg_fedavg import LGFedAvg
+from p2pfl.algorithms.lg_fedavg import WithOwnHead
 from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.learning.optimizers import OptimizerName
@@ -71,7 +72,7 @@ class ContrastiveHyper(fedavg.Hyper):
     PRESETS: ClassVar[Presets] = presets.FEDCLASSAVG
 
 
-class FedClassAvg(LGFedAvg):
+class FedClassAvg(WithOwnHead):
     """FedClassAvg: LG-FedAvg with a contrastive loss and a proximal term."""
 
     name = "fedclassavg"
@@ -94,7 +95,7 @@ class FedClassAvg(LGFedAvg):
         self.start = clone(self.shared_part())
         if h.fresh_optimizer:
             self.optimizer = h.make_optimizer(self.model.parameters())
-        self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)
+        super().local_training()
         del self.start
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ LG-FedAvg with equal weights: no sample count is used.
 Differs from the paper:
 
 - There is no server; see fedavg.py for what follows from that.
-- A peer is evaluated with the averaged head; in the code of MAPL's authors before the average.
+- A peer is evaluated with the averaged head, and with its own, from before the average (``own_head`` in the records),
+  which the code of MAPL's authors evaluates.
 - The mean is plain, as in that code; the paper weighs losses, and its authors' code peers by their batches.
 - The head is shared and the backbone is personal. The paper also has it the other way around, with equal models, and
   adapters; it starts from a model that was trained beforehand.
@@ -29,10 +30,10 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from p2pfl.algorithms.lg_fedavg import LGFedAvg
+from p2pfl.algorithms.lg_fedavg import WithOwnHead
 
 
-class FedSim(LGFedAvg):
+class FedSim(WithOwnHead):
     """FedSim with a shared head."""
 
     name = "fedsim"
@@ -42,7 +43,3 @@ class FedSim(LGFedAvg):
     venue = "ICML 2022"
     url = "https://arxiv.org/abs/2204.03809"
     weighted = False
-
-    def local_training(self) -> None:
-        """Line 2."""
-        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)

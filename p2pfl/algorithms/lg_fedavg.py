@@ -19,10 +19,14 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from p2pfl import rng
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.tensors import parameters_of
 
 
@@ -47,3 +51,30 @@ class LGFedAvg(FedAvg):
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average: weight and bias of the head."""
         return parameters_of(self.model.linear_head)
+
+
+class WithOwnHead(LGFedAvg):
+    """LG-FedAvg that also evaluates each peer with its own head, as it was before the last average.
+
+    That is how the released codes of FedSim and FedClassAvg evaluate.
+    """
+
+    state = (*LGFedAvg.state, "own_head")
+
+    def setup(self) -> None:
+        super().setup()
+        self.own_head = copy.deepcopy(self.model.linear_head)
+
+    def local_training(self) -> None:
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        self.assign_unless_diverged(parameters_of(self.own_head), self.shared_part())
+
+    def predict_with_own_head(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.own_head(self.model.backbone(x))
+        return logits
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The backbone with the peer's own head on the test samples."""
+        yield ExtraMetric("own_head", self.predict_with_own_head, self.data.test)
+        if whole:
+            yield ExtraMetric("own_head_global", self.predict_with_own_head, self.data.global_test)

@@ -89,6 +89,30 @@ def test_heads_start_equal_and_backbones_do_not() -> None:
     assert len({digest(peer.model.backbone.state_dict()) for peer in peers}) == 3
 
 
+def test_own_head_is_the_trained_one_from_before_the_mean() -> None:
+    peers = make(**STILL)
+    fill_biases(peers)
+    play(peers, COMPLETE, 1)
+    np.testing.assert_allclose(biases(peers), [1.0, 1.0, 1.0], rtol=1e-6)
+    for me, peer in enumerate(peers):
+        (metric,) = peer.extra_metrics(whole=False)
+        assert metric.name == "own_head"
+        np.testing.assert_allclose(peer.own_head.bias.detach(), np.full(CLASSES, me), atol=1e-6)
+        x = torch.ones(2, INPUTS)
+        torch.testing.assert_close(metric.predict(x), peer.own_head(peer.model.backbone(x)), rtol=0, atol=0)
+        assert not torch.allclose(metric.predict(x), peer.predict(x)) or me == 1  # whose head is the mean
+        assert [found.name for found in peer.extra_metrics(whole=True)] == ["own_head", "own_head_global"]
+
+
+def test_own_head_of_a_peer_that_diverged_is_the_last_finite_one() -> None:
+    peers = make(**STILL)
+    before = clone(parameters_of(peers[2].own_head))
+    peers[2].shared_part()["weight"][0, 0] = torch.nan
+    play(peers, LINE, 1)
+    for name, tensor in parameters_of(peers[2].own_head).items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
 def test_mean_on_a_sparse_graph_ignores_sample_counts() -> None:
     peers = make(**STILL)
     fill_biases(peers)
