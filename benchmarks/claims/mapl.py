@@ -18,6 +18,7 @@ from benchmarks.claims.claim import Claim, Paper, difference
 from benchmarks.claims.mapl_figures import (
     area,
     blocks,
+    cost_of_steps,
     head_gap,
     payload,
     saved,
