@@ -89,13 +89,13 @@ class FedClassAvg(WithOwnHead):
     views = 2
     named_loss = True
 
-    def local_training(self) -> None:
+    def train_locally(self) -> None:
         """Line 3, from the head C^t of line 2."""
         h = self.hyper
         self.start = clone(self.shared_part())
         if h.fresh_optimizer:
             self.optimizer = h.make_optimizer(self.model.parameters())
-        super().local_training()
+        self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)
         del self.start
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:

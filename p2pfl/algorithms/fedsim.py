@@ -43,3 +43,7 @@ class FedSim(WithOwnHead):
     venue = "ICML 2022"
     url = "https://arxiv.org/abs/2204.03809"
     weighted = False
+
+    def train_locally(self) -> None:
+        """Line 2."""
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)

@@ -20,6 +20,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -65,8 +66,12 @@ class WithOwnHead(LGFedAvg):
         super().setup()
         self.own_head = copy.deepcopy(self.model.linear_head)
 
+    @abstractmethod
+    def train_locally(self) -> None:
+        """Train backbone and head for a round."""
+
     def local_training(self) -> None:
-        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        self.train_locally()
         self.assign_unless_diverged(parameters_of(self.own_head), self.shared_part())
 
     def predict_with_own_head(self, x: Tensor) -> Tensor:
