@@ -56,7 +56,7 @@ RUN: dict[str, Any] = {
 def recorded(record: list[bytes]) -> Iterator[None]:
     """Record every packet on the loopback device. Raises PermissionError unless run as root."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as tap:
-        tap.setsockopt(socket.SOL_SOCKET, 33, 1 << 26)  # SO_RCVBUFFORCE
+        tap.setsockopt(socket.SOL_SOCKET, 33, 1 << 28)  # SO_RCVBUFFORCE; tests beside this one send too
         tap.bind(("lo", 0))
         tap.settimeout(0.1)
         stopping = threading.Event()
