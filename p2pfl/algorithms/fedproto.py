@@ -24,7 +24,7 @@ Differs from the paper:
 - Prototypes are computed after the training epochs, in evaluation mode, as in FedTGP's code;
   FedProto's averages the features that training saw.
 - x is classified by the nearest of all known prototypes, as by FedTGP's authors; FedProto's code looks at the peer's
-  classes only.
+  classes only. The accuracy of the head, which MAPL's code also logs, is recorded besides, as ``head``.
 - ``preset: official`` is the unweighted mean of the code of both papers, and no more.
 - A class without a received prototype in a round keeps its global prototype (the released code drops it).
 - A class that has had no prototype yet contributes no loss and is never predicted.
@@ -37,12 +37,14 @@ Differs from the paper:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins
+from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.net import Net
 
 
@@ -83,3 +85,9 @@ class FedProto(PrototypeGuided[Hyper]):
         if len(table):
             self.average_prototypes(table)  # line 3
             self.measured = compare_margins(table, self.prototypes, self.known)
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The backbone with the head, which ``predict`` uses only until a prototype is known."""
+        yield ExtraMetric("head", self.model, self.data.test)
+        if whole:
+            yield ExtraMetric("head_global", self.model, self.data.global_test)

@@ -436,6 +436,17 @@ def test_head_predicts_until_a_prototype_is_known() -> None:
     assert torch.equal(peer.predict(x), peer.model(x))
 
 
+def test_accuracy_of_the_head_is_recorded_besides() -> None:
+    peer = make(hyper())[0]
+    play([peer], Topology.from_edges(1, []), 1)
+    (metric,) = peer.extra_metrics(whole=False)
+    assert (metric.name, metric.samples) == ("head", peer.data.test)
+    x = torch.rand(3, 1, 2, 2)
+    assert torch.equal(metric.predict(x), peer.model(x))
+    assert not torch.equal(metric.predict(x), peer.predict(x))
+    assert [found.name for found in peer.extra_metrics(whole=True)] == ["head", "head_global"]
+
+
 def test_nearest_known_prototype_predicts() -> None:
     peers = make(hyper())
     play(peers, Topology.from_edges(3, LINE), 2)
