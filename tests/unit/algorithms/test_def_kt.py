@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from p2pfl.algorithms.def_kt import DefKT, Hyper, LocallyTrained
@@ -22,9 +21,8 @@ from p2pfl.models import Model
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import RUN_ID, arrive
+from tests.regression import Matrix, regression_data, softmax, theta
 from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
-
-Matrix = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 COMPLETE = Topology.from_edges(4, [(i, j) for i in range(4) for j in range(i)])
@@ -56,22 +54,10 @@ def pairs(peers: Sequence[DefKT], topology: Topology, rounds: int) -> list[dict[
     return [peers[0].schedule.pairs(t, net) for t in range(rounds)]
 
 
-def values(peer: DefKT) -> Matrix:
-    """Weights and biases, [classes, inputs + 1]."""
-    head = peer.model.linear_head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
-def softmax(z: Matrix) -> Matrix:
-    p: Matrix = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
-    return p
-
-
 def samples(peer: DefKT) -> tuple[Matrix, Matrix]:
     """Inputs with a 1 for the bias, and labels as unit vectors."""
-    images, labels = peer.data.train.take(np.arange(len(peer.data.train)))
-    x = images.double().numpy().reshape(len(labels), -1) / 255.0
-    return np.hstack([x, np.ones((len(x), 1))]), np.eye(CLASSES)[labels.numpy()]
+    x, labels = regression_data(peer.data.train)
+    return x, np.eye(CLASSES)[labels]
 
 
 def expected_training(peer: DefKT, w: Matrix) -> Matrix:
@@ -110,22 +96,22 @@ def expected_rounds(
 @pytest.mark.parametrize("topology", [COMPLETE, LINE, CIRCLE], ids=["complete", "line", "directed circle"])
 def test_rounds_follow_the_algorithm(topology: Topology) -> None:
     peers = make(Hyper(lr=0.3, local_epochs=2, mutual_epochs=3))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     play(peers, topology, 6)
     drawn = pairs(peers, topology, 6)
     expected_rounds(peers, w, drawn)
     for peer, expected in zip(peers, w, strict=True):
-        np.testing.assert_allclose(values(peer), expected, atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), expected, atol=1e-5)
     assert {b for each in drawn for b in each.values()} == {0, 1, 2, 3}
 
 
 def test_receiver_continues_with_the_model_that_arrived() -> None:
     peers = make(Hyper(lr=1e-6))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     play(peers, COMPLETE, 1)
     for a, b in pairs(peers, COMPLETE, 1)[0].items():
-        np.testing.assert_allclose(values(peers[b]), w[a], atol=1e-4)
-        np.testing.assert_allclose(values(peers[a]), w[a], atol=1e-4)
+        np.testing.assert_allclose(theta(peers[b].model), w[a], atol=1e-4)
+        np.testing.assert_allclose(theta(peers[a].model), w[a], atol=1e-4)
 
 
 def test_each_pair_sends_one_model() -> None:
@@ -166,12 +152,12 @@ def test_invalid_model_is_rejected_on_arrival() -> None:
 @pytest.mark.parametrize("dead", [0, 2])
 def test_dead_peer_is_skipped(dead: int) -> None:
     peers = make(Hyper(lr=0.3))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     traffic = play(peers, COMPLETE, 5, silent=[dead])
     drawn = pairs(peers, COMPLETE, 5)
     expected_rounds(peers, w, drawn, dead=[dead])
     for me in set(range(4)) - {dead}:
-        np.testing.assert_allclose(values(peers[me]), w[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peers[me].model), w[me], atol=1e-5)
     missed = [(t, each[dead]) for t, each in enumerate(drawn) if dead in each]
     assert missed
     assert [(t, me) for t in range(5) for me in range(4) if me != dead and traffic[me][t].missing] == missed
@@ -180,34 +166,34 @@ def test_dead_peer_is_skipped(dead: int) -> None:
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_receiver_keeps_its_model_if_that_of_its_sender_has_diverged(value: float) -> None:
     peers = make(Hyper(lr=0.3))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     a, b = next(iter(pairs(peers, COMPLETE, 1)[0].items()))
     peers[a].local_training = lambda: None  # type: ignore[method-assign]
     with torch.no_grad():
         peers[a].model.linear_head.bias[1] = value
     traffic = play(peers, COMPLETE, 1)
-    np.testing.assert_array_equal(values(peers[b]), w[b])
+    np.testing.assert_array_equal(theta(peers[b].model), w[b])
     assert traffic[b][0].missing == {"LocallyTrained": [a]}
 
 
 def test_peer_whose_training_diverges_restores_its_model() -> None:
     peers = make(Hyper(lr=1e20))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     play(peers, COMPLETE, 3)
     for peer, before in zip(peers, w, strict=True):
-        np.testing.assert_array_equal(values(peer), before)
+        np.testing.assert_array_equal(theta(peer.model), before)
 
 
 def test_diverged_local_model_recovers_with_the_one_that_arrives() -> None:
     peers = make(Hyper(lr=0.3))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     a, b = next(iter(pairs(peers, COMPLETE, 1)[0].items()))
     with torch.no_grad():
         peers[b].model.linear_head.bias[1] = math.nan
     play(peers, COMPLETE, 1)
     expected, (x, y) = expected_training(peers[a], w[a]), samples(peers[b])
     expected = expected - 0.3 * (softmax(x @ expected.T) - y).T @ x / len(x)  # no teacher
-    np.testing.assert_allclose(values(peers[b]), expected, atol=1e-5)
+    np.testing.assert_allclose(theta(peers[b].model), expected, atol=1e-5)
 
 
 # ---- options -------------------------------------------------------------------------------------------------

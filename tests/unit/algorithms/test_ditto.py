@@ -8,20 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from p2pfl.algorithms.ditto import Ditto, DittoHyper
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.learning import losses
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
-from p2pfl.models import Model
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import RUN_ID
+from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
-
-Matrix = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -48,25 +45,16 @@ def make(peers: int = 3, **given: Any) -> list[Ditto]:
     ]
 
 
-def matrix(model: Model) -> Matrix:
-    head = model.linear_head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
 def models(peers: list[Ditto]) -> tuple[list[Matrix], list[Matrix]]:
     """v and w of each peer."""
-    return [matrix(peer.model) for peer in peers], [matrix(peer.averaged) for peer in peers]
+    return [theta(peer.model) for peer in peers], [theta(peer.averaged) for peer in peers]
 
 
 def descend(peer: Any, x: Matrix, steps: int, pull: float = 0.0, center: Matrix | float = 0.0) -> Matrix:
     """Full-batch steps x ← x − η (∇F(x) + pull (x − center))."""
-    images = peer.data.train.images.images[peer.data.train.indices].reshape(len(peer.data.train), -1) / 255.0
-    inputs = np.hstack([images, np.ones((len(images), 1))])
+    data = regression_data(peer.data.train)
     for _ in range(steps):
-        scores = np.exp(inputs @ x.T)
-        probabilities = scores / scores.sum(axis=1, keepdims=True)
-        gradient = (probabilities - np.eye(CLASSES)[peer.data.train.labels]).T @ inputs / len(inputs)
-        x = x - peer.hyper.lr * (gradient + pull * (x - center))
+        x = x - peer.hyper.lr * (gradient(x, *data) + pull * (x - center))
     return x
 
 
@@ -113,8 +101,8 @@ def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
         y = [descend(peer, w[me], 2) for me, peer in enumerate(peers)]
         w = [np.average([y[j] for j in group], axis=0, weights=[n[j] for j in group]) for group in NEIGHBORHOODS]
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(matrix(peer.model), v[me], atol=1e-5)
-        np.testing.assert_allclose(matrix(peer.averaged), w[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), v[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.averaged), w[me], atol=1e-5)
     assert payload(traffic[1][0].sent) == 2 * 4 * CLASSES * (INPUTS + 1)  # one model to each neighbor, as in FedAvg
 
 
@@ -138,8 +126,8 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
         w = [np.average([y[j] for j in chosen], axis=0, weights=[6 + 2 * j for j in chosen])] * 6
         assert all(messages(traffic[j][t].sent) == (5 if j in chosen else 0) for j in range(6))
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(matrix(peer.averaged), w[me], atol=1e-5)
-        np.testing.assert_allclose(matrix(peer.model), v[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.averaged), w[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), v[me], atol=1e-5)
 
 
 def test_personal_model_is_that_of_local_training_without_regularization() -> None:
@@ -147,7 +135,7 @@ def test_personal_model_is_that_of_local_training_without_regularization() -> No
     v, _ = models(peers)
     play(peers, LINE, 3)
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(matrix(peer.model), descend(peer, v[me], 3), atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), descend(peer, v[me], 3), atol=1e-5)
 
 
 def test_personal_model_is_evaluated_and_the_averaged_one_beside_it() -> None:
@@ -185,8 +173,8 @@ def test_average_skips_a_missing_neighbor() -> None:
     traffic = play(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
     y = [descend(peer, w[me], 1) for me, peer in enumerate(peers)]
-    np.testing.assert_allclose(matrix(peers[1].averaged), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
-    np.testing.assert_allclose(matrix(peers[1].model), descend(peers[1], v[1], 1, 1.0, w[1]), atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].averaged), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].model), descend(peers[1], v[1], 1, 1.0, w[1]), atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
@@ -198,20 +186,20 @@ def test_diverged_averaged_model_is_replaced_and_spoils_no_personal_model(value:
         peers[1].averaged.linear_head.weight[0, 0] = value
     traffic = play(peers, LINE, 1)
     assert traffic[0][0].missing == {"Shared": [1]}
-    np.testing.assert_array_equal(matrix(peers[1].model), v[1])
-    expected = (6 * matrix(peers[0].averaged) + 10 * matrix(peers[2].averaged)) / 16
-    np.testing.assert_allclose(matrix(peers[1].averaged), expected, atol=1e-6)
+    np.testing.assert_array_equal(theta(peers[1].model), v[1])
+    expected = (6 * theta(peers[0].averaged) + 10 * theta(peers[2].averaged)) / 16
+    np.testing.assert_allclose(theta(peers[1].averaged), expected, atol=1e-6)
     traffic = play(peers, LINE, 2)
     assert traffic[0][1].missing == {}
     assert all(np.isfinite(x).all() for x in [*models(peers)[0], *models(peers)[1]])
-    assert not np.array_equal(matrix(peers[1].model), v[1])  # trains again
+    assert not np.array_equal(theta(peers[1].model), v[1])  # trains again
 
 
 def test_personal_model_whose_training_diverges_is_rolled_back() -> None:
     peers = make(regularization=1e12)
-    before = descend(peers[1], matrix(peers[1].model), 1)  # in round 0 both models are equal: no proximal term
+    before = descend(peers[1], theta(peers[1].model), 1)  # in round 0 both models are equal: no proximal term
     traffic = play(peers, LINE, 3)
-    np.testing.assert_allclose(matrix(peers[1].model), before, atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].model), before, atol=1e-6)
     assert [record.missing for record in traffic[0]] == [{}, {}, {}]  # averaging goes on
 
 
@@ -235,4 +223,4 @@ def test_personal_epochs_are_the_local_ones_by_default(given: dict[str, int], st
     (peer,) = make(1, **given)
     (v,), (w,) = models([peer])
     play([peer], Topology.from_edges(1, []), 1)
-    np.testing.assert_allclose(matrix(peer.model), descend(peer, v, steps, 1.0, w), atol=1e-6)
+    np.testing.assert_allclose(theta(peer.model), descend(peer, v, steps, 1.0, w), atol=1e-6)

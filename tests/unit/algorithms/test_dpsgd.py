@@ -11,19 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhood, with_self_weight
-from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.topology import Topology, metropolis_row
-from p2pfl.models import Model
 from p2pfl.run_file.graphs.static import SmallWorld
 from p2pfl.run_file.options import OptionErrors
+from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
 
 property_of = settings(deadline=None, max_examples=50)
-
-Matrix = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -46,29 +42,10 @@ def make(h: Hyper, peers: int = 3) -> list[DPSGD]:
     ]
 
 
-def parameters(model: Model) -> Matrix:
-    """Weights and biases, [classes, inputs + 1]."""
-    head = model.linear_head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
-def samples(data: PeerData) -> tuple[Matrix, NDArray[np.int64]]:
-    """Inputs with a 1 appended, and labels."""
-    images = data.train.take(np.arange(len(data.train)))[0].reshape(len(data.train), -1).numpy() / 255.0
-    return np.hstack([images, np.ones((len(images), 1))]), data.train.labels
-
-
-def gradient(x: Matrix, inputs: Matrix, labels: NDArray[np.int64]) -> Matrix:
-    """Gradient of the mean cross-entropy of a softmax regression."""
-    scores = np.exp(inputs @ x.T)
-    probabilities = scores / scores.sum(axis=1, keepdims=True)
-    return np.asarray((probabilities - np.eye(CLASSES)[labels]).T @ inputs / len(inputs))
-
-
 def descend(peer: DPSGD, x: Matrix, steps: int) -> Matrix:
     """Take full-batch gradient steps on a peer's samples."""
     for _ in range(steps):
-        x = x - peer.hyper.lr * gradient(x, *samples(peer.data))
+        x = x - peer.hyper.lr * gradient(x, *regression_data(peer.data.train))
     return x
 
 
@@ -77,74 +54,74 @@ def descend(peer: DPSGD, x: Matrix, steps: int) -> Matrix:
 
 def test_reference_gradient_matches_the_loss() -> None:
     (peer,) = make(Hyper(), peers=1)
-    inputs, labels = samples(peer.data)
+    inputs, labels = regression_data(peer.data.train)
     x = torch.tensor(inputs[:, :-1], dtype=torch.float32).reshape(-1, 1, 2, 2)
     peer.loss(x, torch.from_numpy(labels))["ce"].backward()  # type: ignore[no-untyped-call]
     head: Any = peer.model.head
     found = torch.cat([head.weight.grad, head.bias.grad[:, None]], dim=1)
-    np.testing.assert_allclose(found, gradient(parameters(peer.model), inputs, labels), atol=1e-6)
+    np.testing.assert_allclose(found, gradient(theta(peer.model), inputs, labels), atol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [None, 1, 4])
 def test_round_averages_old_models_and_adds_the_local_displacement(steps: int | None) -> None:
     peers = make(Hyper(local_steps=steps, lr=0.5))
-    x = [parameters(peer.model) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     play(peers, LINE, 1)
     for me, peer in enumerate(peers):
         # x_i ← Σ_j W_ij x_j − η ∇F_i(x_i); with several steps, their displacement
         moved = descend(peer, x[me], steps or 1) - x[me]
         expected = sum(W[me, j] * x[j] for j in range(3)) + moved
-        np.testing.assert_allclose(parameters(peer.model), expected, atol=1e-6)
+        np.testing.assert_allclose(theta(peer.model), expected, atol=1e-6)
 
 
 def test_several_rounds_match_algorithm_1() -> None:
     peers = make(Hyper(lr=0.5))
-    x = np.array([parameters(peer.model) for peer in peers])
+    x = np.array([theta(peer.model) for peer in peers])
     play(peers, LINE, 5)
     for _ in range(5):
-        steps = np.array([0.5 * gradient(x[me], *samples(peer.data)) for me, peer in enumerate(peers)])
+        steps = np.array([0.5 * gradient(x[me], *regression_data(peer.data.train)) for me, peer in enumerate(peers)])
         x = np.einsum("ij,jkl->ikl", W, x) - steps
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(parameters(peer.model), x[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), x[me], atol=1e-5)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_local_epochs_averages_the_trained_models(epochs: int) -> None:
     peers = make(Hyper(local_epochs=epochs, lr=0.5))
-    trained = [descend(peer, parameters(peer.model), epochs) for peer in peers]
+    trained = [descend(peer, theta(peer.model), epochs) for peer in peers]
     play(peers, LINE, 1)
     for me, peer in enumerate(peers):
         expected = sum(W[me, j] * trained[j] for j in range(3))
-        np.testing.assert_allclose(parameters(peer.model), expected, atol=1e-6)
+        np.testing.assert_allclose(theta(peer.model), expected, atol=1e-6)
 
 
 def test_mean_model_follows_the_mean_gradient() -> None:
     peers = make(Hyper(lr=0.5), peers=5)
     topology = Topology.from_edges(5, [(0, 1), (1, 2), (2, 3), (2, 4), (0, 2)])
     for _ in range(3):
-        x = [parameters(peer.model) for peer in peers]
-        mean_gradient = np.mean([gradient(x[me], *samples(peer.data)) for me, peer in enumerate(peers)], axis=0)
+        x = [theta(peer.model) for peer in peers]
+        gradients = [gradient(x[me], *regression_data(peer.data.train)) for me, peer in enumerate(peers)]
         play(peers, topology, 1)
-        found = np.mean([parameters(peer.model) for peer in peers], axis=0)
-        np.testing.assert_allclose(found, np.mean(x, axis=0) - 0.5 * mean_gradient, atol=1e-6)
+        found = np.mean([theta(peer.model) for peer in peers], axis=0)
+        np.testing.assert_allclose(found, np.mean(x, axis=0) - 0.5 * np.mean(gradients, axis=0), atol=1e-6)
 
 
 @pytest.mark.exhaustive
 def test_models_converge_to_their_mean_without_gradients() -> None:
     peers = make(Hyper(lr=1e-12))
-    mean = np.mean([parameters(peer.model) for peer in peers], axis=0)
+    mean = np.mean([theta(peer.model) for peer in peers], axis=0)
     play(peers, LINE, 30)
     for peer in peers:
-        np.testing.assert_allclose(parameters(peer.model), mean, atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), mean, atol=1e-5)
 
 
 def test_weight_of_a_missing_neighbor_goes_to_the_local_model() -> None:
     peers = make(Hyper(lr=0.5))
-    x = [parameters(peer.model) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     traffic = play(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Parameters": [2]}
-    expected = 2 / 3 * x[1] + 1 / 3 * x[0] - 0.5 * gradient(x[1], *samples(peers[1].data))
-    np.testing.assert_allclose(parameters(peers[1].model), expected, atol=1e-6)
+    expected = 2 / 3 * x[1] + 1 / 3 * x[0] - 0.5 * gradient(x[1], *regression_data(peers[1].data.train))
+    np.testing.assert_allclose(theta(peers[1].model), expected, atol=1e-6)
 
 
 @pytest.mark.exhaustive
@@ -158,7 +135,7 @@ def test_diverged_peer_does_not_affect_its_neighbors(amount: str, value: float) 
     traffic = play(beside, LINE, 3)
     assert [record.missing for record in traffic[1]] == [{"Parameters": [2]}] * 3
     for left, right in zip(without[:2], beside[:2], strict=True):
-        np.testing.assert_array_equal(parameters(left.model), parameters(right.model))
+        np.testing.assert_array_equal(theta(left.model), theta(right.model))
 
 
 def test_sends_only_parameters() -> None:
@@ -176,13 +153,13 @@ def test_sends_only_parameters() -> None:
 
 def test_momentum_and_weight_decay_match_sgd() -> None:
     (peer,) = make(Hyper(lr=0.5, momentum=0.5, weight_decay=0.1, local_steps=2), peers=1)
-    x = parameters(peer.model)
+    x = theta(peer.model)
     start, velocity = x, np.zeros_like(x)
     play([peer], Topology.from_edges(1, []), 1)
     for _ in range(2):
-        velocity = 0.5 * velocity + gradient(x, *samples(peer.data)) + 0.1 * x
+        velocity = 0.5 * velocity + gradient(x, *regression_data(peer.data.train)) + 0.1 * x
         x = x - 0.5 * velocity
-    np.testing.assert_allclose(parameters(peer.model), x, atol=1e-6)
+    np.testing.assert_allclose(theta(peer.model), x, atol=1e-6)
     assert not np.allclose(x, start)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from p2pfl.algorithms import dfedavgm, fedavg
 from p2pfl.algorithms.dfedavgm import DFedAvgM
@@ -20,6 +19,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import RUN_ID
+from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import (
     linear_model,
     messages,
@@ -30,8 +30,6 @@ from tests.support import (
     setting,
     softmax_regression,
 )
-
-Matrix = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -54,21 +52,12 @@ def make(method: type[Any], h: Any, peers: int = 3) -> list[Any]:
     ]
 
 
-def parameters(peer: Any) -> Matrix:
-    head = peer.model.linear_head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
 def descend(peer: Any, x: Matrix, epochs: int, momentum: float = 0.0) -> Matrix:
     """Take full-batch steps on softmax regression, with heavy-ball momentum in the form y + θ (y − y_before)."""
-    images = peer.data.train.images.images[peer.data.train.indices].reshape(len(peer.data.train), -1) / 255.0
-    inputs = np.hstack([images, np.ones((len(images), 1))])
+    data = regression_data(peer.data.train)
     before = x
     for _ in range(epochs):
-        scores = np.exp(inputs @ x.T)
-        probabilities = scores / scores.sum(axis=1, keepdims=True)
-        gradient = (probabilities - np.eye(CLASSES)[peer.data.train.labels]).T @ inputs / len(inputs)
-        x, before = x - peer.hyper.lr * gradient + momentum * (x - before), x
+        x, before = x - peer.hyper.lr * gradient(x, *data) + momentum * (x - before), x
     return x
 
 
@@ -85,7 +74,7 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5, "batch": 64}
 
 def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "local_epochs": 2}))
-    x = [parameters(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     play(peers, LINE, 3)
     n = [6, 8, 10]
     for _ in range(3):
@@ -93,14 +82,14 @@ def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
         groups = ([0, 1], [0, 1, 2], [1, 2])
         x = [np.average([y[j] for j in group], axis=0, weights=[n[j] for j in group]) for group in groups]
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(parameters(peer), x[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), x[me], atol=1e-5)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: float) -> None:
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": participation}), peers=6)
-    x = [parameters(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     digests: dict[int, set[str]] = {}
     play(
         peers, COMPLETE, 4, after=lambda peer, t: digests.setdefault(t, set()).add(digest(peer.state_dict()["model"]))
@@ -111,7 +100,7 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
         y = {j: descend(peers[j], x[j], 1) for j in chosen}
         mean = np.average([y[j] for j in chosen], axis=0, weights=[6 + 2 * j for j in chosen])
         x = [mean] * 6
-    np.testing.assert_allclose(parameters(peers[0]), x[0], atol=1e-5)
+    np.testing.assert_allclose(theta(peers[0].model), x[0], atol=1e-5)
 
 
 def test_nonparticipants_neither_train_nor_send() -> None:
@@ -129,34 +118,34 @@ def test_nonparticipants_neither_train_nor_send() -> None:
 def test_peer_without_participating_sources_keeps_its_model() -> None:
     line = Topology.from_edges(6, [(i, i + 1) for i in range(5)])
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": 0.2}), peers=6)
-    before = [parameters(peer) for peer in peers]
+    before = [theta(peer.model) for peer in peers]
     play(peers, line, 1)
     (chosen,) = participants(6, 0.2, 0)
-    trained = parameters(peers[chosen])
+    trained = theta(peers[chosen].model)
     for me in range(6):
         expected = trained if abs(me - chosen) <= 1 else before[me]
-        np.testing.assert_array_equal(parameters(peers[me]), expected)
+        np.testing.assert_array_equal(theta(peers[me].model), expected)
 
 
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(FedAvg, fedavg.Hyper.parse(PLAIN))
-    x = [parameters(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     traffic = play(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
     y = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
-    np.testing.assert_allclose(parameters(peers[1]), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].model), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_diverged_model_is_replaced_by_the_average_of_the_others(value: float) -> None:
     peers = make(FedAvg, fedavg.Hyper.parse(PLAIN))
-    x = [parameters(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     with torch.no_grad():
         peers[1].model.head.weight[0, 0] = value
     play(peers, LINE, 1)
     y = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
-    np.testing.assert_allclose(parameters(peers[0]), y[0], atol=1e-6)
-    np.testing.assert_allclose(parameters(peers[1]), (6 * y[0] + 10 * y[2]) / 16, atol=1e-6)
+    np.testing.assert_allclose(theta(peers[0].model), y[0], atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].model), (6 * y[0] + 10 * y[2]) / 16, atol=1e-6)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -167,7 +156,7 @@ def test_diverged_peer_recovers_and_participates_again(optimizer: str) -> None:
         peers[1].model.head.weight[0, 0] = torch.nan
     traffic = play(peers, LINE, 3)
     assert [record.missing for record in traffic[0]] == [{"Shared": [1]}, {}, {}]
-    assert all(np.isfinite(parameters(peer)).all() for peer in peers)
+    assert all(np.isfinite(theta(peer.model)).all() for peer in peers)
 
 
 def test_participation_is_a_fraction_above_0() -> None:
@@ -218,20 +207,20 @@ def test_lg_fedavg_trains_backbone_and_head_together() -> None:
 def test_dfedavgm_averages_models_trained_with_fresh_momentum() -> None:
     w = np.array([[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
     peers = make(DFedAvgM, dfedavgm.Hyper(local_epochs=3, lr=0.5, momentum=0.9))
-    x = [parameters(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     traffic = play(peers, LINE, 2)
     for _ in range(2):
         z = [descend(peer, x[me], 3, momentum=0.9) for me, peer in enumerate(peers)]
         x = [sum(w[me, j] * z[j] for j in range(3)) for me in range(3)]
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(parameters(peer), x[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), x[me], atol=1e-5)
     assert sum(payload(record.sent) for peer in traffic for record in peer) == 2 * 2 * 2 * 4 * CLASSES * (INPUTS + 1)
     assert peers[0].weights() == pytest.approx({0: 2 / 3, 1: 1 / 3})
 
 
 def test_dfedavgm_adds_a_missing_neighbors_weight_to_the_local_model() -> None:
     peers = make(DFedAvgM, dfedavgm.Hyper(lr=0.5, momentum=0.0))
-    x = [parameters(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     play(peers, LINE, 1, silent=[2])
     z = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
-    np.testing.assert_allclose(parameters(peers[1]), 2 / 3 * z[1] + 1 / 3 * z[0], atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].model), 2 / 3 * z[1] + 1 / 3 * z[0], atol=1e-6)

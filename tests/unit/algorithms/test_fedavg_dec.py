@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from p2pfl.algorithms.aggregators import Assignment
@@ -31,9 +30,8 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import buffers_of, digest, parameters_of
 from tests.bodies import RUN_ID, arrive
+from tests.regression import Matrix, regression_data, theta
 from tests.support import messages, payload, peer_data, play, random_dataset, setting
-
-Matrix = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])
@@ -73,22 +71,14 @@ def assignments(peers: Sequence[FedAvgDec], topology: Topology, rounds: int) -> 
     return [peers[0].schedule.assignment(t, net) for t in range(rounds)]
 
 
-def values(peer: FedAvgDec) -> Matrix:
-    """Weights and biases, [classes, inputs + 1]."""
-    head: Any = peer.model.head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
 def expected_training(peer: FedAvgDec, w: Matrix, mu: float = 0.0) -> Matrix:
     """Local epochs of a softmax regression with WSM on all samples at once, from w."""
-    h, data = peer.hyper, peer.data.train
-    images = data.take(np.arange(len(data)))[0].numpy().reshape(len(data), -1) / 255.0
-    x = np.hstack([images, np.ones((len(data), 1))])
-    beta = np.bincount(data.labels, minlength=CLASSES) / len(data)
+    h, (x, labels) = peer.hyper, regression_data(peer.data.train)
+    beta = np.bincount(labels, minlength=CLASSES) / len(x)
     start, velocity = w, np.zeros_like(w)
     for _ in range(h.local_epochs):
         scores = beta * np.exp(x @ w.T)
-        residual = scores / scores.sum(axis=1, keepdims=True) - np.eye(CLASSES)[data.labels]
+        residual = scores / scores.sum(axis=1, keepdims=True) - np.eye(CLASSES)[labels]
         velocity = h.momentum * velocity + residual.T @ x / len(x) + h.weight_decay * w + mu * (w - start)
         w = w - h.lr * velocity
     return w
@@ -125,11 +115,11 @@ def expected_rounds(
 def test_rounds_follow_algorithm_2(topology: Topology, mu: float | None) -> None:
     local: Any = {"lr": 0.3, "local_epochs": 3}
     peers = make(Hyper(**local)) if mu is None else make(ProxHyper(**local, mu=mu), of=FedProxDec)
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     play(peers, topology, 7)
     expected_rounds(peers, w, assignments(peers, topology, 7), mu or 0.0)
     for peer, expected in zip(peers, w, strict=True):
-        np.testing.assert_allclose(values(peer), expected, atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), expected, atol=1e-5)
 
 
 def test_full_participation_makes_models_of_one_architecture_equal() -> None:
@@ -213,11 +203,11 @@ def test_invalid_model_is_rejected_on_arrival() -> None:
 @pytest.mark.parametrize("dead", [0, 3])
 def test_dead_peer_is_skipped(dead: int) -> None:
     peers = make(Hyper(participation=1.0, lr=0.3))
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     traffic = play(peers, COMPLETE, 4, silent=[dead])
     expected_rounds(peers, w, assignments(peers, COMPLETE, 4), dead=[dead])
     for me in set(range(4)) - {dead}:
-        np.testing.assert_allclose(values(peers[me]), w[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peers[me].model), w[me], atol=1e-5)
         missing = traffic[me][0].missing
         assert missing == ({"Averaged": [0]} if dead == 0 else {"Trained": [3]} if me == 0 else {})
 
@@ -234,7 +224,7 @@ def test_aggregator_does_not_adopt_an_average_that_overflows() -> None:
         peer.local_training = lambda: None
         peer.model.head.weight.data[0, 0] = largest
     play(peers, complete(7), 1)
-    assert all(np.isfinite(values(peer)).all() for peer in peers)
+    assert all(np.isfinite(theta(peer.model)).all() for peer in peers)
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
@@ -242,11 +232,11 @@ def test_diverged_model_is_skipped(value: float) -> None:
     peers = make(Hyper(participation=1.0, fixed_aggregator=True, lr=0.3))
     with torch.no_grad():
         peers[2].model.head.bias[1] = value
-    w = [values(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     traffic = play(peers, COMPLETE, 3)
     expected_rounds(peers, w, assignments(peers, COMPLETE, 3), dead=[2])
     for me in (0, 1, 3):
-        np.testing.assert_allclose(values(peers[me]), w[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peers[me].model), w[me], atol=1e-5)
     assert [traffic[me][0].missing for me in range(4)] == [{"Trained": [2]}, {}, {}, {}]
 
 

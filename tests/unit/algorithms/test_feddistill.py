@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from p2pfl.algorithms.class_means import Prototypes, PrototypeTable
 from p2pfl.algorithms.feddistill import FedDistill, Hyper, disagreement, probabilities
@@ -19,9 +18,8 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import arrive
+from tests.regression import Matrix, regression_data, softmax, theta
 from tests.support import CPU, messages, payload, peer_data, play, random_dataset, setting, softmax_regression
-
-Array = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 4
 LINE = [(0, 1), (1, 2)]
@@ -54,26 +52,10 @@ def make(h: Hyper) -> list[FedDistill]:
     ]
 
 
-def parameters(peer: FedDistill) -> Array:
-    head = peer.model.linear_head
-    return np.asarray(torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy())
-
-
-def softmax(scores: Array) -> Array:
-    exponentials = np.exp(scores)
-    return np.asarray(exponentials / exponentials.sum(1, keepdims=True))
-
-
-def inputs_of(peer: FedDistill) -> tuple[Array, NDArray[np.int64]]:
-    samples = peer.data.train
-    images = samples.take(np.arange(len(samples)))[0].reshape(len(samples), -1).double().numpy() / 255.0
-    return np.hstack([images, np.ones((len(images), 1))]), samples.labels
-
-
-def train(peer: FedDistill, w: Array, means: Mapping[int, Array]) -> tuple[Array, dict[int, Array]]:
+def train(peer: FedDistill, w: Matrix, means: Mapping[int, Matrix]) -> tuple[Matrix, dict[int, Matrix]]:
     """Lines 1 and 2 with full batches: the parameters after them, and the local means by class."""
-    h, (x, labels) = peer.hyper, inputs_of(peer)
-    seen: dict[int, list[Array]] = {}
+    h, (x, labels) = peer.hyper, regression_data(peer.data.train)
+    seen: dict[int, list[Matrix]] = {}
     for _ in range(h.local_epochs):
         scores = x @ w.T
         p = softmax(scores)
@@ -136,8 +118,8 @@ def test_probabilities_are_nonnegative_and_sum_to_one() -> None:
 def test_rounds_match_algorithm_1(given: dict[str, Any], edges: list[tuple[int, int]]) -> None:
     h, topology = hyper(**given), Topology.from_edges(3, edges)
     peers = make(h)
-    w = [parameters(peer) for peer in peers]
-    means: list[dict[int, Array]] = [{}, {}, {}]
+    w = [theta(peer.model) for peer in peers]
+    means: list[dict[int, Matrix]] = [{}, {}, {}]
     play(peers, topology, 3)
     for _ in range(3):
         trained = [train(peer, w[me], means[me]) for me, peer in enumerate(peers)]
@@ -147,7 +129,7 @@ def test_rounds_match_algorithm_1(given: dict[str, Any], edges: list[tuple[int, 
             for label in {label for j in teachers for label in trained[j][1]}:
                 means[me][label] = np.mean([trained[j][1][label] for j in teachers if label in trained[j][1]], axis=0)
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(parameters(peer), w[me], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), w[me], rtol=1e-4, atol=1e-5)
         assert [k for k in range(CLASSES) if peer.known[k]] == sorted(means[me])
         for label, expected in means[me].items():
             np.testing.assert_allclose(peer.prototypes[label], expected, rtol=1e-4, atol=1e-5)
@@ -168,7 +150,7 @@ def test_payload_is_one_row_of_k_numbers_for_each_local_class() -> None:
 
 def test_mean_skips_a_missing_neighbor() -> None:
     peers = make(hyper())
-    w = [parameters(peer) for peer in peers]
+    w = [theta(peer.model) for peer in peers]
     traffic = play(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
     assert traffic[0][0].missing == {"Prototypes": [2]}
     sent = [train(peer, w[me], {})[1] for me, peer in enumerate(peers)]
@@ -178,11 +160,11 @@ def test_mean_skips_a_missing_neighbor() -> None:
 
 def test_alone_with_the_others_means_a_peer_trains_on_labels_only() -> None:
     peers = make(hyper(teachers="others"))
-    w = parameters(peers[0])
+    w = theta(peers[0].model)
     play(peers, Topology.from_edges(3, LINE), 2, silent=[1, 2])
     for _ in range(2):
         w = train(peers[0], w, {})[0]
-    np.testing.assert_allclose(parameters(peers[0]), w, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(theta(peers[0].model), w, rtol=1e-4, atol=1e-5)
     assert not bool(peers[0].known.any())
 
 
@@ -200,12 +182,12 @@ def test_means_of_a_diverged_model_are_skipped(value: float) -> None:
 
 def test_model_that_diverges_in_training_is_restored() -> None:
     peers = make(hyper())
-    before = parameters(peers[0])
+    before = theta(peers[0].model)
     peers[0].prototypes.fill_(9e5)
     peers[0].known.fill_(True)
     peers[0].optimizer.param_groups[0]["lr"] = 1e6
     play(peers, Topology.from_edges(3, COMPLETE), 1)
-    np.testing.assert_array_equal(parameters(peers[0]), before)
+    np.testing.assert_array_equal(theta(peers[0].model), before)
     assert np.isfinite(peers[0].prototypes.numpy()).all()
 
 
@@ -220,11 +202,11 @@ def test_received_rows_that_are_no_probabilities_are_skipped() -> None:
 
 def test_nonparticipants_neither_train_nor_send_but_receive() -> None:
     peers = make(hyper(participation=1 / 3))
-    initial = [parameters(peer) for peer in peers]
+    initial = [theta(peer.model) for peer in peers]
     traffic = play(peers, Topology.from_edges(3, COMPLETE), 1)
     senders = [me for me in range(3) if messages(traffic[me][0].sent)]
     assert len(senders) == 1
-    changed = [me for me in range(3) if not np.array_equal(parameters(peers[me]), initial[me])]
+    changed = [me for me in range(3) if not np.array_equal(theta(peers[me].model), initial[me])]
     assert changed == senders
     assert len({digest([peer.prototypes, peer.known]) for peer in peers}) == 1
     assert bool(peers[0].known.any())

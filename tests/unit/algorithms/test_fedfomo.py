@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.algorithms.fedfomo import (
@@ -30,9 +29,8 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.simulate import simulate
 from p2pfl.tensors import LIMIT
 from tests.conftest import tree
+from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import Traffic, messages, payload, peer_data, play, random_dataset, setting, softmax_regression
-
-Matrix = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 BYTES = 4 * CLASSES * (INPUTS + 1)
@@ -61,18 +59,8 @@ def make(peers: int = 3, **given: Any) -> list[FedFomo]:
     ]
 
 
-def matrix(peer: FedFomo) -> Matrix:
-    head = peer.model.linear_head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
-def inputs(some: Any) -> Matrix:
-    images = some.images.images[some.indices].reshape(len(some), -1) / 255.0
-    return np.hstack([images, np.ones((len(images), 1))])
-
-
 def log_probabilities(x: Matrix, some: Any) -> Matrix:
-    scores = inputs(some) @ x.T
+    scores = regression_data(some)[0] @ x.T
     return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
 
 
@@ -83,9 +71,7 @@ def validation_loss(peer: FedFomo, x: Matrix) -> float:
 
 def descend(peer: FedFomo, x: Matrix) -> Matrix:
     """One full-batch step."""
-    some = peer.data.train
-    errors = np.exp(log_probabilities(x, some)) - np.eye(CLASSES)[some.labels]
-    return np.asarray(x - peer.hyper.lr * errors.T @ inputs(some) / len(some))
+    return np.asarray(x - peer.hyper.lr * gradient(x, *regression_data(peer.data.train)))
 
 
 def weights_by_hand(peer: FedFomo, before: Matrix, models: Mapping[int, Matrix]) -> dict[int, float]:
@@ -164,9 +150,9 @@ def test_validation_loss_is_the_mean_cross_entropy_and_leaves_the_model_alone() 
     peer, other = make(2)
     with torch.no_grad():
         other.model.linear_head.bias.add_(torch.tensor([0.5, -1.0, 2.0]))
-    before, theta = matrix(peer), dict(other.model.named_parameters())
-    assert peer.validation_loss(theta) == pytest.approx(validation_loss(peer, matrix(other)), rel=1e-6)
-    np.testing.assert_array_equal(matrix(peer), before)
+    before, parameters = theta(peer.model), dict(other.model.named_parameters())
+    assert peer.validation_loss(parameters) == pytest.approx(validation_loss(peer, theta(other.model)), rel=1e-6)
+    np.testing.assert_array_equal(theta(peer.model), before)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e9])
@@ -183,7 +169,7 @@ def test_useless_validation_losses_count_as_the_largest_one(value: float) -> Non
 @pytest.mark.parametrize("topology", [complete(4), Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])])
 def test_rounds_match_the_papers_update_over_all_neighbors(topology: Topology) -> None:
     peers = make(4)
-    x = [matrix(peer) for peer in peers]
+    x = [theta(peer.model) for peer in peers]
     affinity: list[dict[int, float]] = [{} for _ in peers]
     rows: list[dict[int, float]] = []
     play(peers, topology, 3)
@@ -200,7 +186,7 @@ def test_rounds_match_the_papers_update_over_all_neighbors(topology: Topology) -
             mixed.append(mix_by_hand(x[me], models, w))
         x = mixed
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(matrix(peer), x[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), x[me], atol=1e-5)
         assert peer.affinity == pytest.approx(affinity[me], rel=1e-3, abs=1e-5)
         assert peer.weights() == pytest.approx(rows[me], rel=1e-3, abs=1e-4)
     assert any(len(row) > 1 for row in rows)
@@ -260,18 +246,18 @@ def mislabeled(peers: int = 1, **given: Any) -> list[FedFomo]:
 
 def test_peer_returns_to_its_model_if_none_lowers_the_loss() -> None:
     peers = mislabeled(2)
-    before = matrix(peers[0])
+    before = theta(peers[0].model)
     play(peers, complete(2), 2)
-    np.testing.assert_array_equal(matrix(peers[0]), before)
+    np.testing.assert_array_equal(theta(peers[0].model), before)
     assert peers[0].weights() == {0: 1.0}
     assert peers[0].affinity[1] < 0
 
 
 def test_peer_alone_keeps_training() -> None:
     peers = make(1)
-    x = matrix(peers[0])
+    x = theta(peers[0].model)
     play(peers, ALONE, 1)
-    np.testing.assert_allclose(matrix(peers[0]), descend(peers[0], x), atol=1e-6)
+    np.testing.assert_allclose(theta(peers[0].model), descend(peers[0], x), atol=1e-6)
     assert peers[0].weights() == {0: 1.0}
     assert peers[0].diagnostics() == {"validation_loss": pytest.approx(validation_loss(peers[0], x), rel=1e-5)}
 
@@ -281,35 +267,35 @@ def test_peer_alone_keeps_training() -> None:
 
 def test_model_of_a_missing_neighbor_is_not_waited_for() -> None:
     peers = make()
-    x = matrix(peers[0])
+    x = theta(peers[0].model)
     traffic = play(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Request": [2]}
     models = {j: descend(peers[j], x) for j in (0, 1)}
     w = weights_by_hand(peers[1], x, models)
-    np.testing.assert_allclose(matrix(peers[1]), mix_by_hand(x, models, w), atol=1e-5)
+    np.testing.assert_allclose(theta(peers[1].model), mix_by_hand(x, models, w), atol=1e-5)
     assert sorted(peers[1].affinity) == [0]
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_diverged_neighbor_is_no_candidate(value: float) -> None:
     peers = make()
-    x = matrix(peers[0])
+    x = theta(peers[0].model)
     with torch.no_grad():
         peers[2].model.linear_head.weight[0, 0] = value
     traffic = play(peers, LINE, 1)
     assert traffic[1][0].missing == {"Parameters": [2]}
     models = {j: descend(peers[j], x) for j in (0, 1)}
     w = weights_by_hand(peers[1], x, models)
-    np.testing.assert_allclose(matrix(peers[1]), mix_by_hand(x, models, w), atol=1e-5)
+    np.testing.assert_allclose(theta(peers[1].model), mix_by_hand(x, models, w), atol=1e-5)
     assert sorted(peers[1].affinity) == [0]
 
 
 def test_training_that_diverges_is_rolled_back() -> None:
     peers = make(lr=1e12)
-    x = matrix(peers[0])
+    x = theta(peers[0].model)
     traffic = play(peers, LINE, 2)
     for peer in peers:
-        np.testing.assert_array_equal(matrix(peer), x)
+        np.testing.assert_array_equal(theta(peer.model), x)
     assert [record.missing for record in traffic[1]] == [{}, {}]
 
 

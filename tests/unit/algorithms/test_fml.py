@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fml import FML, MemeHyper, distillation
@@ -21,6 +20,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import arrive
 from tests.conftest import tree
+from tests.regression import Matrix, regression_data, softmax, theta
 from tests.support import (
     linear_model,
     messages,
@@ -31,8 +31,6 @@ from tests.support import (
     setting,
     softmax_regression,
 )
-
-Array = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
 LINE = [(0, 1), (1, 2)]
@@ -57,22 +55,11 @@ def make(h: MemeHyper, private: Any = softmax_regression) -> list[FML]:
     return peers
 
 
-def parameters(model: Model) -> Array:
-    head = model.linear_head
-    return np.asarray(torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy())
-
-
-def softmax(scores: Array) -> Array:
-    exponentials = np.exp(scores)
-    return np.asarray(exponentials / exponentials.sum(1, keepdims=True))
-
-
-def train(peer: FML, w: Array, m: Array) -> tuple[Array, Array]:
+def train(peer: FML, w: Matrix, m: Matrix) -> tuple[Matrix, Matrix]:
     """Line 2 with full batches."""
     h, samples = peer.hyper, peer.data.train
-    images = samples.take(np.arange(len(samples)))[0].reshape(len(samples), -1).double().numpy() / 255.0
-    x = np.hstack([images, np.ones((len(images), 1))])
-    targets = np.eye(CLASSES)[samples.labels]
+    x, labels = regression_data(samples)
+    targets = np.eye(CLASSES)[labels]
     for _ in range(h.local_epochs):
         p, q = softmax(x @ w.T), softmax(x @ m.T)
         at_private = h.alpha * (p - targets) + (1 - h.alpha) * (p - q)
@@ -108,7 +95,7 @@ def test_teacher_learns_nothing_from_a_student() -> None:
 def test_rounds_match_the_paper(given: dict[str, Any], edges: list[tuple[int, int]]) -> None:
     topology = Topology.from_edges(3, edges)
     peers = make(hyper(**given))
-    w, m = [parameters(peer.model) for peer in peers], [parameters(peer.meme) for peer in peers]
+    w, m = [theta(peer.model) for peer in peers], [theta(peer.meme) for peer in peers]
     play(peers, topology, 3)
     for _ in range(3):
         trained = [train(peer, w[me], m[me]) for me, peer in enumerate(peers)]
@@ -116,8 +103,8 @@ def test_rounds_match_the_paper(given: dict[str, Any], edges: list[tuple[int, in
         groups = [sorted((me, *topology.neighbors[me])) for me in range(3)]
         m = [np.average([trained[j][1] for j in g], axis=0, weights=[SAMPLES[j] for j in g]) for g in groups]
     for me, peer in enumerate(peers):
-        np.testing.assert_allclose(parameters(peer.model), w[me], atol=1e-5)
-        np.testing.assert_allclose(parameters(peer.meme), m[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.model), w[me], atol=1e-5)
+        np.testing.assert_allclose(theta(peer.meme), m[me], atol=1e-5)
 
 
 def test_memes_are_the_servers_on_a_complete_graph_and_private_models_stay_local() -> None:
@@ -130,60 +117,60 @@ def test_memes_are_the_servers_on_a_complete_graph_and_private_models_stay_local
 
 def test_without_distillation_the_private_model_trains_alone_and_memes_are_fedavgs() -> None:
     peers = make(hyper(alpha=1.0, beta=1.0))
-    w, m = parameters(peers[0].model), parameters(peers[0].meme)
+    w, m = theta(peers[0].model), theta(peers[0].meme)
     play(peers, Topology.from_edges(3, LINE), 2, silent=[1, 2])
     for _ in range(2):
         w, _ = train(peers[0], w, w)
         m, _ = train(peers[0], m, m)
-    np.testing.assert_allclose(parameters(peers[0].model), w, atol=1e-5)
-    np.testing.assert_allclose(parameters(peers[0].meme), m, atol=1e-5)
+    np.testing.assert_allclose(theta(peers[0].model), w, atol=1e-5)
+    np.testing.assert_allclose(theta(peers[0].meme), m, atol=1e-5)
 
 
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(hyper())
-    w, m = [parameters(peer.model) for peer in peers], parameters(peers[0].meme)
+    w, m = [theta(peer.model) for peer in peers], theta(peers[0].meme)
     traffic = play(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
     assert traffic[0][0].missing == {"Shared": [2]}
     trained = [train(peer, w[me], m)[1] for me, peer in enumerate(peers)]
-    np.testing.assert_allclose(parameters(peers[1].meme), (6 * trained[0] + 8 * trained[1]) / 14, atol=1e-6)
+    np.testing.assert_allclose(theta(peers[1].meme), (6 * trained[0] + 8 * trained[1]) / 14, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_meme_that_diverged_is_skipped_and_replaced_by_the_average_of_the_others(value: float) -> None:
     peers = make(hyper())
-    w, m = [parameters(peer.model) for peer in peers], parameters(peers[0].meme)
+    w, m = [theta(peer.model) for peer in peers], theta(peers[0].meme)
     with torch.no_grad():
         peers[2].meme.linear_head.weight[0, 0] = value
     traffic = play(peers, Topology.from_edges(3, COMPLETE), 2)
     assert [record.missing for record in traffic[0]] == [{"Shared": [2]}, {}]
     play(without := make(hyper()), Topology.from_edges(3, COMPLETE), 1, silent=[2])
     trained = [train(peer, w[me], m)[1] for me, peer in enumerate(without[:2])]
-    np.testing.assert_allclose(parameters(without[0].meme), (6 * trained[0] + 8 * trained[1]) / 14, atol=1e-6)
-    assert all(np.isfinite(parameters(peer.meme)).all() for peer in peers)
+    np.testing.assert_allclose(theta(without[0].meme), (6 * trained[0] + 8 * trained[1]) / 14, atol=1e-6)
+    assert all(np.isfinite(theta(peer.meme)).all() for peer in peers)
     assert len({digest(parameters_of(peer.meme)) for peer in peers}) == 1
 
 
 @pytest.mark.parametrize("which", ["model", "meme"])
 def test_both_models_are_restored_if_one_diverges_in_training(which: str) -> None:
     peers = make(hyper(alpha=1.0, beta=1.0, momentum=0.9))
-    before = [parameters(model) for model in (peers[0].model, peers[0].meme)]
+    before = [theta(model) for model in (peers[0].model, peers[0].meme)]
     diverging = {id(parameter) for parameter in getattr(peers[0], which).parameters()}
     for group in list(peers[0].optimizer.param_groups):
         group["params"] = [parameter for parameter in group["params"] if id(parameter) in diverging]
         group["lr"] = 1e30
     play(peers, Topology.from_edges(3, []), 1)
-    assert np.array_equal(parameters(peers[0].model), before[0])
-    assert np.array_equal(parameters(peers[0].meme), before[1])
-    assert not np.array_equal(parameters(peers[1].meme), before[1])
+    assert np.array_equal(theta(peers[0].model), before[0])
+    assert np.array_equal(theta(peers[0].meme), before[1])
+    assert not np.array_equal(theta(peers[1].meme), before[1])
 
 
 def test_nonparticipants_receive_the_average_and_keep_their_private_models() -> None:
     peers = make(hyper(participation=1 / 3))
-    before = [parameters(peer.model) for peer in peers]
+    before = [theta(peer.model) for peer in peers]
     traffic = play(peers, Topology.from_edges(3, COMPLETE), 1)
     senders = [me for me in range(3) if messages(traffic[me][0].sent)]
     assert len(senders) == 1
-    assert [me for me in range(3) if not np.array_equal(parameters(peers[me].model), before[me])] == senders
+    assert [me for me in range(3) if not np.array_equal(theta(peers[me].model), before[me])] == senders
     assert len({digest(parameters_of(peer.meme)) for peer in peers}) == 1
 
 

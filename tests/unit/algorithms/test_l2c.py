@@ -37,6 +37,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.session.simulate import simulate
 from p2pfl.tensors import LIMIT, digest, parameters_of
+from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import (
     linear_model,
     messages,
@@ -50,7 +51,6 @@ from tests.support import (
 
 property_of = settings(deadline=None, max_examples=20)
 
-Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
 INPUTS, CLASSES = 4, 3
@@ -76,26 +76,6 @@ def make(h: Hyper, peers: int = 3) -> list[L2C]:
     """Return peers with equal softmax regressions."""
     model = [softmax_regression(INPUTS, CLASSES, seed=7) for _ in range(peers)]
     return [L2C(h, setting(me, peers, model[me], data_of(me))) for me in range(peers)]
-
-
-def theta(model: Model) -> Matrix:
-    """Weights and biases, [classes, inputs + 1]."""
-    head = model.linear_head
-    return torch.cat([head.weight, head.bias[:, None]], dim=1).detach().double().numpy()
-
-
-def samples(data: PeerData, which: str) -> tuple[Matrix, NDArray[np.int64]]:
-    """Inputs with a 1 appended, and labels."""
-    some = getattr(data, which)
-    images = some.images.images[some.indices].reshape(len(some), -1) / 255.0
-    return np.hstack([images, np.ones((len(images), 1))]), some.labels
-
-
-def gradient(x: Matrix, inputs: Matrix, labels: NDArray[np.int64]) -> Matrix:
-    """Of the mean cross-entropy of a softmax regression."""
-    scores = np.exp(inputs @ x.T)
-    probabilities = scores / scores.sum(axis=1, keepdims=True)
-    return np.asarray((probabilities - np.eye(CLASSES)[labels]).T @ inputs / len(inputs))
 
 
 # ---- line 18: the gradient of the weights --------------------------------------------------------------------
@@ -154,7 +134,7 @@ def test_logit_gradient_is_softmax_jacobian_times_weight_gradient(
 
 def test_validation_gradient_is_independent_of_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = softmax_regression(INPUTS, CLASSES, seed=1), data_of(0)
-    inputs, labels = samples(data, "validation")
+    inputs, labels = regression_data(data.validation)
     for batch in (512, 2):
         monkeypatch.setattr("p2pfl.learning.peer_data.EVALUATION_BATCH", batch)
         loss, g = validation_gradient(model, data)
@@ -268,7 +248,7 @@ class Reference:
     def local(self) -> tuple[Matrix, Matrix]:
         """θ^t and Δ."""
         x, velocity = self.x, np.zeros_like(self.x)
-        inputs, labels = samples(data_of(self.me), "train")
+        inputs, labels = regression_data(data_of(self.me).train)
         for _ in range(self.h.local_epochs):
             velocity = self.h.momentum * velocity + gradient(x, inputs, labels) + self.h.weight_decay * x
             x = x - self.h.lr * velocity
@@ -279,7 +259,7 @@ class Reference:
         w = np.exp(self.alpha[ids])
         w = w / w.sum()
         self.x = self.x - sum(weight * updates[j] for weight, j in zip(w, ids, strict=True))
-        g = gradient(self.x, *samples(data_of(self.me), "validation"))
+        g = gradient(self.x, *regression_data(data_of(self.me).validation))
         d = np.array([(g * updates[j]).sum() for j in ids])
         alpha_gradient = np.zeros_like(self.alpha)
         alpha_gradient[ids] = (np.diag(w) - np.outer(w, w)) @ -d
