@@ -37,10 +37,15 @@ class Settings:
         """Return the settings with other hyper-parameters, at the learning rate chosen for these."""
         return replace(self, tree={**self.tree, "changes": {**self.tree.get("changes", {}), **algorithm}})
 
+    def longer(self, rounds: int, eval_every: int) -> Settings:
+        """Return the settings with more rounds, at the learning rate chosen for these."""
+        tree = {**self.tree, "length": {"rounds": rounds, "eval_every": eval_every}}
+        return replace(self, tree=tree, seconds=self.seconds * rounds / self.tree["rounds"])
+
     @property
     def tuned(self) -> Mapping[str, Any]:
-        """The run file whose learning rate is chosen: without the changes of an ablation."""
-        return {key: value for key, value in self.tree.items() if key != "changes"}
+        """The run file whose learning rate is chosen: without the changes of an ablation or of the length."""
+        return {key: value for key, value in self.tree.items() if key not in ("changes", "length")}
 
     def score(self, run: Summary) -> float:
         """Return the accuracy by which the learning rate is chosen and the run is compared."""
@@ -53,7 +58,7 @@ class Settings:
             **({} if rate is None else {"lr": rate}),
             **self.tree.get("changes", {}),
         }
-        return {**self.tuned, "algorithm": algorithm}
+        return {**self.tuned, **self.tree.get("length", {}), "algorithm": algorithm}
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,15 @@ def test_ablation_keeps_the_rate_that_was_chosen_for_the_method() -> None:
     assert tuned.with_rate(0.1)["algorithm"] == {"name": "fedtgp", "lr": 0.1}
 
 
+def test_longer_runs_have_the_rate_that_was_chosen_for_the_shorter_ones() -> None:
+    tuned = replace(settings("fedtgp"), rates=(0.01, 0.1))
+    longer = tuned.but(transform=False).longer(60, 20)
+    assert plan.tuning(longer, tuned.rates) == plan.tuning(tuned, tuned.rates)
+    expected = {"rounds": 60, "eval_every": 20, "algorithm": {"name": "fedtgp", "lr": 0.1, "transform": False}}
+    assert longer.with_rate(0.1) == {**tuned.with_rate(0.1), **expected}
+    assert longer.seconds == pytest.approx(tuned.seconds * 60 / tuned.tree["rounds"])
+
+
 @pytest.mark.exhaustive
 def test_summary_has_both_accuracies_and_the_epochs_of_a_run() -> None:
     found = simulated({**TREE, "seed": 0, "algorithm": {"name": "local", "lr": 0.01, "local_epochs": 3}})
