@@ -3,8 +3,8 @@
 Digits (about 115 training samples a peer, where CIFAR-10 gives 4,000), ten peers, five of which send in each round,
 the four small networks of `tiny4` instead of H2 CNNs, batches of 32. DFML has 105 rounds of K = 5 passes (paper: 500
 of 10), in periods of 5, 10, … and 30 rounds: the last round is a maximum of α. The baselines have 100 rounds. On the
-part of CIFAR-10, with 375 training samples a peer, DFML has 30 rounds, in periods of 5, 10 and 15. Where a verdict may
-depend on how old peak models are, or on curves that still rise, there is a line after 330 rounds too.
+part of CIFAR-10, with 375 training samples a peer, DFML has 30 rounds, in periods of 5, 10 and 15. Where a verdict
+may depend on how old peak models are, or on curves that still rise, there is a line after 330 rounds too.
 
 Accuracies are global ones: on the whole test set, mean over peers, for DFML of the peak models.
 """
