@@ -13,7 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.claims import compare, curves, ledger, prices, probes
+from benchmarks.claims import compare, curves, ledger, plan, prices, probes
 from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
 from benchmarks.claims.statistics import Interval
 from benchmarks.claims.store import Store, identity
@@ -180,6 +180,22 @@ def test_page_keeps_the_prose_and_drops_old_pictures(tmp_path: Path) -> None:
     page.write_text("nothing")
     with pytest.raises(ValueError, match="should have the lines"):
         ledger.write([paper], store, page)
+
+
+def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Path) -> None:
+    store, levels = Store(tmp_path), {"local": 70.0, "l2c": 80.0, "mapl": 60.0}
+    for name, level in levels.items():
+        method = compare.METHODS[name]
+        for rate, tree in plan.tuning(method, method.rates).items():
+            tried = 90.0 if rate == method.rates[1] else 50.0
+            record(store, replace(method, tree=tree, rates=()), plan.TUNING_SEED, tried)
+        for seed in range(5):
+            record(store, method, seed, level + seed, rate=method.rates[1])
+    lines = {text.split("|")[1].strip(): text for text in ledger.comparison(store)}
+    assert "| 72.0 ± 2.0 | 72.0 | 72.0 | – | – | 2.00 |" in lines["local"]
+    assert "| 10.0 ± 0 | above |" in lines["l2c"]
+    assert "| −10.0 ± 0 | below |" in lines["mapl"]
+    assert lines["fedtgp"].count("not tried") == 1
 
 
 def test_page_of_the_project_has_a_line_for_every_claim() -> None:
