@@ -25,7 +25,7 @@ quick: install
 
 # All tests. COVERAGE=1 also measures coverage and fails below the floor in pyproject.toml.
 test: install
-	$(BIN)/pytest -n $(JOBS) --dist worksteal $(if $(COVERAGE),--cov)
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --durations=25 --durations-min=2 $(if $(COVERAGE),--cov)
 
 lint: install
 	$(BIN)/ruff check .
