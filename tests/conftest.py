@@ -36,6 +36,7 @@ torch.set_num_threads(1)  # as a peer has by default; pytest-xdist uses the othe
 
 pytest_plugins = [
     "tests.fast_python.fixture",
+    "tests.golden.fixture",
     "tests.launcher_fixtures",
     "tests.mesh_fixtures",
     "tests.plugin_fixtures",
@@ -96,6 +97,11 @@ def prepare() -> Callable[..., RunFolder]:
         return folder
 
     return make
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not os.environ.get("P2PFL_SLOW"):
+        pytest.skip("takes long; scripts/check-slow runs it")
 
 
 def until(condition: Callable[[], Any], what: str = "", timeout: float = TIMEOUT) -> Any:

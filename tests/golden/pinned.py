@@ -93,32 +93,41 @@ def _unchanged(other: Any, before: Any, after: Any) -> Any:
 
 def outcome(name: str) -> Pinned:
     """What one run ends with, as plain JSON values."""
-    return _faulty() if name == FAULTY else _simulated(name)
-
-
-def _simulated(name: str) -> Pinned:
-    run = from_dict(tree(**RUNS[name]))
+    if name == FAULTY:
+        return _faulty()
     with tempfile.TemporaryDirectory() as root:
-        folder = RunFolder.create(Path(root), range(run.peers))
-        folder.write_info({"id": RUN_ID})
-        folder.run_file.write_text(run.to_yaml())
-        peers = {}
-        for result in simulate(run, folder):
-            files = folder.peer(result.peer)
-            state = checkpoint.read(files.checkpoint)["algorithm"]
-            records = [
-                {k: v for k, v in record.items() if k not in metrics.MEASURED}
-                for record in metrics.read(files.metrics)
-            ]
-            peers[str(result.peer)] = {
-                "rounds_done": result.rounds_done,
-                "accuracy": result.accuracy,
-                "state": result.digest,
-                "state_values": values_digest(state),
-                "records": digest(records),
-                "records_values": values_digest(records),
-                "sent": by_kind(result),
-            }
+        return outcome_in(simulated(name, Path(root)))
+
+
+def simulated(name: str, root: Path) -> RunFolder:
+    """Simulate a run of RUNS in ``root``."""
+    run = from_dict(tree(**RUNS[name]))
+    folder = RunFolder.create(root, range(run.peers))
+    folder.write_info({"id": RUN_ID})
+    folder.run_file.write_text(run.to_yaml())
+    simulate(run, folder)
+    return folder
+
+
+def outcome_in(folder: RunFolder) -> Pinned:
+    """What the finished run in ``folder`` ended with."""
+    peers = {}
+    for files in folder.peers():
+        result = files.result()
+        assert result is not None
+        state = checkpoint.read(files.checkpoint)["algorithm"]
+        records = [
+            {k: v for k, v in record.items() if k not in metrics.MEASURED} for record in metrics.read(files.metrics)
+        ]
+        peers[str(result.peer)] = {
+            "rounds_done": result.rounds_done,
+            "accuracy": result.accuracy,
+            "state": result.digest,
+            "state_values": values_digest(state),
+            "records": digest(records),
+            "records_values": values_digest(records),
+            "sent": by_kind(result),
+        }
     return peers
 
 

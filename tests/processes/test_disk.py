@@ -146,6 +146,7 @@ def private_mounts() -> None:
         pytest.skip("needs user namespaces")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("private_mounts")
 def test_run_on_a_full_disk_fails_and_resumes_when_there_is_room(make_run: Any, tmp_path: Path) -> None:
     """The launcher on a file system of 64 MB that fills up in mid-run. The number of rounds is chosen afterwards."""

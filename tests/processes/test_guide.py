@@ -70,7 +70,11 @@ def test_blocks_of_the_page_work(page: Path, tmp_path: Path, fast_python: FastPy
     assert list(folder.iterdir())
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem == "comparing" else []) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_notebook_works_and_is_stored_with_its_outputs(path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-m", "tests.notebooks", str(path)]

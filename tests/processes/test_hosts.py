@@ -26,7 +26,6 @@ while [ "$1" != -- ]; do shift; done
 shift 2
 exec sh -c "$*"
 """
-LONG = pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes half a minute; scripts/check-slow runs it")
 SLOW = {"rounds": 40, "checkpoint_every": 2, "chaos": {"link": {"delay": 0.3}}}
 
 
@@ -160,7 +159,6 @@ def test_killed_peers_and_host_processes_do_not_change_the_digests(lab: Lab, tre
 
 
 @pytest.mark.slow
-@LONG
 def test_peers_on_a_host_that_lost_all_processes_resume_from_their_checkpoints(
     lab: Lab, tree: Any, until: Any
 ) -> None:
@@ -188,6 +186,7 @@ class Buggy(DPSGD):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", [True, False])
 def test_peers_on_all_hosts_continue_without_one_that_fails_again_and_again(apart: bool, lab: Lab, tree: Any) -> None:
     (lab.root / "bug.py").write_text(BUG)
@@ -199,7 +198,6 @@ def test_peers_on_all_hosts_continue_without_one_that_fails_again_and_again(apar
 
 
 @pytest.mark.slow
-@LONG
 def test_training_goes_on_without_the_launcher_and_others_can_stop_and_resume_it(
     lab: Lab, tree: Any, until: Any
 ) -> None:
@@ -221,6 +219,7 @@ def test_training_goes_on_without_the_launcher_and_others_can_stop_and_resume_it
     assert lab.digests() == lab.expected()
 
 
+@pytest.mark.slow
 def test_sigterm_of_the_launcher_stops_the_peers_with_checkpoints(lab: Lab, tree: Any, until: Any) -> None:
     lab.write(tree(**SLOW))
     launcher = lab.launch()

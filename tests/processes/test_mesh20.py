@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,6 @@ MESH20 = Path(__file__).parents[2] / "topologies" / "mesh20.yaml"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes minutes; scripts/check-slow runs it"),
 ]
 
 

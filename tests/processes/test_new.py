@@ -17,6 +17,7 @@ from tests.launcher_fixtures import Invoke
 PROJECT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_commands_and_test_of_the_readme_work(tmp_path: Path, invoke: Invoke, fast_python: FastPython) -> None:
     folder = tmp_path / "my-study"
     outcome = invoke("new", folder)

@@ -34,6 +34,10 @@ def outcome(results: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+def results(folder: Any) -> list[Any]:
+    return [files.result() for files in folder.peers()]
+
+
 def records(folder: Any, peer: int) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in record.items() if key not in metrics.MEASURED}
@@ -42,23 +46,27 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
 
 
 OVER_TCP = ("mapl, pruned", "l2c, pruned", "fedavg, some take part")
+SLOW = (("meta-l2c, pruned", True), ("mapl, pruned", False), ("l2c, pruned", False))
 
 
 @pytest.mark.parametrize(
-    ("name", "same_host"), [*((name, True) for name in RUNS), *((name, False) for name in OVER_TCP)]
+    ("name", "same_host"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] if case in SLOW else [])
+        for case in [*((name, True) for name in RUNS), *((name, False) for name in OVER_TCP)]
+    ],
 )
 def test_sockets_match_simulate_in_bits_and_byte_counts(
-    name: str, same_host: bool, make_run: Any, prepare: Any, warm: Any, tmp_path: Path
+    name: str, same_host: bool, make_run: Any, prepare: Any, warm: Any, simulated: Any, tmp_path: Path
 ) -> None:
     settings = {**RUNS[name], "transport": {**RUNS[name].get("transport", {}), "same_host": same_host}}
     run = make_run(**settings, chaos={"link": {"jitter": 0.02}})
-    sockets, simulated = prepare(tmp_path / "sockets", run), prepare(tmp_path / "simulated", run)
-    expected = outcome(simulate(run, simulated))
+    sockets, expected = prepare(tmp_path / "sockets", run), simulated(name)
     codes = warm.run(sockets)
-    assert outcome(files.result() for files in sockets.peers()) == expected, _logs(sockets)
+    assert outcome(results(sockets)) == outcome(results(expected)), _logs(sockets)
     assert codes == dict.fromkeys(range(run.peers), 0)
     for peer in range(run.peers):
-        assert records(sockets, peer) == records(simulated, peer)
+        assert records(sockets, peer) == records(expected, peer)
         warnings = [line for line in sockets.peer(peer).log.read_text().splitlines() if "WARNING" in line]
         # Harmless: a closing neighbor may not confirm, or not complete a handshake that it no longer needs.
         harmless = ("final messages unacknowledged", "connection refused: ")
@@ -70,27 +78,27 @@ def _logs(folder: Any) -> str:
     return "\n".join(files.log.read_text() for files in folder.peers())
 
 
-def test_mapl_runs_prune_edges_and_spend_a_budget(make_run: Any) -> None:
+def test_mapl_runs_prune_edges_and_spend_a_budget(make_run: Any, simulated: Any) -> None:
     """Show that the runs above cover pruning and budgets."""
     run = make_run(**RUNS["mapl, pruned"])
-    pruned = simulate(run)
+    pruned = results(simulated("mapl, pruned"))
     kinds = {kind for result in pruned for kinds in result.sent.values() for kind in kinds}
     assert kinds == {"Head", "Prototypes"}
     heads = sum(kinds.get("Head", [0])[0] for result in pruned for kinds in result.sent.values())
     assert 30 < heads < 30 * (run.rounds - 1)  # 30 directed edges
-    budget = simulate(make_run(**RUNS["mapl, with a budget"]))
+    budget = results(simulated("mapl, with a budget"))
     assert [result.rounds_done for result in budget] == [4] * 4  # 8 messages a round
     tree = [result.peer for result in budget if any("Spent" in kinds for kinds in result.sent.values())]
     assert tree == [0, 1, 2, 3]
 
 
-def test_l2c_prunes_one_direction_and_meta_l2c_sends_only_the_encoder(make_run: Any) -> None:
+def test_l2c_prunes_one_direction_and_meta_l2c_sends_only_the_encoder(simulated: Any) -> None:
     """Show that the runs above cover pruning by L2C and meta-L2C."""
-    pruned = simulate(make_run(**RUNS["l2c, pruned"]))
+    pruned = results(simulated("l2c, pruned"))
     sent = [kinds for result in pruned for kinds in result.sent.values()]
     assert {kind for kinds in sent for kind in kinds} == {"Update"}
     assert sum(kinds["Update"][0] for kinds in sent) == 2 * 30 + 3 * 6
-    pruned = simulate(make_run(**RUNS["meta-l2c, pruned"]))
+    pruned = results(simulated("meta-l2c, pruned"))
     on_the_tree = [result.sent["0"] for result in pruned if "0" in result.sent]
     assert [kinds["EncoderParameters"][0] for kinds in on_the_tree] == [5] * 5
     assert sum(kinds["Progress"][0] < 5 for kinds in on_the_tree) >= 3
@@ -101,7 +109,7 @@ def test_number_of_slots_does_not_change_the_result(make_run: Any, prepare: Any,
     for slots in (1, 4):
         folder = prepare(tmp_path / f"{slots}", make_run(slots=slots, chaos={"link": {"jitter": 0.01}}))
         assert set(warm.run(folder).values()) == {0}
-        outcomes.append(outcome(files.result() for files in folder.peers()))
+        outcomes.append(outcome(results(folder)))
     assert outcomes[0] == outcomes[1]
 
 
@@ -115,4 +123,4 @@ def test_peers_command_is_bit_identical_to_simulate(make_run: Any, prepare: Any,
         subprocess.Popen([*command, str(folder.run_file), "--me", "1"]) as second,
     ):
         assert (first.wait(200), second.wait(200)) == (0, 0)
-    assert outcome(files.result() for files in folder.peers()) == outcome(simulate(run))
+    assert outcome(results(folder)) == outcome(simulate(run))

@@ -170,18 +170,7 @@ def test_stopped_peer_is_waited_for_until_give_up(
 
 @pytest.mark.parametrize(
     "method",
-    [
-        *("dpsgd", "mapl", "mapl, pruned"),
-        pytest.param(
-            "meta-l2c, pruned",
-            marks=[
-                pytest.mark.slow,
-                pytest.mark.skipif(
-                    not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it"
-                ),
-            ],
-        ),
-    ],
+    ["mapl, pruned", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpsgd", "mapl", "meta-l2c, pruned"))],
 )
 def test_killing_and_restarting_peers_changes_nothing(
     method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
@@ -227,7 +216,7 @@ def test_killing_and_restarting_peers_changes_nothing(
         assert "resumed t=" in log_of(folder, files.peer)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "mapl, pruned"])
+@pytest.mark.parametrize("method", ["dpsgd", pytest.param("mapl, pruned", marks=pytest.mark.slow)])
 def test_damaged_checkpoints_change_nothing(
     method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
@@ -380,7 +369,7 @@ def test_reports_a_missing_gpu(make_run: Any, prepare: Any, warm: Any, tmp_path:
 
 
 def test_reports_two_damaged_checkpoints(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
-    run = make_run(peers=2, rounds=1, algorithm=LOCAL)
+    run = make_run(peers=2, rounds=1, algorithm=LOCAL, transport={"give_up": 2})
     folder = prepare(tmp_path / "run", run)
     assert warm.run(folder) == {0: 0, 1: 0}
     path = folder.peer(1).checkpoint

@@ -168,7 +168,9 @@ def command(*arguments: object, python: str = sys.executable) -> subprocess.Comp
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=200)
 
 
-@pytest.mark.parametrize(("jobs", "name"), [(1, "edges that are dropped"), (2, "a ring")])
+@pytest.mark.parametrize(
+    ("jobs", "name"), [pytest.param(1, "edges that are dropped", marks=pytest.mark.slow), (2, "a ring")]
+)
 def test_killed_simulation_resumes_with_the_same_bits(
     make_run: Any, prepare: Any, tmp_path: Path, start: Start, fast_python: Any, until: Any, jobs: int, name: str
 ) -> None:

@@ -245,7 +245,7 @@ async def test_request_in_the_queue_does_not_delay_the_exit(tmp_path: Path, star
 
 def test_no_release_goes_unnoticed_while_processes_die(start: Any) -> None:
     """The survivors are woken by the kernel alone: a missed release would block them forever."""
-    processes = [start("use", slots=2) for _ in range(7)]
+    processes = [start("use", slots=2) for _ in range(5)]
     for process in processes:
         line(process)
     while len(processes) > 2:

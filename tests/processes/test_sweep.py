@@ -81,6 +81,7 @@ def digests(folder: RunFolder) -> list[str]:
     return ["" if result is None else result.digest for result in results]
 
 
+@pytest.mark.slow
 def test_killed_and_continued_it_ends_like_an_undisturbed_one(start: Start, file: Path, tmp_path: Path) -> None:
     asked = [file, "--grid", "algorithm=local,dpsgd", "--simulate", "--jobs", 1, "--out", tmp_path / "s"]
     folder = SweepFolder(tmp_path / "s")
@@ -118,7 +119,6 @@ def test_runs_that_a_killed_sweep_left_running_are_waited_for(start: Start, file
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it")
 def test_ctrl_c_stops_the_run_and_the_same_folder_continues(start: Start, file: Path, tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "s")
     first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
@@ -135,6 +135,7 @@ def test_ctrl_c_stops_the_run_and_the_same_folder_continues(start: Start, file: 
     assert commands(folder, "seed=3") == ["simulate", "resume"]
 
 
+@pytest.mark.slow
 def test_a_task_of_a_job_array_requeues_itself_before_the_time_limit_and_goes_on(file: Path, tmp_path: Path) -> None:
     folder, script = SweepFolder(tmp_path / "s"), tmp_path / "sweep.sh"
     command = [sys.executable, "-P", "-m", "launcher.cli", "sweep", str(file), "--seeds", "1", "--simulate"]
@@ -176,7 +177,6 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes most of a minute; scripts/check-slow runs it")
 def test_a_search_continues_its_trials(start: Start, file: Path, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = tmp_path / "space.yaml"

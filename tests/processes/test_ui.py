@@ -88,7 +88,7 @@ def test_a_key_closes_the_view_of_a_run(make_folder: MakeFolder, start: Start, u
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("close", [True, False])
+@pytest.mark.parametrize("close", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_launch_with_the_view_ends_with_its_summary(
     tmp_path: Path, file: Path, start: Start, until: Callable[..., object], close: bool
 ) -> None:

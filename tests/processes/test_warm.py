@@ -48,6 +48,7 @@ def test_restarts_peers_after_kill_9_of_the_warm_process(make_run: Any, until: A
     assert all("resumed t=" in folder.peer(peer).log.read_text() for peer in (1, 3))
 
 
+@pytest.mark.slow
 def test_forks_more_peers_than_it_may_open_files(
     make_run: Any, prepare: Any, another_warm: Any, tmp_path: Path
 ) -> None:

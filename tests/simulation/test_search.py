@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 CHUNK = 50
 
 
-@pytest.mark.parametrize("first_seed", [100_000, 200_000, 300_000])
+@pytest.mark.parametrize(
+    "first_seed", [100_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (200_000, 300_000))]
+)
 def test_finds_no_violation(first_seed: int) -> None:
     played = list(outcomes(CHUNK, first_seed))
     assert [(outcome.seed, outcome.violations) for outcome in played if outcome.violations] == []

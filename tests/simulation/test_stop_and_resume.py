@@ -81,15 +81,17 @@ ALGORITHMS = {
     "meta-l2c": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 2, "prune_to": 1},
 }
 DATA = {
-    "augment": "mapl",
     "partition": {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5, "validation": 0.25},
 }
 """Data that suits every algorithm."""
+AUGMENTED = ("local", "mapl", "fedstyle")
+"""One algorithm for each way of drawing augmented batches."""
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
-    run = make_run(rounds=4, peers=3, algorithm=ALGORITHMS[name], data=DATA, checkpoint_every=100)
+    data = {**DATA, "augment": "mapl" if name in AUGMENTED else "none"}
+    run = make_run(rounds=4, peers=3, algorithm=ALGORITHMS[name], data=data, checkpoint_every=100)
     whole, digests = run_uninterrupted(run)
     folder = prepare(tmp_path / "run", run)
     for rounds in (1, 3):

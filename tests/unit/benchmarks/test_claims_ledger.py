@@ -214,7 +214,7 @@ def test_selected_claims_are_those_of_the_paper_with_the_words() -> None:
     assert selected(("compare",), "") == list(compare.CLAIMS)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) -> None:
     page = tmp_path / "claims.md"
     page.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -97,7 +96,6 @@ def test_model_trains_and_survives_encoding(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("P2PFL_SLOW"), reason="takes minutes; scripts/check-slow runs it")
 @pytest.mark.parametrize("name", [name for name in MEMBERS if name not in REPRESENTATIVES])
 def test_every_other_model_trains_and_survives_encoding(name: str) -> None:
     for channels, size, classes in SETTINGS[family(name)]:

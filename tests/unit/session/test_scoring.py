@@ -19,33 +19,23 @@ from p2pfl.session.simulate import simulate
 from tests.golden.runs import RUNS
 from tests.launcher_fixtures import Invoke
 
+SCORED = (
+    "local",
+    "pfedsim, one joins late",
+    "ditto, some take part",
+    "fedproto, some take part",
+    "mapl, with a budget",
+    "dfml",
+    "fedrolex",
+    "fedstyle, simsiam",
+    "l2c, pruned",
+)
+"""Runs that differ in how a model predicts, or in which rounds take part."""
+
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "name",
-    [
-        "local",
-        "dpsgd, epochs",
-        "lg-fedavg",
-        "fedclassavg",
-        "pfedsim, one joins late",
-        "ditto, some take part",
-        "fedproto, some take part",
-        "fedtgp",
-        "feddistill, some take part",
-        "fml, some take part",
-        "mapl, pruned",
-        "mapl, with a budget",
-        "mapl+",
-        "dfml",
-        "fedavg-dec",
-        "def-kt",
-        "fedrolex",
-        "fedstyle, simsiam",
-        "l2c, pruned",
-        "fedfomo",
-        "meta-l2c, one joins late",
-    ],
+    "name", [pytest.param(name, marks=[] if name in SCORED else pytest.mark.slow) for name in RUNS]
 )
 def test_equals_the_last_record_of_the_run(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
     run = make_run(**RUNS[name], global_test="dirichlet" not in str(RUNS[name].get("data")))
