@@ -170,11 +170,13 @@ FAKE_PEERS = """
             files.write_status(Status(peer, os.getpid(), phase, rounds_done=rounds_done))
             os._exit(0)
         if behavior == "waits":
-            signal.signal(signal.SIGTERM, lambda *_: end("stopped", 1))
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a handler could run just before a pause
         if behavior == "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         files.write_status(Status(peer, os.getpid(), "training"))
-        if behavior == "stops":
+        if behavior == "waits":
+            signal.sigwait({signal.SIGTERM})
+        if behavior in ("waits", "stops"):
             end("stopped", 1)
         if behavior == "crashes in round 1":
             files.write_status(Status(peer, os.getpid(), "training", rounds_done=1))
