@@ -7,12 +7,12 @@ are found by comparing shapes: a dimension in which two networks differ is one o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
@@ -20,6 +20,9 @@ from p2pfl.models.dfml import HEAD, LocalSelfAttention
 from p2pfl.tensors import Tensors
 
 Shapes = Mapping[str, tuple[int, ...]]
+
+_STACKED = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+"""Modules with several matrices in one tensor, e.g. an LSTM's four gates: its first rows are all of one gate."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,25 @@ class Width:
     """Of the tensors, by name."""
     channels: Shapes
     """The same shapes, but with the attention heads as a dimension of their own: only whole heads are sliced."""
+    stacked: Collection[str] = ()
+    """Names of tensors that cannot be sliced."""
+    pooled: bool = False
+    """Whether the features are averages over channels, so that no feature belongs to some channels."""
 
     @classmethod
     def of(cls, model: Model, tensors: Tensors) -> Width:
         """Return the width of a model, for the given ones of its tensors."""
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        channels = dict(shapes)
+        channels, stacked = dict(shapes), set[str]()
         for name, module in model.named_modules():
+            if isinstance(module, _STACKED):
+                stacked |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters(recurse=False)}
             if isinstance(module, LocalSelfAttention):
                 qkv, out = f"{name}.qkv.weight", f"{name}.out.0.weight"
                 channels[qkv] = (3, module.heads, HEAD, *shapes[qkv][1:])
                 channels[out] = (shapes[out][0], module.heads, HEAD)
-        return cls(model.name, shapes, channels)
+        pooled = isinstance(model.backbone, nn.Sequential) and isinstance(model.backbone[-1], nn.AdaptiveAvgPool1d)
+        return cls(model.name, shapes, channels, stacked, pooled)
 
     @property
     def entries(self) -> int:
@@ -57,6 +67,11 @@ class Width:
             other = wider.channels[name]
             if len(shape) != len(other) or any(n > size for n, size in zip(shape, other, strict=True)):
                 return f"{name} is {_text(shape)} in {self.name}, but {_text(other)} in {wider.name}"
+            if shape != other and name in wider.stacked:
+                return f"{name} of {wider.name} is a stack of several matrices and cannot be sliced"
+        for width in (self, wider):
+            if width.pooled and self.shapes != wider.shapes:
+                return f"the features of {width.name} are averages over channels, as models.features makes them"
         return None
 
 

@@ -183,6 +183,30 @@ def test_another_number_of_dimensions_is_an_error() -> None:
         by_width([width("flat", w=(2, 2)), width("deep", w=(2, 2, 2))])
 
 
+def test_tensor_with_several_matrices_is_not_sliced() -> None:
+    class Last(nn.LSTM):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)[0]  # type: ignore[no-any-return]
+
+    def lstm(name: str, hidden: int) -> Width:
+        model = Model(name, Last(INPUTS, hidden), hidden, CLASSES)
+        return Width.of(model, parameters_of(model))
+
+    assert len(by_width([lstm("wide", 8), lstm("same", 8)])) == 2
+    with pytest.raises(ModelError, match=r"backbone\.weight_ih_l0 of wide is a stack of several matrices"):
+        by_width([lstm("wide", 8), lstm("narrow", 4)])
+
+
+def test_pooled_features_are_not_sliced() -> None:
+    def cnn(name: str) -> Width:
+        model = build(name, 0, channels=1, size=(8, 8), classes=CLASSES, features=16)
+        return Width.of(model, parameters_of(model))
+
+    assert len(by_width([cnn("dfml-cnn-32-64"), cnn("dfml-cnn-32-64")])) == 2
+    with pytest.raises(ModelError, match=r"features of dfml-cnn-.* are averages over channels, as models\.features"):
+        by_width([cnn("dfml-cnn-32-64"), cnn("dfml-cnn-16-32")])
+
+
 @pytest.mark.parametrize("of", [HeteroFL, FedRolex])
 def test_networks_start_as_first_channels_of_the_widest(of: type[HeteroFL]) -> None:
     peers = make(of, Hyper())
