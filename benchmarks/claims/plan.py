@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -158,11 +159,22 @@ def remaining(claim: Claim, store: Store, device: str) -> list[Task]:
 
 
 def undecided(claims: Sequence[Claim], store: Store, device: str) -> list[tuple[float, Claim, list[Task]]]:
-    """Return (core seconds, claim, runs) of claims that need more runs and have their data, the cheapest first."""
+    """Return (core seconds, claim, runs) of claims that need more runs and have their data, the cheapest first.
+
+    A run that several claims need costs each of them its share: so runs that decide many claims come early.
+    """
     needed = []
     for claim in claims:
         if claim.dear and device == "cpu":
             continue
         if not missing_files(claim) and (tasks := remaining(claim, store, device)):
-            needed.append((sum(task.core_seconds for task in tasks), claim, tasks))
-    return sorted(needed, key=lambda item: item[0])
+            needed.append((claim, tasks))
+    sharing = Counter((task.key, task.seed) for _, tasks in needed for task in tasks)
+
+    def share(tasks: Sequence[Task]) -> float:
+        return sum(task.core_seconds / sharing[task.key, task.seed] for task in tasks)
+
+    return [
+        (sum(task.core_seconds for task in tasks), claim, tasks)
+        for claim, tasks in sorted(needed, key=lambda item: share(item[1]))
+    ]

@@ -307,6 +307,14 @@ def test_cheapest_undecided_claim_comes_first_and_decided_ones_do_not(tmp_path: 
     assert len(found[0][2]) == 5  # the other method's runs are shared
 
 
+def test_claims_that_share_a_dear_run_come_before_one_that_costs_more_alone(tmp_path: Path) -> None:
+    dear = replace(settings("mapl"), seconds=15.0)
+    pair = [claim(dear, replace(settings(name), seconds=1.0)) for name in ("fedproto", "fedclassavg")]
+    alone = claim(replace(ONE, seconds=5.0), replace(OTHER, seconds=5.0))
+    found = plan.undecided([alone, *pair], Store(tmp_path), "cpu")
+    assert [(seconds, one) for seconds, one, _ in found] == [(80.0, pair[0]), (80.0, pair[1]), (50.0, alone)]
+
+
 def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for seed in (0, 1, 3):
