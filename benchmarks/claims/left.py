@@ -117,12 +117,6 @@ FEDSTYLE = (
     ),
     Left("the gain on SVHN", "Table 1", "SimCLR +0.7 and +2.8, SimSiam +1.9 and +0.3", "needs SVHN"),
     Left(
-        "above FedPer, FedRep, FedProx, APFL, Ditto",
-        "Table 1",
-        "+0.1 to +47.0 in personalization",
-        "methods not available",
-    ),
-    Left(
         "above FedAvg and centralized training in generalization",
         "Table 1",
         "+1.0 to +2.4 over centralized, digits, SimCLR",
@@ -135,7 +129,6 @@ FEDSTYLE = (
         "SimSiam: +0.4 and +0.7, +0.7 and +1.4",
         "needs Office-Home and Adaptiope",
     ),
-    Left("above FedPer, FedRep, FedProx, APFL, Ditto", "Table 3", "+0.4 to +35.2", "methods not available"),
     Left("datasets", "Table 5", "—", "a setting"),
     Left("styles of users", "Fig. 1", "—", "an illustration"),
     Left("infusion of style", "Fig. 2", "—", "an illustration"),

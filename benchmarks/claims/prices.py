@@ -130,7 +130,8 @@ def active(tree: Mapping[str, Any]) -> float:
 def local_epochs(tree: Mapping[str, Any]) -> float:
     """Return how many epochs a peer trains on its samples in the whole run, on average."""
     algorithm = tree["algorithm"]
-    per_round = algorithm.get("local_epochs", {"l2c": 5, "meta-l2c": 5, "fedstyle": 5}.get(algorithm["name"], 1))
+    five = algorithm["name"] in ("l2c", "meta-l2c", "fedstyle") or algorithm["name"].endswith("-ssl")
+    per_round = algorithm.get("local_epochs", 5 if five else 1)
     if per_round is None:
         per_round = algorithm["local_steps"] * algorithm["batch"] / samples(tree)
     return float(tree["rounds"] * active(tree) / tree["peers"] * per_round)
@@ -141,6 +142,7 @@ def passes(tree: Mapping[str, Any]) -> float:
     algorithm = tree["algorithm"]
     name = algorithm["name"]
     seen = {"mapl": 2, "mapl+": 2, "fedclassavg": 2, "fml": 2, "fedstyle": 4, "ditto": 2}
+    seen |= {"fedavg-ssl": 2, "fedper-ssl": 2, "fedprox-ssl": 2, "fedrep-ssl": 4, "apfl-ssl": 4, "ditto-ssl": 4}
     mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0
     images = samples(tree)
     return float(

@@ -12,6 +12,7 @@ from p2pfl.algorithms.ditto import Ditto
 from p2pfl.algorithms.dpsgd import DPSGD
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.fedavg_dec import FedAvgDec, FedProxDec
+from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedclassavg import FedClassAvg
 from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
@@ -19,6 +20,7 @@ from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedrolex import FedRolex
 from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.algorithms.fedstyle import FedStyle
+from p2pfl.algorithms.fedstyle_baselines import APFLSSL, DittoSSL, FedPerSSL, FedProxSSL, FedRepSSL
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.fml import FML
 from p2pfl.algorithms.heterofl import HeteroFL
@@ -57,6 +59,12 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     HeteroFL,
     FedRolex,
     FedStyle,
+    FedAvgSSL,
+    FedPerSSL,
+    FedRepSSL,
+    FedProxSSL,
+    APFLSSL,
+    DittoSSL,
 )
 
 ALGORITHMS: Table[type[Algorithm[Any]]] = Table({algorithm.name: algorithm for algorithm in _ALGORITHMS})

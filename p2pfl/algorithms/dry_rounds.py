@@ -11,7 +11,6 @@ from p2pfl.tensors import buffers_of, parameters_of
 
 if TYPE_CHECKING:
     from p2pfl.algorithms.dfml import DFML
-    from p2pfl.algorithms.fedstyle import FedStyle
     from p2pfl.algorithms.mapl import MAPL
 
 
@@ -24,19 +23,6 @@ async def mapl(self: MAPL, t: int, net: Net, work: Work) -> None:
     await net.exchange(self.local_prototypes())
     if h.message_budget:
         await self.check_message_budget(t, net, h.message_budget)
-
-
-async def fedstyle(self: FedStyle, t: int, net: Net, work: Work) -> None:
-    h, patience = self.hyper, 1.0
-    if not self.style_extracted:
-        self.style_extracted = True
-        if h.style:
-            await work.train(epochs=h.style_epochs, batch=h.batch)
-            patience += h.style_epochs / h.local_epochs
-    participants = net.participants(h.participation)
-    if self.me in participants:
-        await work.train(epochs=h.local_epochs, batch=h.batch)
-    await net.exchange(self.local_content(), among=participants, patience=patience)
 
 
 async def dfml(self: DFML, t: int, net: Net, work: Work) -> None:

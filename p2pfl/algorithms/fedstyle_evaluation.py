@@ -27,8 +27,6 @@ Features = Callable[[Tensor], Tensor]
 class ProbeOptions(Options):
     """How linear probes are trained, and on what."""
 
-    stylized: bool = True
-    """Evaluate personalization with h_c + G([h_c, h_s]) (Eq. 4); otherwise with h_c, as for the baselines."""
     probe_samples: PositiveInt | None = None
     """Training samples per style for the probe of the global model; default: all."""
     probe_peers: PositiveInt | None = None

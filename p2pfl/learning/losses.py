@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
-from p2pfl.models.fedstyle import ContentNet
 from p2pfl.tensors import Tensors
 
 
@@ -137,8 +136,6 @@ def proximal(model: nn.Module, center: Tensors, weight: float, mean: bool = Fals
     return weight / 2 * torch.stack([square.mean() if mean else square.sum() for square in squares]).sum()
 
 
-def unsupervised(net: ContentNet, h: Tensor, temperature: float) -> Tensor:
-    """FedStyle's L_unsup of features [2 B, d] (first views, then second ones): SimSiam's with a predictor, else
-    SimCLR's."""
-    z = net.projector(h)
-    return info_nce(z, temperature) if net.predictor is None else simsiam(z, net.predictor(z))
+def unsupervised(z: Tensor, predictor: nn.Module | None, temperature: float) -> Tensor:
+    """FedStyle's L_unsup of projections z [2 B, p], first views first: SimSiam's with a predictor, else SimCLR's."""
+    return info_nce(z, temperature) if predictor is None else simsiam(z, predictor(z))

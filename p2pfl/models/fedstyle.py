@@ -20,6 +20,11 @@ class ContentNet(nn.Module):
         self.projector = mlp(features, hidden, output)
         self.predictor = mlp(output, hidden, output) if predictor else None
 
+    def project(self, x: Tensor) -> Tensor:
+        """Return z = g_c(f_c(x)), float [B, output]."""
+        z: Tensor = self.projector(self.backbone(x))
+        return z
+
 
 class StyleInfusion(nn.Module):
     """What never leaves a peer: style net f_s, frozen, and generator G."""

@@ -13,17 +13,16 @@ L2C = {"local_epochs": 1, "batch": 16}
 TASKS = {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}
 
 STYLES = {"name": "styles", "per_peer": 30}
-FEDSTYLE = {
-    "name": "fedstyle",
+STYLED = {"dataset": {"name": "styled", "of": "digits", "styles": 2}, "partition": STYLES, "augment": "simclr"}
+SSL = {
     "batch": 16,
     "local_epochs": 1,
-    "style_epochs": 2,
     "probe_epochs": 3,
     "probe_steps": 1,
     "probe_samples": 50,
     "probe_peers": 2,
-    "train_generator": False,
 }
+FEDSTYLE = {**SSL, "name": "fedstyle", "style_epochs": 2, "train_generator": False}
 
 RUNS: dict[str, dict[str, Any]] = {
     "local": {"algorithm": {"name": "local", "batch": 16, "momentum": 0.9}, "peers": 4, "models": "tiny4"},
@@ -122,16 +121,32 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "fedstyle, some take part": {
         "algorithm": {**FEDSTYLE, "participation": 0.5},
-        "data": {
-            "dataset": {"name": "styled", "of": "digits", "styles": 2},
-            "partition": STYLES,
-            "augment": "simclr",
-        },
+        "data": STYLED,
         "graph": {"name": "regular", "degree": 3},
         "models": "tiny-cnn",
     },
     "fedstyle, simsiam": {
         "algorithm": {**FEDSTYLE, "loss": "simsiam", "train_generator": True, "style_epochs": 1},
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
+    },
+    "fedrep-ssl, some take part": {
+        "algorithm": {**SSL, "name": "fedrep-ssl", "participation": 0.5},
+        "data": STYLED,
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny-residual",
+    },
+    "apfl-ssl": {
+        "algorithm": {**SSL, "name": "apfl-ssl"},
+        "data": STYLED,
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
+    },
+    "ditto-ssl, simsiam": {
+        "algorithm": {**SSL, "name": "ditto-ssl", "loss": "simsiam"},
+        "data": STYLED,
         "graph": "ring",
         "models": "tiny-residual",
         "rounds": 2,

@@ -46,7 +46,10 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
 
 
 OVER_TCP = ("mapl, pruned", "l2c, pruned", "fedavg, some take part")
-SLOW = (("meta-l2c, pruned", True), ("mapl, pruned", False), ("l2c, pruned", False))
+SLOW = (
+    *(("meta-l2c, pruned", True), ("mapl, pruned", False), ("l2c, pruned", False)),
+    *(("fedrep-ssl, some take part", True), ("apfl-ssl", True)),
+)
 
 
 @pytest.mark.parametrize(

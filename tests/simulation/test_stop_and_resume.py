@@ -43,6 +43,7 @@ def run_uninterrupted(run: Run) -> tuple[list[Result], list[list[str]]]:
     return in_process(run, None, life), digests
 
 
+SSL = {"batch": 16, "momentum": 0.9, "local_epochs": 1, "probe_samples": 50, "probe_epochs": 2, "probe_steps": 1}
 ALGORITHMS = {
     "local": {"name": "local", "batch": 16},
     "dpsgd": {"name": "dpsgd", "batch": 16, "momentum": 0.9, "local_steps": 2},
@@ -64,17 +65,9 @@ ALGORITHMS = {
     "heterofl": {"name": "heterofl", "batch": 16},
     "fedrolex": {"name": "fedrolex", "batch": 16},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
-    "fedstyle": {
-        "name": "fedstyle",
-        "style_epochs": 2,
-        "participation": 0.5,
-        "batch": 16,
-        "momentum": 0.9,
-        "local_epochs": 1,
-        "probe_samples": 50,
-        "probe_epochs": 2,
-        "probe_steps": 1,
-    },
+    "fedstyle": {"name": "fedstyle", "style_epochs": 2, "participation": 0.5, **SSL},
+    "fedrep-ssl": {"name": "fedrep-ssl", **SSL},
+    "ditto-ssl": {"name": "ditto-ssl", "participation": 0.5, **SSL},
     "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},
     "fedfomo": {"name": "fedfomo", "batch": 16, "momentum": 0.9, "models": 1, "exploration": 0.5},

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -19,85 +18,33 @@ from scipy import ndimage
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from p2pfl.algorithms.fedstyle import Content, FedStyle, Hyper
+from p2pfl.algorithms.fedavg_ssl import Content, FedAvgSSL
+from p2pfl.algorithms.fedstyle import FedStyle, StyleHyper
 from p2pfl.algorithms.fedstyle_extraction import sobel, style_loss
-from p2pfl.data import Dataset, Split
 from p2pfl.learning.evaluation import evaluate
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
-from p2pfl.models import Model
-from p2pfl.models.fedstyle import mlp
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, has_diverged
-from tests.bodies import RUN_ID
-from tests.support import messages, payload, peer_data, play, random_dataset, setting
+from tests.fedstyle_reference import (
+    ALONE,
+    FEATURES,
+    LINE,
+    SIDE,
+    Reference,
+    StyleReference,
+    agree,
+    complete,
+    hyper,
+    make,
+    network,
+    participants,
+    reference_rounds,
+    styled,
+)
+from tests.support import messages, payload, peer_data, play, setting
 
 property_of = settings(deadline=None, max_examples=15)
-
-Weights = dict[str, Tensor]
-
-SIDE, FEATURES, CLASSES = 3, 4, 3
-LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
-ALONE = Topology.from_edges(1, [])
-
-SMALL: dict[str, Any] = {
-    "style_epochs": 2,
-    "local_epochs": 2,
-    "lr": 0.05,
-    "temperature": 0.5,
-    "hidden": 3,
-    "output": 3,
-    "probe_epochs": 3,
-    "probe_steps": 1,
-}
-
-
-def complete(peers: int) -> Topology:
-    return Topology.from_edges(peers, [(i, j) for i in range(peers) for j in range(i)])
-
-
-def hyper(**given: Any) -> Hyper:
-    return Hyper.parse({**SMALL, **given})
-
-
-def styled(samples: int, seed: int, styles: int = 2) -> Dataset:
-    """Noise of 3x3 pixels; sample n has the label n mod 3, and the style n mod 2."""
-    plain = random_dataset(samples, classes=CLASSES, size=(SIDE, SIDE), seed=seed, tests=12)
-    train, test = (replace(half, styles=np.arange(len(half)) % styles) for half in (plain.train, plain.test))
-    return replace(plain, train=train, test=test)
-
-
-def network(kind: str) -> Model:
-    """All peers start from the same values."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        layers: list[nn.Module] = [nn.Flatten(), nn.Linear(SIDE * SIDE, FEATURES)]
-        if kind == "normalised":
-            layers.append(nn.BatchNorm1d(FEATURES))
-        return Model(kind, nn.Sequential(*layers), FEATURES, CLASSES)
-
-
-def dimmed() -> Callable[[Tensor], Tensor]:
-    """Darken every second batch of views by a varying amount: two different views without randomness."""
-    calls = iter(range(10_000))
-    return lambda x: x if (call := next(calls)) % 2 == 0 else x * (0.5 + 0.1 * (call % 3))
-
-
-def make(
-    h: Hyper, peers: int = 3, *, kind: str = "linear", labels: Callable[[NDArray[np.int64]], Any] = lambda y: y
-) -> list[FedStyle]:
-    """Peer i has 4 + 2 i samples of one dataset."""
-    dataset = styled(60, seed=3)
-    relabeled = [Split(half.images, labels(half.labels), half.styles) for half in (dataset.train, dataset.test)]
-    dataset = replace(dataset, train=relabeled[0], test=relabeled[1])
-    made = []
-    for me in range(peers):
-        chosen = range(10 * (me % 6), 10 * (me % 6) + 4 + 2 * (me % 3))
-        data = peer_data(dataset, chosen, test=range(me % 2, 12, 2), augment=dimmed())
-        made.append(FedStyle(h, setting(me, peers, network(kind), data)))
-    return made
-
 
 # ---- Sobel ---------------------------------------------------------------------------------------------------
 
@@ -202,131 +149,10 @@ def test_style_loss_is_equation_2_up_to_a_constant(drawn: tuple[int, int, int, f
 # ---- whole rounds against a reference ------------------------------------------------------------------------
 
 
-class Reference:
-    """One peer by the paper's algorithms, in float64; one batch holds all samples."""
-
-    def __init__(self, peer: FedStyle) -> None:
-        self.h, data = peer.hyper, peer.data
-        self.samples = len(data.train)
-        raw, _ = data.train.take(np.arange(self.samples))
-        self.x = raw.reshape(self.samples, -1).double() / 255.0
-        self.edges = sobel(raw).reshape(self.samples, -1).double() / 255.0
-        self.w = self.of(peer.content)
-        self.local = dict(self.w)
-        self.views = dimmed()
-        if peer.infusion is not None:
-            self.style, self.generator = self.of(peer.infusion.style_net), self.of(peer.infusion.generator)
-            with peer.streams.torch("fedstyle.style"):  # as the peer itself would draw it later
-                self.style_projector = self.of(mlp(*peer.widths))
-
-    @staticmethod
-    def of(module: nn.Module) -> Weights:
-        return {name: parameter.detach().double() for name, parameter in module.named_parameters()}
-
-    @staticmethod
-    def linear(x: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
-        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-
-    def two_layers(self, x: Tensor, weights: Mapping[str, Tensor], prefix: str = "") -> Tensor:
-        return self.linear(self.linear(x, weights, f"{prefix}0").clamp(min=0.0), weights, f"{prefix}2")
-
-    def descend(self, loss: Callable[[], Tensor], *learned: Weights) -> None:
-        for weights in learned:
-            for name in weights:
-                weights[name] = weights[name].detach().requires_grad_()
-        loss().backward()  # type: ignore[no-untyped-call]
-        for weights in learned:
-            for name, value in weights.items():
-                step = torch.zeros_like(value) if value.grad is None else self.h.lr * value.grad
-                weights[name] = (value - step).detach()
-
-    def nce(self, z: Tensor, label: Callable[[int], int]) -> Tensor:
-        """Mean over samples of the mean over their positives of −log of the fraction of e^{cos/τ}."""
-        z = z / z.norm(dim=1, keepdim=True)
-        others = 1.0 - torch.eye(len(z), dtype=torch.float64)
-        score = others * torch.exp(z @ z.T / self.h.temperature)
-        positive = torch.tensor([[i != n and label(i) == label(n) for n in range(len(z))] for i in range(len(z))])
-        fraction = torch.where(positive, score / score.sum(1, keepdim=True), 1.0)
-        return (-fraction.log().sum(1) / positive.sum(1)).mean()
-
-    def extract(self) -> None:
-        """Algorithm 2."""
-
-        def loss() -> Tensor:
-            h = self.linear(torch.cat([self.x, self.edges]), self.style, "1")
-            return self.nce(self.two_layers(h, self.style_projector), lambda i: i // self.samples)
-
-        for _ in range(self.h.style_epochs):
-            self.descend(loss, self.style, self.style_projector)
-
-    def unsupervised(self, h1: Tensor, h2: Tensor) -> Tensor:
-        z1, z2 = (self.two_layers(h, self.local, "projector.") for h in (h1, h2))
-        if self.h.loss == "simclr":
-            return self.nce(torch.cat([z1, z2]), lambda i: i % self.samples)
-        p1, p2 = (self.two_layers(z, self.local, "predictor.") for z in (z1, z2))
-
-        def distance(p: Tensor, z: Tensor) -> Tensor:
-            z = z.detach()
-            cosines: Tensor = ((p / p.norm(dim=1, keepdim=True)) * (z / z.norm(dim=1, keepdim=True))).sum(1)
-            return -cosines.mean()
-
-        return distance(p1, z2) / 2 + distance(p2, z1) / 2
-
-    def infuse(self) -> None:
-        """Algorithm 3."""
-        for _ in range(self.h.local_epochs):
-            x1, x2 = self.views(self.x), self.views(self.x)
-
-            def loss(x1: Tensor = x1, x2: Tensor = x2) -> Tensor:
-                h1, h2 = (self.linear(x, self.local, "backbone.1") for x in (x1, x2))
-                total = self.unsupervised(h1, h2)
-                if self.h.style:
-                    hs, hsobel = (self.linear(x, self.style, "1").detach() for x in (self.x, self.edges))
-                    infused = (
-                        self.two_layers(torch.cat(pair, dim=1), self.generator) for pair in ((h1, hs), (h2, hsobel))
-                    )
-                    total = total + self.h.style_weight * self.unsupervised(*infused)
-                return total
-
-            parameters = [self.local, *([self.generator] if self.h.style and self.h.train_generator else [])]
-            self.descend(loss, *parameters)
-
-
-def participants(peers: int, fraction: float, t: int) -> tuple[int, ...]:
-    return Endpoint(0, complete(peers), RUN_ID, 0, []).begin(t).participants(fraction)
-
-
-def reference_rounds(peers: list[Reference], topology: Topology, rounds: int, fraction: float = 1.0) -> None:
-    """Algorithm 4, over neighborhoods."""
-    for peer in peers:
-        if peer.h.style:
-            peer.extract()
-    for t in range(rounds):
-        chosen = participants(len(peers), fraction, t)
-        for j in chosen:
-            peers[j].local = dict(peers[j].w)
-            peers[j].infuse()
-        for me, peer in enumerate(peers):
-            near = [j for j in chosen if j == me or j in topology.neighbors[me]]
-            total = sum(peers[j].samples for j in near)
-            if near:
-                for name in peer.w:
-                    parts = [peers[j].samples / total * peers[j].local[name] for j in near]
-                    peer.w[name] = torch.stack(parts).sum(0)
-
-
-def agree(module: nn.Module, expected: Weights) -> None:
-    found = dict(module.named_parameters())
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name].detach().double(), value, atol=2e-5, rtol=1e-4)
-
-
 SWITCHES: dict[str, dict[str, Any]] = {
     "simclr": {},
     "simsiam": {"loss": "simsiam", "hidden": 3, "output": 2},
     "generator trained": {"train_generator": True, "style_weight": 2.0},
-    "no style": {"style": False},
     "untrained style net": {"style_epochs": 0},
 }
 
@@ -335,7 +161,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SWITCHES)
 def test_rounds_follow_the_papers_algorithms(name: str) -> None:
     h = hyper(**SWITCHES[name])
-    expected = [Reference(peer) for peer in make(h)]
+    expected = [StyleReference(peer) for peer in make(h)]
     peers = make(h)
     start = Reference.of(peers[0].content)
     play(peers, LINE, 3)
@@ -346,17 +172,15 @@ def test_rounds_follow_the_papers_algorithms(name: str) -> None:
         )  # more than allowed
         agree(peer.content, reference.local)
         agree(peer.averaged, reference.w)
-        if peer.infusion is not None:
-            agree(peer.infusion.style_net, reference.style)
-            agree(peer.infusion.generator, reference.generator)
-        assert (peer.infusion is None) == (name == "no style")
+        agree(peer.infusion.style_net, reference.style)
+        agree(peer.infusion.generator, reference.generator)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_complete_graph_yields_the_papers_global_model(fraction: float) -> None:
     h = hyper(participation=fraction)
-    expected = [Reference(peer) for peer in make(h, 6)]
+    expected = [StyleReference(peer) for peer in make(h, 6)]
     peers = make(h, 6)
     digests: dict[int, set[str]] = {}
 
@@ -374,9 +198,10 @@ def test_complete_graph_yields_the_papers_global_model(fraction: float) -> None:
 @pytest.mark.exhaustive
 def test_style_leaves_sample_order_views_and_initial_values_unchanged() -> None:
     """So that the baseline differs in style infusion only."""
-    infused, plain = (make(hyper(style=style, batch=3, style_weight=0.0)) for style in (True, False))
-    for peers in (infused, plain):
-        play(peers, LINE, 2)
+    infused = make(hyper(batch=3, style_weight=0.0))
+    plain = make(hyper(FedAvgSSL, batch=3), of=FedAvgSSL)
+    play(infused, LINE, 2)
+    play(plain, LINE, 2)
     for one, other in zip(infused, plain, strict=True):
         agree(one.content, Reference.of(other.content))
 
@@ -414,7 +239,6 @@ def test_idle_peers_only_receive() -> None:
     [
         ({}, "linear", CONTENT),
         ({"share_projector": False}, "linear", BACKBONE),
-        ({"style": False}, "linear", CONTENT),
         ({"train_generator": True}, "linear", CONTENT),
         ({"loss": "simsiam"}, "linear", CONTENT + 2 * (3 * 3 + 3)),
         ({}, "normalised", CONTENT + 4 * FEATURES),
@@ -432,13 +256,13 @@ def test_only_content_net_and_projector_travel(given: dict[str, Any], kind: str,
 
 
 def test_missing_neighbor_is_excluded_from_the_average() -> None:
-    expected = [Reference(peer) for peer in make(hyper())]
+    expected = [StyleReference(peer) for peer in make(hyper())]
     peers = make(hyper())
     traffic = play(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Content": [2]}
     for reference in expected[:2]:
         reference.extract()
-        reference.infuse()
+        reference.train()
     mean = {name: (4 * expected[0].local[name] + 6 * expected[1].local[name]) / 10 for name in expected[0].local}
     agree(peers[1].averaged, mean)
     assert peers[1].weights() == pytest.approx({0: 0.4, 1: 0.6})
@@ -483,7 +307,6 @@ def test_peer_without_samples_adopts_the_average() -> None:
 
 def test_style_net_is_trained_in_round_0_and_then_frozen() -> None:
     (peer,) = make(hyper(), 1, kind="normalised")
-    assert peer.infusion is not None
     network, seen = peer.infusion.style_net, [digest(peer.infusion.style_net.state_dict())]
     modes: list[bool] = []
     network.register_forward_hook(lambda module, *_: modes.append(module.training))
@@ -496,7 +319,6 @@ def test_style_net_is_trained_in_round_0_and_then_frozen() -> None:
 @pytest.mark.parametrize("trained", [False, True])
 def test_generator_is_trained_only_with_train_generator(trained: bool) -> None:
     (peer,) = make(hyper(train_generator=trained), 1)
-    assert peer.infusion is not None
     before = digest(peer.infusion.generator.state_dict())
     play([peer], ALONE, 1)
     assert (digest(peer.infusion.generator.state_dict()) != before) == trained
@@ -504,7 +326,6 @@ def test_generator_is_trained_only_with_train_generator(trained: bool) -> None:
 
 def test_style_net_gets_images_and_edges_and_content_net_gets_views() -> None:
     (peer,) = make(hyper(), 1)
-    assert peer.infusion is not None
     images, _ = peer.data.train.take(np.arange(4))
     x = peer.inputs(images)
     plain = images / 255.0
@@ -519,7 +340,6 @@ def test_style_net_gets_images_and_edges_and_content_net_gets_views() -> None:
 
 def test_infusion_pairs_content_and_style_features() -> None:
     (peer,) = make(hyper(), 1)
-    assert peer.infusion is not None
     content, style = torch.randn(4, FEATURES), torch.randn(4, FEATURES)
     infused = peer.infusion(content, style)
     torch.testing.assert_close(infused[3], peer.infusion.generator(torch.cat([content[3], style[3]])))
@@ -552,8 +372,6 @@ def test_widths_follow_from_features_and_content_nets_start_equal() -> None:
     one, two = make(hyper())[:2]
     assert one.widths == (FEATURES, 3, 3)
     assert make(hyper(hidden=None, output=None))[0].widths == (FEATURES, FEATURES // 2, FEATURES // 4)
-    assert one.infusion is not None
-    assert two.infusion is not None
     assert [tuple(layer.weight.shape) for layer in one.infusion.generator if isinstance(layer, nn.Linear)] == [
         (3, 2 * FEATURES),
         (FEATURES, 3),
@@ -570,7 +388,7 @@ def states(peers: Sequence[FedStyle]) -> list[str]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("given", [{}, {"style": False}, {"loss": "simsiam", "train_generator": True}])
+@pytest.mark.parametrize("given", [{}, {"loss": "simsiam", "train_generator": False}])
 def test_training_ignores_labels(given: dict[str, Any]) -> None:
     truth = make(hyper(batch=3, **given))
     lies = make(hyper(batch=3, **given), labels=lambda y: np.random.default_rng(0).permutation(y))
@@ -642,7 +460,6 @@ def test_probe_peers_limits_who_evaluates_generalization() -> None:
 
 def features(peer: FedStyle, samples: Any) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
     """h_c of the peer's local content net and h_s, and the labels."""
-    assert peer.infusion is not None
     x = samples.take(np.arange(len(samples)))[0].numpy().reshape(len(samples), -1) / 255.0
     nets = [net[1].state_dict() for net in (peer.content.backbone, peer.infusion.style_net)]  # type: ignore[index]
     h = [x @ net["weight"].double().numpy().T + net["bias"].double().numpy() for net in nets]
@@ -667,7 +484,6 @@ def test_personal_scores_match_equation_4() -> None:
 def test_probe_and_generator_are_trained_by_adam_on_local_samples(stylized: bool) -> None:
     (peer,) = make(hyper(stylized=stylized, probe_epochs=40, probe_lr=0.02), 1)
     play([peer], ALONE, 1)
-    assert peer.infusion is not None
     x = torch.zeros(1, 1, SIDE, SIDE)
     peer.predict(x)
     found: Any = peer.classifier
@@ -697,30 +513,18 @@ def test_probe_and_generator_are_trained_by_adam_on_local_samples(stylized: bool
         torch.testing.assert_close(parameter.detach().double(), value.detach(), atol=2e-3, rtol=1e-2)
 
 
-def test_baseline_probe_uses_content_features() -> None:
-    """The baseline that FedStyle is compared with."""
-    (peer,) = make(hyper(style=False, probe_epochs=5), 1)
-    play([peer], ALONE, 1)
-    x = torch.rand(3, 1, SIDE, SIDE)
-    scores = peer.predict(x)
-    probe: Any = peer.classifier
-    assert isinstance(probe, torch.nn.Linear)
-    torch.testing.assert_close(scores, peer.content.backbone(x) @ probe.weight.T + probe.bias)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
     peers = make(hyper(lr=1e-9))
     with torch.no_grad():
         for parameters in (peers[1].content, peers[1].averaged):
-            parameters.backbone[1].weight[0, 0] = value  # type: ignore[index]
+            parameters.backbone[1].weight[0, 0] = value
     traffic = play(peers, LINE, 2)
     assert "Content" in traffic[0][0].missing
     assert traffic[0][1].missing == {}
     for peer in peers:
         assert not any(map(has_diverged, peer.averaged.state_dict().values()))
-        assert peer.infusion is not None
         assert not any(map(has_diverged, peer.infusion.generator.state_dict().values()))
 
 
@@ -729,10 +533,10 @@ def test_personalization_uses_local_net_and_generalization_the_average() -> None
     peers = make(hyper())
     play(peers, LINE, 2)
     peer = peers[1]
-    assert not torch.equal(peer.content.backbone[1].weight, peer.averaged.backbone[1].weight)  # type: ignore[index]
+    assert not torch.equal(peer.content.backbone[1].weight, peer.averaged.backbone[1].weight)
     before = evaluations(peer)
     with torch.no_grad():
-        peer.averaged.backbone[1].weight.zero_()  # type: ignore[index]
+        peer.averaged.backbone[1].weight.zero_()
     peer.classifier = None
     after = evaluations(peer)
     assert after[0] == before[0]
@@ -742,7 +546,6 @@ def test_personalization_uses_local_net_and_generalization_the_average() -> None
 # ---- options -------------------------------------------------------------------------------------------------
 
 TRAINING: list[dict[str, Any]] = [
-    {"style": False},
     {"style_epochs": 3},
     {"style_weight": 0.1},
     {"train_generator": False},
@@ -773,11 +576,11 @@ EVALUATION: list[dict[str, Any]] = [
 
 
 def test_all_options_are_covered() -> None:
-    assert {name for given in TRAINING + EVALUATION for name in given} == set(Hyper.known()) - {"betas"}
+    assert {name for given in TRAINING + EVALUATION for name in given} == set(StyleHyper.known()) - {"betas"}
 
 
 def played(**given: Any) -> FedStyle:
-    peers = make(hyper(**given), kind="normalised")
+    peers: list[FedStyle] = make(hyper(**given), kind="normalised")
     play(peers, LINE, 2)
     return peers[1]
 

@@ -92,6 +92,7 @@ def test_former_default_in_an_old_run_folder_is_accepted_where_it_has_no_effect(
     assert LocalTraining.parse({"optimizer": "adam", "momentum": 0.9}).momentum == 0.9
 
 
+UNSUPERVISED: dict[str, Any] = {"local_epochs": 5, "lr": 0.1, "loss": "simclr"}
 DICTATED: dict[str, dict[str, Any]] = {
     "dfedavgm": {"momentum": 0.9},
     "fedclassavg": {"optimizer": "adam", "lr": 1e-4},
@@ -106,7 +107,13 @@ DICTATED: dict[str, dict[str, Any]] = {
     "fedprox-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "heterofl": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedrolex": {"momentum": 0.9, "weight_decay": 5e-4},
-    "fedstyle": {"local_epochs": 5, "lr": 0.1, "loss": "simclr"},
+    "fedstyle": UNSUPERVISED,
+    "fedavg-ssl": UNSUPERVISED,
+    "fedper-ssl": UNSUPERVISED,
+    "fedrep-ssl": UNSUPERVISED,
+    "fedprox-ssl": UNSUPERVISED,
+    "apfl-ssl": UNSUPERVISED,
+    "ditto-ssl": UNSUPERVISED,
     "dpsgd": {"local_epochs": None},  # local_steps instead
 }
 """What the papers ask for, by algorithm; the page of each says so."""
