@@ -16,6 +16,7 @@ from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedclassavg import FedClassAvg
 from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
+from p2pfl.algorithms.fedgen import FedGen
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedrolex import FedRolex
 from p2pfl.algorithms.fedsim import FedSim
@@ -51,6 +52,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedProto,
     FedTGP,
     FedDistill,
+    FedGen,
     FML,
     DFML,
     FedAvgDec,

@@ -26,12 +26,13 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
+from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
@@ -81,6 +82,7 @@ class FedAvg(Algorithm[Hyper]):
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
+            self.on_averaged(shared, net)
             if self.me in participants and self.me not in shared:
                 self.reset_after_divergence()
 
@@ -89,6 +91,9 @@ class FedAvg(Algorithm[Hyper]):
         if self.me in participants:
             await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
         await net.exchange(self.local_part(), participants)
+
+    def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
+        """Do what a subclass adds to line 3."""
 
     def local_part(self) -> Shared:
         return Shared(self.shared_part(), len(self.data.train) if self.weighted else 1)

@@ -112,6 +112,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "models": "tiny4",
         "peers": 6,
     },
+    "fedgen, some take part": {
+        "algorithm": {"name": "fedgen", "batch": 16, "momentum": 0.9, "participation": 0.5, "generator_steps": 20},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
     # The meme has another architecture than the first and last peers' private models, and batch normalization.
     "fml, some take part": {
         "algorithm": {"name": "fml", "batch": 16, "momentum": 0.9, "participation": 0.5, "meme": "tiny-wide"},

@@ -58,6 +58,7 @@ ALGORITHMS = {
     "fedtgp": {"name": "fedtgp", "batch": 16, "prototype_epochs": 5},
     "feddistill": {"name": "feddistill", "batch": 16, "momentum": 0.9, "participation": 0.5},
     "fml": {"name": "fml", "batch": 16, "momentum": 0.9, "participation": 0.5},
+    "fedgen": {"name": "fedgen", "batch": 16, "momentum": 0.9},
     "dfml": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 2},
     "fedavg-dec": {"name": "fedavg-dec", "batch": 16},
     "fedprox-dec": {"name": "fedprox-dec", "batch": 16},
