@@ -62,16 +62,16 @@ from p2pfl.tensors import assign, average, buffers_of, clone, has_diverged, para
 class Hyper(ProbeOptions, LocalTraining):
     local_epochs: PositiveInt = 5
     optimizer: OptimizerName = "sgd"
-    """sgd or adam; its state starts anew each round."""
+    """sgd or adam, for FedStyle's style net too; its state starts anew each round."""
     lr: PositiveFloat = 0.1
     loss: Literal["simclr", "simsiam"] = "simclr"
     """L_unsup."""
     temperature: PositiveFloat = 0.07
-    """τ of SimCLR."""
+    """τ of SimCLR, and of FedStyle's L_style."""
     participation: Fraction = 1.0
     """α, fraction of peers that take part in a round (0.5 in Tables 2 and 3). The others receive and average."""
     hidden: PositiveInt | None = None
-    """Hidden units of projectors and predictor; default: half the features (256 of 512)."""
+    """Hidden units of projectors, predictor and FedStyle's generator; default: half the features (256 of 512)."""
     output: PositiveInt | None = None
     """Outputs of projectors; default: a quarter of the features (128 of 512)."""
     share_statistics: bool = True
