@@ -29,6 +29,8 @@ class Styles(Partition):
     A peer's style is its group; groups are contiguous blocks of peers. The training samples of each class and style
     are shuffled, and the peers of that style take them in turn, cyclically: samples of a small style are repeated,
     and some of a large one are unused. Peers are tested on all test samples of their style.
+
+    A single peer has what one peer of each style would have, for centralized training.
     """
 
     beta: PositiveFloat | None = None
@@ -44,6 +46,15 @@ class Styles(Partition):
         if data.train_styles is None or data.test_styles is None:
             raise DataError("partition styles: the dataset has no styles; use dataset styled or styles")
         styles = int(data.train_styles.max()) + 1
+        if peers == 1 < styles:
+            parts = self.split(data, styles, seed)
+            return [
+                Subset(
+                    concat_sorted([part.train for part in parts]),
+                    concat_sorted([part.validation for part in parts]),
+                    concat_sorted([part.test for part in parts]),
+                )
+            ]
         if peers % styles:
             raise DataError(f"partition styles: {peers} peers cannot be divided evenly among {styles} styles")
         each = peers // styles

@@ -702,6 +702,16 @@ def test_styles_per_peer_sets_the_number_of_samples() -> None:
     assert [sizes_of(subset)[:2] for subset in subsets] == [(40, 10)] * 2
 
 
+def test_single_peer_has_what_one_peer_of_each_style_would_have() -> None:
+    _, apart = styled(0, 10, [100, 20], peers=2, per_peer=50, validation=0.2)
+    _, (whole,) = styled(0, 10, [100, 20], peers=1, per_peer=50, validation=0.2)
+    for name in ("train", "validation", "test"):
+        expected = sorted(index for subset in apart for index in getattr(subset, name).tolist())
+        assert getattr(whole, name).tolist() == expected
+    assert whole.group == 0
+    assert styled(0, 10, [100], peers=1)[1][0].group == 0
+
+
 def test_styles_with_small_beta_concentrate_classes() -> None:
     data, subsets = styled(0, 10, [100, 100], peers=10, beta=0.2)
     counts = np.array([np.bincount(data.train[subset.train], minlength=10) for subset in subsets])
