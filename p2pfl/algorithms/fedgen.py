@@ -135,9 +135,10 @@ class FedGen(LGFedAvg):
 
     def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
         """Line 4: train G, with draws that are the same on every peer."""
-        self.labels |= {
-            j: body.labels for j, body in received.items() if isinstance(body, Labeled) and any(body.labels)
-        }
+        heard = {j: body.labels for j, body in received.items() if isinstance(body, Labeled)}
+        self.labels |= {j: n for j, n in heard.items() if len(n) == self.model.classes and any(n)}
+        if not self.labels:
+            return
         before = clone(self.generator.state_dict())
         inputs = {"generator": before, "head": self.shared_part(), "labels": sorted(self.labels.items())}
         trained = net.memoized("generator", inputs, lambda: self.trained_generator(net.shared))
@@ -164,4 +165,4 @@ class FedGen(LGFedAvg):
 
     def layouts(self) -> Sequence[Layout]:
         ranges = {"samples": self.sample_counts, "labels": self.sample_counts}
-        return [Layout.of(self.local_part(), ranges=ranges)]
+        return [Layout.of(self.local_part(), free={"labels": {0: self.model.classes}}, ranges=ranges)]

@@ -109,11 +109,18 @@ def test_runs_that_a_killed_sweep_left_running_are_waited_for(start: Start, file
     folder = SweepFolder(tmp_path / "s")
     first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
     until(lambda: rounds_done(folder.run("seed=3")) >= 1)
+    of_the_run = psutil.Process(first.pid).children(recursive=True)
     kill(first, everything=False)
-    again = start(folder.root)
-    _, err = again.communicate()
-    assert again.returncode == 0
-    assert "seed=3: found running" in err
+    for process in of_the_run:
+        process.suspend()  # else the run may end before the sweep looks for it
+    try:
+        again = start(folder.root)
+        assert again.stderr is not None
+        assert any("seed=3: found running" in line for line in again.stderr)
+    finally:
+        for process in of_the_run:
+            process.resume()
+    assert again.wait() == 0
     assert commands(folder, "seed=3") == ["simulate"]
     assert folder.state("seed=3") == "finished"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,16 @@ def test_missing_neighbor_is_left_out() -> None:
     peers = make()
     play(peers, LINE, 1, silent=[2])
     assert sorted(peers[1].labels) == [0, 1]
+
+
+def test_counts_that_are_none_are_left_out() -> None:
+    peers = make()
+    for peer, labels in zip(peers[:2], [(0, 0, 0), (1, 2)], strict=True):
+        whole = peer.local_part()
+        peer.local_part = lambda whole=whole, labels=labels: replace(whole, labels=labels)
+    play(peers, LINE, 2)
+    assert [sorted(peer.labels) for peer in peers] == [[], [2], [2]]
+    assert not any(map(has_diverged, peers[0].model.state_dict().values()))
 
 
 def test_peer_with_one_sample_learns_from_generated_features_too() -> None:
