@@ -17,13 +17,13 @@ Heads are linear, so the mean of their scores is the score of their mean: line 4
 Differs from the paper:
 
 - There is no server: each peer trains G on the heads that it has received. G starts equal everywhere, and noise and
-  classes of line 4 are drawn from a stream that all peers share, so that on a complete graph all hold one G. Only the
-  heads and the counts are sent, where a server also sends G.
+  classes of line 4 are drawn from a stream that all peers share, so that on a complete graph all have the same G.
+  Only the heads and the counts are sent, where a server also sends G.
 - The settings are those of FedTGP's authors: 32 uniform noise values, one hidden layer as wide as the features, Adam
   with learning rate 0.1, started anew in each round, S = 100. Heads count by samples, where Eq. 4 has 1/K.
 - Line 1 generates as many features as a batch has samples, at least two. G is not trained there. In round 0, before
   any counts are known, nothing is generated.
-- p̂ counts the labels of those that the peer has heard of so far, itself included if it took part.
+- p̂ is over the peers whose counts have arrived so far, and the peer itself once it has taken part.
 - Batch normalization in G normalizes by the batch, in line 1 too.
 - A peer that receives no head keeps G. A G that has diverged is replaced by the one from before.
 """
@@ -109,7 +109,7 @@ class FedGen(LGFedAvg):
             generator = Generator(h.noise, model.classes, h.generator_hidden or model.features, model.features)
         self.generator = generator.to(self.device)
         self.labels: dict[PeerId, tuple[int, ...]] = {}
-        """Samples by class of each peer that this one has heard of."""
+        """Samples by class of each peer whose counts have arrived."""
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Line 1, Eq. 5."""
@@ -135,8 +135,8 @@ class FedGen(LGFedAvg):
 
     def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
         """Line 4: train G, with draws that are the same on every peer."""
-        heard = {j: body.labels for j, body in received.items() if isinstance(body, Labeled)}
-        self.labels |= {j: n for j, n in heard.items() if len(n) == self.model.classes and any(n)}
+        arrived = {j: body.labels for j, body in received.items() if isinstance(body, Labeled)}
+        self.labels |= {j: n for j, n in arrived.items() if len(n) == self.model.classes and any(n)}
         if not self.labels:
             return
         before = clone(self.generator.state_dict())

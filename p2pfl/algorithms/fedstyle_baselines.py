@@ -33,7 +33,7 @@ Differs from the paper, besides what fedavg_ssl.py lists:
 
 - Algorithm 1 averages w_k for all methods, which would be the personal nets of APFL and Ditto. As in their own papers
   the w_k,g are averaged here, each trained on from w.
-- FedProx starts from w, as in its own paper; the appendix leaves w_k as it was.
+- FedProx starts from w, as in its own paper; in the appendix w_k continues from its own last state.
 - APFL's α is a constant, as in the appendix, and both views are mixed alike; it has z_k² for both, a slip.
 - "initialize optimizer" is once per E_l epochs, not in each of them, which differs with a momentum or Adam only.
 - a frozen net is in training mode: its batch-normalization statistics follow the batches.
