@@ -17,6 +17,7 @@ from p2pfl.algorithms.fedclassavg import FedClassAvg
 from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedgen import FedGen
+from p2pfl.algorithms.fedkd import FedKD
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedrolex import FedRolex
 from p2pfl.algorithms.fedsim import FedSim
@@ -54,6 +55,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedDistill,
     FedGen,
     FML,
+    FedKD,
     DFML,
     FedAvgDec,
     FedProxDec,

@@ -168,6 +168,12 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 5,
     },
+    "fedkd, some take part": {
+        "algorithm": {"name": "fedkd", "batch": 16, "momentum": 0.9, "participation": 0.5, "energy_start": 0.6},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
     "dfml": {
         "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 3, "mutual_batch_models": 2},
         "graph": {"name": "erdos-renyi", "p": 0.6},

@@ -59,6 +59,7 @@ ALGORITHMS = {
     "feddistill": {"name": "feddistill", "batch": 16, "momentum": 0.9, "participation": 0.5},
     "fml": {"name": "fml", "batch": 16, "momentum": 0.9, "participation": 0.5},
     "fedgen": {"name": "fedgen", "batch": 16, "momentum": 0.9},
+    "fedkd": {"name": "fedkd", "batch": 16, "momentum": 0.9},
     "dfml": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 2},
     "fedavg-dec": {"name": "fedavg-dec", "batch": 16},
     "fedprox-dec": {"name": "fedprox-dec", "batch": 16},
