@@ -102,8 +102,6 @@ DFML = (
     Left("partitions", "Fig. 10", "—", "a setting: `p2pfl data show FILE --png`"),
     Left("α over rounds", "Fig. 11", "—", "a setting; tests hold the formula"),
     Left("another topology", "Fig. 23", "—", "a setting: graph `bridge`"),
-    Left("against decentralized FML", "Fig. 24", "above", "method not available"),
-    Left("against WSL and ANL-KD", "Fig. 26", "above", "methods not available"),
 )
 
 FEDSTYLE = (

@@ -25,6 +25,7 @@ from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedstyle_baselines import APFLSSL, DittoSSL, FedPerSSL, FedProxSSL, FedRepSSL
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.fml import FML
+from p2pfl.algorithms.fml_dec import FMLDec
 from p2pfl.algorithms.heterofl import HeteroFL
 from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
@@ -59,6 +60,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     DFML,
     FedAvgDec,
     FedProxDec,
+    FMLDec,
     DefKT,
     HeteroFL,
     FedRolex,

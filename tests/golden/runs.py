@@ -190,6 +190,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "rounds": 5,
     },
     "fedavg-dec": {"algorithm": {"name": "fedavg-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
+    "dfml, wsl": {
+        "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "shape": "linear", "wsl": True},
+        "models": "tiny4",
+        "peers": 6,
+        "rounds": 4,
+    },
+    "fml-dec": {"algorithm": {"name": "fml-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
     "fedprox-dec": {"algorithm": {"name": "fedprox-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
     # Sparse: not every sender finds a receiver.
     "def-kt": {

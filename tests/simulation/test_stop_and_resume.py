@@ -63,6 +63,7 @@ ALGORITHMS = {
     "dfml": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 2},
     "fedavg-dec": {"name": "fedavg-dec", "batch": 16},
     "fedprox-dec": {"name": "fedprox-dec", "batch": 16},
+    "fml-dec": {"name": "fml-dec", "batch": 16},
     "def-kt": {"name": "def-kt", "batch": 16},
     "heterofl": {"name": "heterofl", "batch": 16},
     "fedrolex": {"name": "fedrolex", "batch": 16},

@@ -105,6 +105,7 @@ DICTATED: dict[str, dict[str, Any]] = {
     "dfml": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedavg-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedprox-dec": {"momentum": 0.9, "weight_decay": 5e-4},
+    "fml-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "heterofl": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedrolex": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedstyle": UNSUPERVISED,
