@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.cga import CGA
 from p2pfl.algorithms.def_kt import DefKT
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dfml import DFML
@@ -46,6 +47,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Ditto,
     DPSGD,
     DFedAvgM,
+    CGA,
     MAPL,
     MAPLPlus,
     L2C,

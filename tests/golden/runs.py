@@ -168,6 +168,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 5,
     },
+    "cga": {
+        "algorithm": {"name": "cga", "batch": 16, "momentum": 0.9, "lr": 0.05},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny-mixer",
+        "peers": 6,
+        "rounds": 6,
+    },
     "fedkd, some take part": {
         "algorithm": {"name": "fedkd", "batch": 16, "momentum": 0.9, "participation": 0.5, "energy_start": 0.6},
         "graph": {"name": "regular", "degree": 3},

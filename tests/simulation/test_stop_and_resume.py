@@ -73,6 +73,7 @@ ALGORITHMS = {
     "ditto-ssl": {"name": "ditto-ssl", "participation": 0.5, **SSL},
     "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},
+    "cga": {"name": "cga", "batch": 16, "momentum": 0.9},
     "fedfomo": {"name": "fedfomo", "batch": 16, "momentum": 0.9, "models": 1, "exploration": 0.5},
     "meta-l2c": {"name": "meta-l2c", "local_epochs": 1, "prune_round": 2, "prune_to": 1},
 }

@@ -115,7 +115,8 @@ DICTATED: dict[str, dict[str, Any]] = {
     "fedprox-ssl": UNSUPERVISED,
     "apfl-ssl": UNSUPERVISED,
     "ditto-ssl": UNSUPERVISED,
-    "dpsgd": {"local_epochs": None},  # local_steps instead
+    "dpsgd": {"local_epochs": None},
+    "cga": {"local_epochs": None},  # local_steps instead
 }
 """What the papers ask for, by algorithm; the page of each says so."""
 

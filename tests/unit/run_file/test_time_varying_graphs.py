@@ -379,7 +379,17 @@ def test_other_methods_accept_them() -> None:
     ):
         run = run_of(models="tiny-cnn", algorithm=algorithm, graph={"name": "el-local", "receivers": 2})
         assert run.schedule is not None
-    for algorithm in ("dfml", "fedavg-dec", "fedprox-dec", "fml-dec", "def-kt", "heterofl", "fedrolex", "fedfomo"):
+    for algorithm in (
+        "dfml",
+        "fedavg-dec",
+        "fedprox-dec",
+        "fml-dec",
+        "def-kt",
+        "heterofl",
+        "fedrolex",
+        "fedfomo",
+        "cga",
+    ):
         assert run_of(models="tiny-cnn", algorithm=algorithm, graph="matchings").schedule is not None
 
 
