@@ -26,9 +26,9 @@ def local(run: Summary) -> float:
     return run.last("peak_local" if "peak_local" in run.curves else "local")
 
 
-def area(run: Summary) -> float:
+def area(run: Summary, curve: str = "") -> float:
     """Mean accuracy over rounds 10, 20, … and 100: how fast a run learns."""
-    return fmean(run.at(t, series(run)) for t in range(10, 101, 10))
+    return fmean(run.at(t, curve or series(run)) for t in range(10, 101, 10))
 
 
 def by_network(run: Summary, networks: int) -> list[float]:

@@ -64,6 +64,8 @@ NARROW = {name: clothes(name, seconds, features=256) for name, seconds in METHOD
 COLORS = {name: colors(name, seconds * 1.5) for name, seconds in METHODS.items()}
 COLORS |= {"feddistill": colors("feddistill", 300), "fml": colors("fml", 420, meme="tiny-cnn")}
 COLORS["fedgen"], PRACTICAL["fedgen"] = colors("fedgen", 330), clothes("fedgen", 220)
+COLORS["fedkd"] = colors("fedkd", 450, meme="tiny-cnn", energy_end=0.95)
+PRACTICAL["fedkd"] = clothes("fedkd", 400, meme="htcnn-2", energy_end=0.95)
 FEDTGP = PRACTICAL["fedtgp"]
 LATER = {
     "fedtgp": replace(clothes("fedtgp", 550, rounds=300, lr=0.005), rates=()),
@@ -148,6 +150,7 @@ CLAIMS = (
     compared(COLORS, "feddistill", "Table 1", "CIFAR-10, practical", "+2.14 (88.15 against 86.01)", PAPER_CIFAR),
     compared(COLORS, "fml", "Table 1", "CIFAR-10, practical", "+2.27 (88.15 against 85.88)", PAPER_CIFAR),
     compared(COLORS, "fedgen", "Table 1", "CIFAR-10, practical", "+5.60 (88.15 against 82.55)", PAPER_CIFAR),
+    compared(COLORS, "fedkd", "Table 1", "CIFAR-10, practical", "+1.70 (88.15 against 86.45)", PAPER_CIFAR),
     compared(
         LONG, "fedproto", "Table 3", "5 epochs per round", "+8.40 (46.44 against 38.04, CIFAR-100)", PAPER_CIFAR
     ),
@@ -156,6 +159,7 @@ CLAIMS = (
     compared(LATER, "fedproto", "Table 10", "practical, 300 rounds", "+0.12 (97.58 against 97.46)"),
     compared(PRACTICAL, "lg-fedavg", "Table 10", "practical", "+0.35 (97.58 against 97.23)"),
     compared(PRACTICAL, "fedgen", "Table 10", "practical", "+0.23 (97.58 against 97.35)"),
+    compared(PRACTICAL, "fedkd", "Table 10", "practical", "+0.28 (97.58 against 97.30)"),
     compared(PRACTICAL, "local", "Table 10", "practical", "no row for local training"),
     compared(PRACTICAL, "lg-fedavg", "Table 10", "practical", "+0.23 (97.46 against 97.23)", one="fedproto"),
     compared(PATHOLOGICAL, "fedproto", "Table 10", "pathological", "+0.08 (99.56 against 99.48)"),

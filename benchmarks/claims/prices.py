@@ -123,7 +123,7 @@ def samples(tree: Mapping[str, Any]) -> float:
 def active(tree: Mapping[str, Any]) -> float:
     """Return the mean number of peers that train in a round."""
     algorithm = tree["algorithm"]
-    aggregated = algorithm["name"] in ("dfml", "fedavg-dec", "fedprox-dec", "heterofl", "fedrolex")
+    aggregated = algorithm["name"] in ("dfml", "fedavg-dec", "fedprox-dec", "fml-dec", "heterofl", "fedrolex")
     return float(algorithm.get("participation", 0.5 if aggregated else 1.0) * tree["peers"] + aggregated)
 
 
@@ -133,7 +133,7 @@ def local_epochs(tree: Mapping[str, Any]) -> float:
     five = algorithm["name"] in ("l2c", "meta-l2c", "fedstyle") or algorithm["name"].endswith("-ssl")
     per_round = algorithm.get("local_epochs", 5 if five else 1)
     if per_round is None:
-        per_round = algorithm["local_steps"] * algorithm["batch"] / samples(tree)
+        per_round = algorithm.get("local_steps", 1) * algorithm["batch"] / samples(tree)
     return float(tree["rounds"] * active(tree) / tree["peers"] * per_round)
 
 
@@ -141,8 +141,10 @@ def passes(tree: Mapping[str, Any]) -> float:
     """Return how many images all peers of a run train on, an image counting once for each view and for each model."""
     algorithm = tree["algorithm"]
     name = algorithm["name"]
-    seen = {"mapl": 2, "mapl+": 2, "fedclassavg": 2, "fml": 2, "fedstyle": 4, "ditto": 2}
+    seen = {"mapl": 2, "mapl+": 2, "fedclassavg": 2, "fml": 2, "fml-dec": 2, "fedkd": 2, "fedstyle": 4, "ditto": 2}
     seen |= {"fedavg-ssl": 2, "fedper-ssl": 2, "fedprox-ssl": 2, "fedrep-ssl": 4, "apfl-ssl": 4, "ditto-ssl": 4}
+    if name == "cga":
+        seen[name] = 1 + tree["graph"]["degree"]
     mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0
     images = samples(tree)
     return float(

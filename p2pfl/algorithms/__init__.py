@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.cga import CGA
 from p2pfl.algorithms.def_kt import DefKT
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.dfml import DFML
@@ -17,6 +18,7 @@ from p2pfl.algorithms.fedclassavg import FedClassAvg
 from p2pfl.algorithms.feddistill import FedDistill
 from p2pfl.algorithms.fedfomo import FedFomo
 from p2pfl.algorithms.fedgen import FedGen
+from p2pfl.algorithms.fedkd import FedKD
 from p2pfl.algorithms.fedproto import FedProto
 from p2pfl.algorithms.fedrolex import FedRolex
 from p2pfl.algorithms.fedsim import FedSim
@@ -24,6 +26,7 @@ from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedstyle_baselines import APFLSSL, DittoSSL, FedPerSSL, FedProxSSL, FedRepSSL
 from p2pfl.algorithms.fedtgp import FedTGP
 from p2pfl.algorithms.fml import FML
+from p2pfl.algorithms.fml_dec import FMLDec
 from p2pfl.algorithms.heterofl import HeteroFL
 from p2pfl.algorithms.l2c import L2C
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
@@ -44,6 +47,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Ditto,
     DPSGD,
     DFedAvgM,
+    CGA,
     MAPL,
     MAPLPlus,
     L2C,
@@ -54,9 +58,11 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedDistill,
     FedGen,
     FML,
+    FedKD,
     DFML,
     FedAvgDec,
     FedProxDec,
+    FMLDec,
     DefKT,
     HeteroFL,
     FedRolex,

@@ -17,9 +17,10 @@ class AlphaSchedule(Options):
 
     alpha_max: Annotated[float, Field(ge=0.0, le=1.0)] = 0.9
     """Largest α: 0.8 or 0.9 for IID data, ace and wsm; 1 for ce on other data (appendix A.5.1)."""
-    shape: Literal["half", "full", "fixed", "falling"] = "half"
+    shape: Literal["half", "full", "fixed", "falling", "linear"] = "half"
     """half: α rises to α_max within a period and drops; full: it rises and falls (Fig. 7); fixed: α_max (Fig. 9);
-    falling: it falls from α_max within a period, as Eq. 4 is printed."""
+    falling: it falls from α_max within a period, as Eq. 4 is printed; linear: it falls from α_max to 0 in a straight
+    line, ANL-KD (Fig. 26) if the period is the run."""
     period: PositiveInt = 10
     """Rounds of the first period."""
     period_increment: NonNegativeInt = 10
@@ -36,12 +37,14 @@ class AlphaSchedule(Options):
         """Eq. 4: α_max/2 · (1 − cos(π τ/P)) in step τ = 1 … P of the period; this is α_max in the last step.
 
         The full cycle reaches α_max in the middle of the period (rounded up) and falls to 0 in the second half.
-        Falling, it is α_max/2 · (1 + cos(π (τ − 1)/P)).
+        Falling, it is α_max/2 · (1 + cos(π (τ − 1)/P)). Linear, it is α_max · (P − τ)/(P − 1).
         """
         if self.shape == "fixed":
             return self.alpha_max
         rounds = self.period_of(t)
         step, length = t - rounds.start + 1, len(rounds)
+        if self.shape == "linear":
+            return self.alpha_max * (length - step) / max(length - 1, 1)
         if self.shape == "falling":
             return self.alpha_max / 2 * (1 + math.cos(math.pi * (step - 1) / length))
         rise = length if self.shape == "half" else (length + 1) // 2

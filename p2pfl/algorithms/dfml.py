@@ -88,6 +88,8 @@ class Hyper(AlphaSchedule, LocalTraining):
     """All models learn from each other; otherwise only the aggregator's learns from the others (Fig. 21)."""
     teachers: Literal["size", "equal"] = "size"
     """Weight of a teacher: its number of parameters Φ, or equal for all (Fig. 20)."""
+    wsl: bool = False
+    """L_KL has weighted samples, less where a teacher is less certain of the label (WSL, Fig. 26)."""
     mutual_batch_models: PositiveInt | None = None
     """Models that hold their activations at a time (default: all). Fewer save memory and cost time; bit-identical."""
     scheduled: Literal["both", "supervision", "distillation", "common"] = "both"
@@ -191,7 +193,8 @@ class DFML(Algorithm[Hyper]):
                 x = self.inputs(images)
             seeds = self.streams.numpy("mutual learning").integers(2**62, size=len(ids)).tolist()
             supervision = partial(self.supervision, labels=labels)
-            mutual_step(participants, students, x, supervision, factors, seeds, h.mutual_batch_models)
+            weighted = labels if h.wsl else None
+            mutual_step(participants, students, x, supervision, factors, seeds, h.mutual_batch_models, weighted)
 
         self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
         self._diagnostics["models"] = len(models)

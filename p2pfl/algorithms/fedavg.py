@@ -78,7 +78,7 @@ class FedAvg(Algorithm[Hyper]):
         participants = net.participants(self.hyper.participation)  # line 1
         if self.me in participants:
             self.local_training()  # line 2
-        shared = await self.exchange_including_own(net, self.local_part(), participants)
+        shared = self.opened(await self.exchange_including_own(net, self.local_part(), participants))
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
@@ -91,6 +91,10 @@ class FedAvg(Algorithm[Hyper]):
         if self.me in participants:
             await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
         await net.exchange(self.local_part(), participants)
+
+    def opened(self, received: Mapping[PeerId, Shared]) -> dict[PeerId, Shared]:
+        """Return what line 3 averages. A subclass that compresses w_j recovers it here."""
+        return dict(received)
 
     def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
         """Do what a subclass adds to line 3."""

@@ -110,14 +110,26 @@ class FedAvgDec(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2402.01863"
     Hyper = Hyper
     replies = True
+    trained_models: ClassVar[int] = 1
+    """Models that line 1 trains on each batch."""
     state: ClassVar[tuple[str, ...]] = ("model",)
 
     def setup(self) -> None:
         h = self.hyper
-        self.model.load_state_dict(self.initial(self.model.name).state_dict())
+        self.sent.load_state_dict(self.initial(self.sent.name).state_dict())
         self.schedule = AggregatorSchedule(self.seed, h.participation, h.fixed_aggregator)
         log_weights = losses.softmax_log_weights(h.supervision, self.data.train.labels, self.data.classes)
         self.log_weights = log_weights.to(self.device)
+
+    @property
+    def sent(self) -> Model:
+        """The model that travels to the aggregator and back."""
+        return self.model
+
+    @property
+    def sent_architectures(self) -> Iterable[str]:
+        """The architectures of models that peers send."""
+        return self.architectures
 
     def initial(self, architecture: str) -> Model:
         """Return the model from which all peers with this architecture start."""
@@ -129,7 +141,7 @@ class FedAvgDec(Algorithm[Hyper]):
         if self.me not in assignment.participants:
             return
         self.local_training()  # line 1
-        local = self.trained(self.model)
+        local = self.trained(self.sent)
         if self.me == assignment.aggregator:
             patience = self.schedule.models_deadlines(net)
             received = await net.gather(type(local), of=assignment.senders, patience=patience)
@@ -149,8 +161,8 @@ class FedAvgDec(Algorithm[Hyper]):
         assignment = self.schedule.assignment(t, net)
         if self.me not in assignment.participants:
             return
-        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        local = self.trained(self.model)
+        await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
+        local = self.trained(self.sent)
         if self.me == assignment.aggregator:
             patience = self.schedule.models_deadlines(net)
             received = await net.gather(type(local), of=assignment.senders, patience=patience)
@@ -176,12 +188,12 @@ class FedAvgDec(Algorithm[Hyper]):
     def aggregated(self, trained: Mapping[PeerId, Trained], t: int) -> dict[PeerId, Averaged]:
         """Return what each of the peers with these models continues from, and this peer too, if anything (line 3)."""
         means = {name: self.averaged(mean_model(cluster)) for name, cluster in by_architecture(trained).items()}
-        architectures = {**{n: body.architecture for n, body in trained.items()}, self.me: self.model.name}
+        architectures = {**{n: body.architecture for n, body in trained.items()}, self.me: self.sent.name}
         return {n: means[name] for n, name in architectures.items() if name in means}
 
     def adopt(self, averaged: Averaged) -> None:
         """Continue from what came back (line 4)."""
-        assign(self.shared_part(self.model), averaged.values)
+        assign(self.shared_part(self.sent), averaged.values)
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())
@@ -197,8 +209,8 @@ class FedAvgDec(Algorithm[Hyper]):
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be averaged; only the peer's own comes back."""
-        trained = map(self.trained, map(self.initial, dict.fromkeys(self.architectures)))
-        replies = [self.averaged(values) for values in (self.shared_part(self.model), {})]
+        trained = map(self.trained, map(self.initial, dict.fromkeys(self.sent_architectures)))
+        replies = [self.averaged(values) for values in (self.shared_part(self.sent), {})]
         return [
             *(Layout.of(body, fixed=["architecture"], ranges=self.ranges()) for body in trained),
             *(Layout.of(body, ranges=self.ranges()) for body in replies),

@@ -33,12 +33,13 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from p2pfl import rng
@@ -66,9 +67,13 @@ def one_architecture(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class MemeHyper(fedavg.Hyper):
+class WithMeme(fedavg.Hyper):
     meme: Annotated[str, AfterValidator(one_architecture)] = "tiny-cnn"
     """Architecture of the meme, the model that is sent: any single one, e.g. htfe-cnn (`p2pfl models`)."""
+
+
+@dataclass(frozen=True)
+class MemeHyper(WithMeme):
     alpha: Weight = 0.5
     """α, weight of the labels for the private model; the rest is that of the meme."""
     beta: Weight = 0.5
@@ -81,43 +86,35 @@ def distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
-class FML(FedAvg):
-    """FML: FedAvg of memes, which teach and learn from private models."""
+class Memes(FedAvg):
+    """FedAvg of memes, which train beside private models: lines 1 and 3. A subclass defines the loss of both."""
 
-    name = "fml"
-    summary = "a private model and a small meme teach each other; memes are sent and averaged"
-    title = "Federated Mutual Learning"
-    authors = "Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu"
-    venue = "arXiv 2020"
-    url = "https://arxiv.org/abs/2006.16765"
-    Hyper = MemeHyper
-    hyper: MemeHyper
+    hyper: WithMeme
     homogeneous = False
     named_loss = True
     trained_models = 2
-    state = ("model", "meme", "optimizer")
+    state: ClassVar[tuple[str, ...]] = ("model", "meme", "optimizer")
 
     def setup(self) -> None:
         try:
-            with rng.torch_seeded(self.seed, "fml.meme"):  # equal on all peers
+            with rng.torch_seeded(self.seed, f"{self.name}.meme"):  # equal on all peers
                 self.meme = self.build_named(self.hyper.meme)
         except ModelError as error:
             raise OptionErrors([(("meme",), str(error))]) from None
-        self.optimizer = self.hyper.make_optimizer([*self.model.parameters(), *self.meme.parameters()])
+        self.optimizer = self.hyper.make_optimizer(p for module in self.trained() for p in module.parameters())
+
+    def trained(self) -> Sequence[nn.Module]:
+        """Return the modules that line 2 trains."""
+        return self.model, self.meme
 
     def local_training(self) -> None:
         """Line 2."""
-        h = self.hyper
-        self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch, beside=[self.meme])
+        _, *beside = self.trained()
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch, beside=beside)
 
+    @abstractmethod
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """L_i + L_m: neither depends on the parameters of the other model."""
-        h, z, z_meme = self.hyper, self.model(x), self.meme(x)
-        terms = {name: h.alpha * term for name, term in self.label_loss(z, labels).items()}
-        terms["kl"] = (1 - h.alpha) * distillation(z, z_meme)
-        terms |= {f"meme_{name}": h.beta * term for name, term in self.label_loss(z_meme, labels).items()}
-        terms["meme_kl"] = (1 - h.beta) * distillation(z_meme, z)
-        return terms
+        """Return the terms of both models' losses, by which no gradient of one reaches the other."""
 
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average, m_i: all parameters of the meme."""
@@ -133,3 +130,25 @@ class FML(FedAvg):
         yield ExtraMetric("meme", self.predict_meme, self.data.test)
         if whole:
             yield ExtraMetric("meme_global", self.predict_meme, self.data.global_test)
+
+
+class FML(Memes):
+    """FML: FedAvg of memes, which teach and learn from private models."""
+
+    name = "fml"
+    summary = "a private model and a small meme teach each other; memes are sent and averaged"
+    title = "Federated Mutual Learning"
+    authors = "Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu"
+    venue = "arXiv 2020"
+    url = "https://arxiv.org/abs/2006.16765"
+    Hyper = MemeHyper
+    hyper: MemeHyper
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """L_i + L_m: neither depends on the parameters of the other model."""
+        h, z, z_meme = self.hyper, self.model(x), self.meme(x)
+        terms = {name: h.alpha * term for name, term in self.label_loss(z, labels).items()}
+        terms["kl"] = (1 - h.alpha) * distillation(z, z_meme)
+        terms |= {f"meme_{name}": h.beta * term for name, term in self.label_loss(z_meme, labels).items()}
+        terms["meme_kl"] = (1 - h.beta) * distillation(z_meme, z)
+        return terms

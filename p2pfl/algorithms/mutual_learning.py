@@ -7,22 +7,40 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from p2pfl import rng
 from p2pfl.models import Model
 from p2pfl.tensors import assign, buffers_of, clone
 
 
-def distillation(logits: Tensor, teachers: Tensor, phi: Tensor) -> Tensor:
+def distillation(logits: Tensor, teachers: Tensor, phi: Tensor, weights: Tensor | float = 1.0) -> Tensor:
     """L_KL, Eq. 3: Σ_q Φ_q KL(p_q ‖ p_n) / Σ_q Φ_q, mean over the batch; 0 if there is no teacher.
 
     Args:
         logits: z_n, float [B, K].
         teachers: log p_q, float [P, B, K], without gradient.
         phi: Φ_q, float [P]; 0 for a model that does not teach n, such as n itself, and at least 1 for the others.
+        weights: of each teacher's samples, float [P, B].
     """
-    divergences = (teachers.exp() * (teachers - logits.log_softmax(1))).sum(2)
+    divergences = weights * (teachers.exp() * (teachers - logits.log_softmax(1))).sum(2)
     return (phi @ divergences).mean() / phi.sum().clamp(min=1.0)
+
+
+@torch.no_grad()
+def wsl_weights(logits: Tensor, teachers: Tensor, labels: Tensor) -> Tensor:
+    """Return WSL's weight of each sample, float [P, B]: 1 − exp(−CE_n / CE_q), less where teacher q is less certain.
+
+    Helong Zhou et al.: "Rethinking Soft Labels for Knowledge Distillation: A Bias-Variance Tradeoff Perspective",
+    ICLR 2021. https://arxiv.org/abs/2102.00650
+
+    Args:
+        logits, teachers: as for ``distillation``.
+        labels: int64 [B].
+    """
+    student = cross_entropy(logits, labels, reduction="none")
+    teacher = -teachers[:, torch.arange(len(labels), device=labels.device), labels]
+    return 1.0 - torch.exp(-student / teacher.clamp(min=torch.finfo(teacher.dtype).eps))
 
 
 def loss_factors(alpha: float, scheduled: str) -> tuple[float, float]:
@@ -93,6 +111,7 @@ def mutual_step(
     factors: tuple[float, float],
     seeds: Sequence[int],
     max_graphs: int | None = None,
+    wsl_labels: Tensor | None = None,
 ) -> None:
     """Compute all logits, then take one step of each student on γ L_WSM + α L_KL (Eqs. 1 and 10).
 
@@ -105,6 +124,7 @@ def mutual_step(
         seeds: one per participant, for dropout.
         max_graphs: number of models that hold their activations at a time. The logits of the others are computed
             twice, with the same dropout: first for the other students, then for the model's own step.
+        wsl_labels: labels of the batch, int64 [B], if distillation weights samples by ``wsl_weights``.
     """
     gamma, alpha = factors
     held = students[:max_graphs]
@@ -119,5 +139,6 @@ def mutual_step(
         if participant in students:
             student = z if participant in held else participant.logits(x, seed)
             supervised = supervision(student)
-            distilled = distillation(student, teachers, participant.phi * finite)
+            weights = 1.0 if wsl_labels is None else wsl_weights(student, teachers, wsl_labels)
+            distilled = distillation(student, teachers, participant.phi * finite, weights)
             participant.step(gamma * supervised + alpha * distilled)

@@ -133,8 +133,12 @@ class Trainer:
         with self.streams.torch("dropout"):
             terms = loss()
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
+        self.before_step()
         optimizer.step()
         self.meter.add(terms, samples)
+
+    def before_step(self) -> None:
+        """Change the gradients before a step of ``descend``, e.g. clip them. Default: nothing."""
 
     @contextmanager
     def training(self) -> Iterator[None]:

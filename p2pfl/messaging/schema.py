@@ -116,15 +116,15 @@ class Layout:
     def of(
         cls,
         body: Body,
-        free: Mapping[str, Mapping[int, int]] | None = None,
+        free: Mapping[str, Mapping[int, int | None]] | None = None,
         fixed: Iterable[str] = (),
         ranges: Mapping[str, range] | None = None,
     ) -> Layout:
         """Return the layout of bodies like ``body``.
 
         Args:
-            free: {field: {dimension of its tensors: largest length}} of those that may have any length up to it. An
-                int tuple has one dimension, 0.
+            free: {field: {dimension of its tensors: largest length}} of those that may have any length up to it; None
+                stands for that of each tensor in ``body``. An int tuple has one dimension, 0.
             fixed: plain fields that must equal those of ``body``, e.g. an architecture's name that decides shapes.
             ranges: {field: allowed values} of ints and of the items of int tuples; others are refused on arrival.
         """
@@ -132,7 +132,8 @@ class Layout:
         specs = {}
         for (field, key), tensor in tensors.items():
             largest = (free or {}).get(field, {})
-            shape = tuple(largest.get(axis, length) for axis, length in enumerate(tensor.shape))
+            lengths = ((largest.get(axis), length) for axis, length in enumerate(tensor.shape))
+            shape = tuple(length if limit is None else limit for limit, length in lengths)
             specs[field, key] = TensorSpec(tensor.dtype, shape, frozenset(largest))
         fields = {}
         for name, value in plain.items():

@@ -168,6 +168,19 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 5,
     },
+    "cga": {
+        "algorithm": {"name": "cga", "batch": 16, "momentum": 0.9, "lr": 0.05},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny-mixer",
+        "peers": 6,
+        "rounds": 6,
+    },
+    "fedkd, some take part": {
+        "algorithm": {"name": "fedkd", "batch": 16, "momentum": 0.9, "participation": 0.5, "energy_start": 0.6},
+        "graph": {"name": "regular", "degree": 3},
+        "models": "tiny4",
+        "peers": 6,
+    },
     "dfml": {
         "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "period": 3, "mutual_batch_models": 2},
         "graph": {"name": "erdos-renyi", "p": 0.6},
@@ -184,6 +197,13 @@ RUNS: dict[str, dict[str, Any]] = {
         "rounds": 5,
     },
     "fedavg-dec": {"algorithm": {"name": "fedavg-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
+    "dfml, wsl": {
+        "algorithm": {"name": "dfml", "batch": 16, "mutual_epochs": 2, "shape": "linear", "wsl": True},
+        "models": "tiny4",
+        "peers": 6,
+        "rounds": 4,
+    },
+    "fml-dec": {"algorithm": {"name": "fml-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
     "fedprox-dec": {"algorithm": {"name": "fedprox-dec", "batch": 16}, "models": "tiny4", "peers": 6, "rounds": 5},
     # Sparse: not every sender finds a receiver.
     "def-kt": {

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from p2pfl.algorithms.aggregators import Assignment
 from p2pfl.algorithms.dfml import DFML, Hyper
 from p2pfl.algorithms.dfml_messages import Pupil, Taught
-from p2pfl.algorithms.mutual_learning import Participant, distillation, loss_factors, teacher_weights
+from p2pfl.algorithms.mutual_learning import Participant, distillation, loss_factors, teacher_weights, wsl_weights
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
@@ -103,6 +103,9 @@ def schedule_reference(h: Hyper, periods: int) -> list[float]:
         if h.shape == "falling":
             alphas += [*(h.alpha_max * (1 + np.cos(np.linspace(0, np.pi, length + 1)[:-1])) / 2)]
             continue
+        if h.shape == "linear":
+            alphas += [*(h.alpha_max * np.linspace(1, 0, length))] if length > 1 else [0.0]
+            continue
         rise = length if h.shape == "half" else math.ceil(length / 2)
         up = h.alpha_max * (1 - np.cos(np.linspace(0, np.pi, rise + 1)[1:])) / 2
         down = h.alpha_max * (1 + np.cos(np.linspace(0, np.pi, length - rise + 1)[1:])) / 2
@@ -114,7 +117,7 @@ schedules = st.builds(
     lambda shape, period, increment, most: hyper(
         shape=shape, period=period, period_increment=increment, alpha_max=most
     ),
-    st.sampled_from(["half", "full", "fixed", "falling"]),
+    st.sampled_from(["half", "full", "fixed", "falling", "linear"]),
     st.integers(1, 12),
     st.integers(0, 5),
     st.integers(0, 100).map(lambda percent: percent / 100),
@@ -211,6 +214,16 @@ def test_distillation_loss_and_gradient_match_equation_3(models: int, batch: int
     np.testing.assert_allclose(student.grad.numpy(), gradient, atol=1e-6)
 
 
+def test_wsl_weighs_samples_less_where_the_teacher_is_less_certain() -> None:
+    student, labels = torch.zeros(3, 2), torch.tensor([0, 0, 0])
+    teachers = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [-2.0, 0.0]], [[100.0, 0.0]] * 3]).log_softmax(2)
+    equal, right, wrong = wsl_weights(student, teachers, labels)[0].tolist()
+    assert equal == pytest.approx(1 - math.exp(-1))
+    assert right == pytest.approx(1 - math.exp(-math.log(2) / math.log(1 + math.exp(-2))))
+    assert wrong < equal < right
+    assert wsl_weights(student, teachers, labels)[1].tolist() == [1.0] * 3
+
+
 def test_distillation_without_teachers_is_zero() -> None:
     logits = torch.randn(2, 3, requires_grad=True)
     loss = distillation(logits, torch.randn(2, 2, 3).log_softmax(2), torch.zeros(2))
@@ -293,6 +306,12 @@ def train_reference(peer: Reference, h: Hyper) -> None:
         sgd.step(peer.layers, peer.gradients(peer.x, wsm_gradient(peer.logits(peer.x), peer.labels, peer.beta)))
 
 
+def wsl_reference(student: Matrix, teacher: Matrix, labels: NDArray[np.int64]) -> Matrix:
+    """WSL's weights, [B, 1]."""
+    rows = np.arange(len(labels))
+    return np.asarray(1 - np.exp(-np.log(student[rows, labels]) / np.log(teacher[rows, labels])))[:, None]
+
+
 def mutual_learning_reference(peers: Mapping[int, Reference], aggregator: Reference, alpha: float, h: Hyper) -> None:
     """Algorithm 1's aggregator side, with Eqs. 1, 2 and 3, on all of the aggregator's samples at once."""
     sgds = {n: Sgd(h) for n in peers}
@@ -302,7 +321,8 @@ def mutual_learning_reference(peers: Mapping[int, Reference], aggregator: Refere
         p = {n: softmax(z[n]) for n in peers}
         for n, peer in peers.items():
             others = sum(peers[u].size for u in peers if u != n)
-            pull = sum(peers[q].size / others * (p[n] - p[q]) for q in peers if q != n) / len(x)
+            weights = {q: wsl_reference(p[n], p[q], aggregator.labels) if h.wsl else 1 for q in peers}
+            pull = sum(peers[q].size / others * weights[q] * (p[n] - p[q]) for q in peers if q != n) / len(x)
             g = (1 - alpha) * wsm_gradient(z[n], aggregator.labels, aggregator.beta) + alpha * pull
             sgds[n].step(peer.layers, peer.gradients(x, g))
 
@@ -341,8 +361,9 @@ def agree(peers: Sequence[DFML], expected: Sequence[Reference], alive: Sequence[
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [complete(4), Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])])
-def test_rounds_follow_algorithm_1(topology: Topology) -> None:
-    h = hyper(local_epochs=2)
+@pytest.mark.parametrize("wsl", [False, True])
+def test_rounds_follow_algorithm_1(wsl: bool, topology: Topology) -> None:
+    h = hyper(local_epochs=2, wsl=wsl)
     peers = make(h)
     expected = [Reference(peer) for peer in peers]
     play(peers, topology, 8)
@@ -748,6 +769,8 @@ def option_outcome(**given: Any) -> list[str]:
         {"alpha_max": 0.5},
         {"shape": "full"},
         {"shape": "fixed"},
+        {"shape": "linear"},
+        {"wsl": True},
         {"period": 4},
         {"period_increment": 0},
         {"scheduled": "supervision"},

@@ -105,6 +105,7 @@ DICTATED: dict[str, dict[str, Any]] = {
     "dfml": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedavg-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedprox-dec": {"momentum": 0.9, "weight_decay": 5e-4},
+    "fml-dec": {"momentum": 0.9, "weight_decay": 5e-4},
     "heterofl": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedrolex": {"momentum": 0.9, "weight_decay": 5e-4},
     "fedstyle": UNSUPERVISED,
@@ -114,7 +115,8 @@ DICTATED: dict[str, dict[str, Any]] = {
     "fedprox-ssl": UNSUPERVISED,
     "apfl-ssl": UNSUPERVISED,
     "ditto-ssl": UNSUPERVISED,
-    "dpsgd": {"local_epochs": None},  # local_steps instead
+    "dpsgd": {"local_epochs": None},
+    "cga": {"local_epochs": None},  # a round is one step
 }
 """What the papers ask for, by algorithm; the page of each says so."""
 

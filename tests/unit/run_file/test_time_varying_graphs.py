@@ -365,10 +365,31 @@ def test_methods_refuse_graphs_that_do_not_suit_them(
 
 def test_other_methods_accept_them() -> None:
     averaging = ("dpsgd", "dfedavgm", "fedavg", "lg-fedavg", "fedsim", "fedclassavg", "pfedsim", "ditto")
-    for algorithm in (*averaging, "local", "fedproto", "fedtgp", "feddistill", "fedgen", "fml", "fedstyle", "def-kt"):
+    for algorithm in (
+        *averaging,
+        "local",
+        "fedproto",
+        "fedtgp",
+        "feddistill",
+        "fedgen",
+        "fml",
+        "fedkd",
+        "fedstyle",
+        "def-kt",
+    ):
         run = run_of(models="tiny-cnn", algorithm=algorithm, graph={"name": "el-local", "receivers": 2})
         assert run.schedule is not None
-    for algorithm in ("dfml", "fedavg-dec", "fedprox-dec", "def-kt", "heterofl", "fedrolex", "fedfomo"):
+    for algorithm in (
+        "dfml",
+        "fedavg-dec",
+        "fedprox-dec",
+        "fml-dec",
+        "def-kt",
+        "heterofl",
+        "fedrolex",
+        "fedfomo",
+        "cga",
+    ):
         assert run_of(models="tiny-cnn", algorithm=algorithm, graph="matchings").schedule is not None
 
 

@@ -44,12 +44,14 @@ WITHOUT_LEARNED_RECEIVERS = {
         if "l2c" in name
         else {"exploration": 1.0, "exploration_decay": 0.0}
         if "fedfomo" in name
+        else {"energy_start": 1.0, "energy_end": 1.0}
+        if "fedkd" in name
         else {"prune": False}
         if changes["algorithm"]["name"] in ("mapl", "mapl+") and "official" not in name
         else {}
     ]
 }
-"""The small run of each method; what is pruned, and whom FedFomo asks, depends on what was learned."""
+"""The small run of each method; what is pruned, whom FedFomo asks, and FedKD's ranks depend on what was learned."""
 QUICK = ("dpsgd, el-local", "fedproto, some take part", "mapl, with a budget")
 
 

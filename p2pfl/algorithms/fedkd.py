@@ -1,0 +1,184 @@
+"""FedKD: mutual learning with a shared small model, which is sent as truncated singular value decompositions.
+
+Chuhan Wu, Fangzhao Wu, Lingjuan Lyu, Yongfeng Huang, Xing Xie: "Communication-Efficient Federated Learning via
+Knowledge Distillation", Nature Communications 2022. https://arxiv.org/abs/2108.13323
+As FedTGP's paper compares with it (Table 1; https://arxiv.org/abs/2401.03230).
+
+Each peer has a private model of any architecture (the paper's mentor) and a small meme that all share (its mentee),
+as in FML (fml.py). With the features z and the outputs p of both, and a matrix W_i that maps features of the meme to
+those of the private model, line 2 of FML takes steps on (line numbers are ours)
+
+    2a  L_i = CE_i + (KL(p_m ‖ p_i) + ‖z_i − W_i z_m‖² / d) / (CE_i + CE_m)
+        L_m = CE_m + (KL(p_i ‖ p_m) + ‖z_i − W_i z_m‖² / d) / (CE_i + CE_m)
+    2b  each matrix of m_i is sent as U_K Σ_K V_Kᵀ, K the least with  Σ_{k ≤ K} σ_k² ≥ T_t Σ_k σ_k²,
+        T_t = T_start + (T_end − T_start) (t + 1) / R  in round t of R
+    3   m_i ← the average of what the recovered matrices are, its own among them
+
+Differs from the paper:
+
+- There is no server, and what is averaged is not compressed once more; see fedavg.py for what follows from that.
+- The memes' parameters are decomposed, as in the code of FedTGP's authors; the paper decomposes updates. Neighbors
+  on a sparse graph do not know what an update is to be added to, and a lost one would be missed in all later rounds.
+- A convolution's weights are a matrix of one row per output channel. A matrix that is no smaller when decomposed is
+  sent whole, and exact.
+- The weights 1 / (CE_i + CE_m) and the other model's p are constants. KL is the mean over the batch.
+- Features are compared where the head takes them; the models here need not have attention or as many layers.
+- The norm of each gradient, of either model and of W_i, is clipped to 10, as by FedTGP's authors: where both models
+  are right, the weight of the squares grows beyond bounds.
+- What fml.py says of optimizers, initial values and divergence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field, PositiveFloat
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.utils import clip_grad_norm_
+
+from p2pfl import PeerId
+from p2pfl.algorithms.base import Work
+from p2pfl.algorithms.fedavg import Shared
+from p2pfl.algorithms.fml import Memes, WithMeme, distillation
+from p2pfl.messaging.net import Net
+from p2pfl.messaging.schema import Layout
+from p2pfl.tensors import Tensors, has_diverged
+
+Energy = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True)
+class CompressedMemeHyper(WithMeme):
+    energy_start: Energy = 0.95
+    """T_start, fraction of the squared singular values that is sent in the first rounds."""
+    energy_end: Energy = 0.98
+    """T_end, the same in the last round."""
+    clip: PositiveFloat = 10.0
+    """Largest norm of a gradient."""
+
+
+@dataclass(frozen=True)
+class Factors(Shared):
+    """The meme, by name of the parameter, float32: its ``values``, but no rows of a matrix [r, c] that is sent as
+    factors ``left`` [r, K] and ``right`` [K, c]; of one that is sent whole, K is 0."""
+
+    left: dict[str, Tensor]
+    right: dict[str, Tensor]
+
+
+def low_rank(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor]:
+    """Return U_K Σ_K [r, K] and V_Kᵀ [K, c] of a matrix, float [r, c], for the least K that keeps so much energy."""
+    u, sigma, v = torch.linalg.svd(matrix, full_matrices=False)
+    kept = sigma.double().square().cumsum(0)
+    k = int((kept < energy * kept[-1]).sum()) + 1 if kept[-1] > 0 else 0
+    return u[:, :k] * sigma[:k], v[:k]
+
+
+def largest_rank(rows: int, columns: int) -> int:
+    """Return the largest K with which the factors [rows, K] and [K, columns] are smaller than the matrix."""
+    return (rows * columns - 1) // (rows + columns)
+
+
+def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
+    """Line 2b. Parameters that have diverged are not decomposed: they are dropped on arrival."""
+    values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
+    decomposable = not any(map(has_diverged, values.values()))
+    left, right = {}, {}
+    for name, value in values.items():
+        if value.dim() < 2:
+            continue
+        matrix = value.flatten(1)
+        rows, columns = matrix.shape
+        left[name], right[name] = matrix.new_empty(rows, 0), matrix.new_empty(0, columns)
+        if decomposable:
+            one, other = low_rank(matrix, energy)
+            if len(other) <= largest_rank(rows, columns):
+                values[name], left[name], right[name] = value[:0], one, other
+    return Factors(values, samples, left, right)
+
+
+def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
+    """Return the parameters, of the shapes and on the device of those ``like`` them; None if parts do not fit."""
+    found = {}
+    for name, parameter in like.items():
+        value = body.values[name]
+        if name in body.left and len(value) == 0:
+            left, right = body.left[name], body.right[name]
+            if left.shape[1] != right.shape[0]:
+                return None
+            value = (left.cpu() @ right.cpu()).view_as(parameter)
+        if value.shape != parameter.shape:
+            return None
+        found[name] = value.to(parameter.device)
+    return found
+
+
+class FedKD(Memes):
+    """FedKD: FML with losses weighted by certainty, features that teach too, and compressed memes."""
+
+    name = "fedkd"
+    summary = "a private model and a small meme teach each other; memes are sent as factors of low rank and averaged"
+    title = "Communication-Efficient Federated Learning via Knowledge Distillation"
+    authors = "Wu, Wu, Lyu, Huang, Xie"
+    venue = "Nature Communications 2022"
+    url = "https://arxiv.org/abs/2108.13323"
+    Hyper = CompressedMemeHyper
+    hyper: CompressedMemeHyper
+    state = (*Memes.state, "projection")
+
+    def setup(self) -> None:
+        with self.streams.torch("projection"):
+            self.projection = nn.Linear(self.model.features, self.model.features, bias=False).to(self.device)
+        self.energy = self.hyper.energy_start
+        super().setup()
+
+    def trained(self) -> Sequence[nn.Module]:
+        return self.model, self.meme, self.projection
+
+    async def round(self, t: int, net: Net) -> None:
+        h = self.hyper
+        self.energy = h.energy_start + (h.energy_end - h.energy_start) * (t + 1) / max(self.rounds, t + 1)
+        await super().round(t, net)
+
+    async def dry_round(self, t: int, net: Net, work: Work) -> None:
+        self.energy = 1.0  # ranks are not known before training, but whole matrices are larger
+        await super().dry_round(t, net, work)
+
+    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Line 2a: L_i + L_m; the gradient of the squares reaches each model once."""
+        z, z_meme = self.model.backbone(x), self.meme.backbone(x)
+        scores, meme_scores = self.model.head(z), self.meme.head(z_meme)
+        terms = dict(self.label_loss(scores, labels))
+        terms |= {f"meme_{name}": term for name, term in self.label_loss(meme_scores, labels).items()}
+        uncertainty = torch.stack(list(terms.values())).sum().detach().clamp(min=torch.finfo(z.dtype).eps)
+        terms["kl"] = distillation(scores, meme_scores) / uncertainty
+        terms["meme_kl"] = distillation(meme_scores, scores) / uncertainty
+        terms["features"] = mse_loss(self.projection(z_meme), z) / uncertainty
+        return terms
+
+    def before_step(self) -> None:
+        for module in self.trained():
+            clip_grad_norm_(module.parameters(), self.hyper.clip)
+
+    def local_part(self) -> Factors:
+        return compressed(self.shared_part(), self.energy, len(self.data.train))
+
+    def opened(self, received: Mapping[PeerId, Shared]) -> dict[PeerId, Shared]:
+        like, found = self.shared_part(), {}
+        for j, body in received.items():
+            if isinstance(body, Factors) and (values := recovered(body, like)) is not None:
+                found[j] = Shared(values, body.samples)
+        return found
+
+    def layouts(self) -> Sequence[Layout]:
+        values = self.shared_part()
+        shapes = {name: value.flatten(1).shape for name, value in values.items() if value.dim() > 1}
+        left = {name: torch.empty(rows, largest_rank(rows, columns)) for name, (rows, columns) in shapes.items()}
+        right = {name: torch.empty(largest_rank(rows, columns), columns) for name, (rows, columns) in shapes.items()}
+        body = Factors(values, 1, left, right)
+        free = {"values": {0: None}, "left": {1: None}, "right": {0: None}}
+        return [Layout.of(body, free=free, ranges={"samples": self.sample_counts})]
