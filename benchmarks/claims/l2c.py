@@ -58,7 +58,7 @@ TABLE_2 = {
     "meta-l2c": shards("meta-l2c", 400, **PRUNED),
     "ditto": shards("ditto", 520, rounds=200, participation=0.1),
     "fedfomo": shards("fedfomo", 350, models=10),
-    "cga": shards("cga", 6000, GROUP_RING, rounds=500, local_epochs=None),
+    "cga": shards("cga", 6000, GROUP_RING, rounds=480, local_epochs=None),
 }
 PAPERS_RATE = Settings(TABLE_2["l2c"].tree, 330)
 """L2C with the paper's learning rate, 0.01; TABLE_2 has the one that its tuning run preferred."""
