@@ -206,6 +206,7 @@ OTHER_METHODS = [
         "faster",
         PAPER_50,
         unit="points, mean of rounds 10 to 100",
+        curves="",
     ),
 ]
 FIXED = CE.but(shape="fixed", alpha_max=0.5)
@@ -220,6 +221,7 @@ ADAPTIVE = [
         lambda runs: final(runs["dfml"]) - runs["anl-kd"].last(),
         "above",
         PAPER_50,
+        curves="",
     ),
     *(
         Claim(

@@ -19,9 +19,10 @@ Differs from the paper:
 - ``optimizer: adam`` may take the place of the momentum in line 4.
 - Batch-normalization statistics stay local; gradients are those of training mode, with the statistics of the batch.
 - The weight of a neighbor whose model is missing or has diverged goes to the local model; a gradient that is missing
-  or has diverged does not bind line 3. A peer whose own gradient has diverged only averages.
-- The authors' code projects each tensor by itself, multiplies the gradients by W_ij first, and asks for u ≥ 1/2, so
-  that neighbors' gradients also count where none conflict: ``margin: 0.5``.
+  or has diverged does not bind line 3. A peer whose own gradient has diverged takes no step; if its model has, it
+  stays diverged.
+- The authors' code projects each tensor by itself, multiplies all gradients by W_ij first, takes a step like
+  Nesterov's, and asks for u ≥ 1/2, so that neighbors' gradients also count where none conflict: ``margin: 0.5``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Hyper(LocalTraining):
 
 @dataclass(frozen=True)
 class CrossGradient(Body):
-    """g_ji, by the name of the parameter, float32. An empty one tells that the model did not arrive in time."""
+    """g_ji, by the name of the parameter, float32; empty if the model did not arrive in time."""
 
     values: Tensors
 
@@ -69,7 +70,7 @@ def least_nonnegative(products: Array, own: Array) -> Array:
     """Return u ≥ 0, float64 [n], that minimizes ½ uᵀ A u + bᵀ u.
 
     Args:
-        products: A, float64 [n, n], the inner products of the n gradients g_ij.
+        products: A, float64 [n, n], the inner products of the n gradients g_ij, each of length 1.
         own: b, float64 [n], theirs with g_ii.
     """
     values, vectors = np.linalg.eigh(products)
@@ -91,8 +92,11 @@ def projected(own: Tensors, others: Sequence[Tensors], margin: float = 0.0) -> d
     if others:
         rows = torch.stack([flat(gradient) for gradient in others])
         g = g + margin * rows.sum(0)
-        u = least_nonnegative((rows @ rows.T).numpy(), (rows @ g).numpy())
-        g = g + torch.from_numpy(u) @ rows
+        lengths = rows.norm(dim=1)
+        rows = rows[lengths > 0] / lengths[lengths > 0, None]  # the constraints are the same, and no scale dominates
+        if len(rows):
+            u = least_nonnegative((rows @ rows.T).numpy(), (rows @ g).numpy())
+            g = g + torch.from_numpy(u) @ rows
     parts = torch.split(g, [tensor.numel() for tensor in own.values()])
     return {
         name: part.to(tensor.dtype).view_as(tensor).to(tensor.device)
@@ -139,7 +143,8 @@ class CGA(Algorithm[Hyper]):
         await net.broadcast(Parameters(x))
         models = await net.gather(Parameters)
         await work.train(steps=1, batch=self.hyper.batch, models=1 + len(models))
-        await net.scatter({j: CrossGradient(x if j in models else {}) for j in net.neighbors})
+        gradient = {name: x[name] for name in self.trainable()}
+        await net.scatter({j: CrossGradient(gradient if j in models else {}) for j in net.neighbors})
         await net.gather(CrossGradient, patience=REPLY_DEADLINES)
 
     def gradients(self, models: Mapping[PeerId, Tensors]) -> dict[PeerId, dict[str, Tensor]]:
@@ -152,18 +157,24 @@ class CGA(Algorithm[Hyper]):
             statistics = clone(buffers_of(self.model))
             for j in (*sorted(models), self.me):
                 parameters = models[j] if j != self.me else parameters_of(self.model)
-                leaves = {name: p.detach().to(self.device).requires_grad_() for name, p in parameters.items()}
+                values = {name: value.detach().to(self.device) for name, value in parameters.items()}
+                leaves = {name: values[name].requires_grad_() for name in self.trainable()}
                 buffers = clone(statistics) if j != self.me else buffers_of(self.model)
                 with self.streams.torch("dropout"):
-                    scores = functional_call(self.model, {**leaves, **buffers}, (inputs,))
+                    scores = functional_call(self.model, {**values, **buffers}, (inputs,))
                     terms = self.label_loss(scores, labels)
                 total = torch.stack(list(terms.values())).sum()
-                found[j] = dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
+                gradient = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+                found[j] = dict(zip(leaves, gradient, strict=True))
                 if j == self.me:
                     self.meter.add(terms, len(images))
 
         self.train(steps=1, batch=self.hyper.batch, step=on_batch)
         return found
+
+    def trainable(self) -> list[str]:
+        """Return the names of the parameters that are not frozen."""
+        return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
     def displace(self, own: Tensors, others: Sequence[Tensors]) -> None:
         """Lines 3 and 4: move the model by v_i, unless its own gradient is missing or has diverged."""
@@ -171,13 +182,14 @@ class CGA(Algorithm[Hyper]):
             return
         direction = projected(own, others, self.hyper.margin)
         for name, parameter in self.model.named_parameters():
-            parameter.grad = direction[name]
+            parameter.grad = direction.get(name)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def layouts(self) -> Sequence[Layout]:
         x = parameters_of(self.model)
-        return [Layout.of(Parameters(x)), Layout.of(CrossGradient(x)), Layout.of(CrossGradient({}))]
+        whole = CrossGradient({name: x[name] for name in self.trainable()})
+        return [Layout.of(Parameters(x)), Layout.of(whole), Layout.of(CrossGradient({}))]
 
     def weights(self) -> Mapping[PeerId, float]:
         return with_self_weight(self.row, self.me)

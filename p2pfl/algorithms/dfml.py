@@ -89,7 +89,7 @@ class Hyper(AlphaSchedule, LocalTraining):
     teachers: Literal["size", "equal"] = "size"
     """Weight of a teacher: its number of parameters Φ, or equal for all (Fig. 20)."""
     wsl: bool = False
-    """L_KL has weighted samples, less where a teacher is less certain of the label (WSL, Fig. 26)."""
+    """Weight the samples in L_KL by how certain the teacher is of the label (WSL, Fig. 26)."""
     mutual_batch_models: PositiveInt | None = None
     """Models that hold their activations at a time (default: all). Fewer save memory and cost time; bit-identical."""
     scheduled: Literal["both", "supervision", "distillation", "common"] = "both"

@@ -78,7 +78,7 @@ class FedAvg(Algorithm[Hyper]):
         participants = net.participants(self.hyper.participation)  # line 1
         if self.me in participants:
             self.local_training()  # line 2
-        shared = self.opened(await self.exchange_including_own(net, self.local_part(), participants))
+        shared = self.opened(await self.exchange_including_own(net, self.local_part(), participants), net)
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
@@ -92,7 +92,7 @@ class FedAvg(Algorithm[Hyper]):
             await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
         await net.exchange(self.local_part(), participants)
 
-    def opened(self, received: Mapping[PeerId, Shared]) -> dict[PeerId, Shared]:
+    def opened(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
         """Return what line 3 averages. A subclass that compresses w_j recovers it here."""
         return dict(received)
 

@@ -12,16 +12,20 @@ those of the private model, line 2 of FML takes steps on (line numbers are ours)
         L_m = CE_m + (KL(p_i ‖ p_m) + ‖z_i − W_i z_m‖² / d) / (CE_i + CE_m)
     2b  each matrix of m_i is sent as U_K Σ_K V_Kᵀ, K the least with  Σ_{k ≤ K} σ_k² ≥ T_t Σ_k σ_k²,
         T_t = T_start + (T_end − T_start) (t + 1) / R  in round t of R
-    3   m_i ← the average of what the recovered matrices are, its own among them
+    3   m_i ← Σ_j n_j m_j / Σ_j n_j  of the recovered memes, including the peer's own
 
 Differs from the paper:
 
 - There is no server, and what is averaged is not compressed once more; see fedavg.py for what follows from that.
 - The memes' parameters are decomposed, as in the code of FedTGP's authors; the paper decomposes updates. Neighbors
   on a sparse graph do not know what an update is to be added to, and a lost one would be missed in all later rounds.
-- A convolution's weights are a matrix of one row per output channel. A matrix that is no smaller when decomposed is
-  sent whole, and exact.
-- The weights 1 / (CE_i + CE_m) and the other model's p are constants. KL is the mean over the batch.
+- The weights of the convolutions are a matrix of one row per output channel; FedTGP's authors decompose each kernel.
+  A matrix that is no smaller when decomposed is sent whole, and exact.
+- The weights 1 / (CE_i + CE_m) and the other model's p are constants. KL is the mean over the batch; FedTGP's authors
+  also divide it by the number of classes.
+- The squares count once for each model and for W_i, where L_i + L_m has them twice for W_i; both codes add the two
+  losses, so that they count twice for all.
+- The average is weighted by samples; that of both codes is not.
 - Features are compared where the head takes them; the models here need not have attention or as many layers.
 - The norm of each gradient, of either model and of W_i, is clipped to 10, as by FedTGP's authors: where both models
   are right, the weight of the squares grows beyond bounds.
@@ -63,8 +67,11 @@ class CompressedMemeHyper(WithMeme):
 
 @dataclass(frozen=True)
 class Factors(Shared):
-    """The meme, by name of the parameter, float32: its ``values``, but no rows of a matrix [r, c] that is sent as
-    factors ``left`` [r, K] and ``right`` [K, c]; of one that is sent whole, K is 0."""
+    """The meme, by name of the parameter, float32.
+
+    A matrix [r, c] is either in ``values``, with K = 0, or the product of ``left`` [r, K] and ``right`` [K, c], with
+    no rows in ``values``.
+    """
 
     left: dict[str, Tensor]
     right: dict[str, Tensor]
@@ -84,9 +91,9 @@ def largest_rank(rows: int, columns: int) -> int:
 
 
 def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
-    """Line 2b. Parameters that have diverged are not decomposed: they are dropped on arrival."""
+    """Line 2b. With T_t = 1 nothing is decomposed, nor if a parameter has diverged: then it is dropped on arrival."""
     values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
-    decomposable = not any(map(has_diverged, values.values()))
+    decomposable = energy < 1.0 and not any(map(has_diverged, values.values()))
     left, right = {}, {}
     for name, value in values.items():
         if value.dim() < 2:
@@ -102,7 +109,10 @@ def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
 
 
 def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
-    """Return the parameters, of the shapes and on the device of those ``like`` them; None if parts do not fit."""
+    """Return the parameters, of the shapes and on the device of those ``like`` them.
+
+    None if parts do not fit, or if a product of factors is as large as in a model that has diverged.
+    """
     found = {}
     for name, parameter in like.items():
         value = body.values[name]
@@ -111,7 +121,7 @@ def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
             if left.shape[1] != right.shape[0]:
                 return None
             value = (left.cpu() @ right.cpu()).view_as(parameter)
-        if value.shape != parameter.shape:
+        if value.shape != parameter.shape or has_diverged(value):
             return None
         found[name] = value.to(parameter.device)
     return found
@@ -131,10 +141,11 @@ class FedKD(Memes):
     state = (*Memes.state, "projection")
 
     def setup(self) -> None:
+        self.meme = self.initial_meme()
         with self.streams.torch("projection"):
-            self.projection = nn.Linear(self.model.features, self.model.features, bias=False).to(self.device)
+            self.projection = nn.Linear(self.meme.features, self.model.features, bias=False).to(self.device)
+        self.optimizer = self.hyper.make_optimizer(p for module in self.trained() for p in module.parameters())
         self.energy = self.hyper.energy_start
-        super().setup()
 
     def trained(self) -> Sequence[nn.Module]:
         return self.model, self.meme, self.projection
@@ -167,11 +178,14 @@ class FedKD(Memes):
     def local_part(self) -> Factors:
         return compressed(self.shared_part(), self.energy, len(self.data.train))
 
-    def opened(self, received: Mapping[PeerId, Shared]) -> dict[PeerId, Shared]:
+    def opened(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
+        """Recover the memes; those that cannot be recovered count as missing."""
         like, found = self.shared_part(), {}
         for j, body in received.items():
             if isinstance(body, Factors) and (values := recovered(body, like)) is not None:
                 found[j] = Shared(values, body.samples)
+            elif j != self.me:
+                net.count_as_missing(type(body), j)
         return found
 
     def layouts(self) -> Sequence[Layout]:

@@ -47,7 +47,7 @@ from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
-from p2pfl.models import MODELS, unknown_model
+from p2pfl.models import MODELS, Model, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import parameters_of
@@ -96,12 +96,16 @@ class Memes(FedAvg):
     state: ClassVar[tuple[str, ...]] = ("model", "meme", "optimizer")
 
     def setup(self) -> None:
+        self.meme = self.initial_meme()
+        self.optimizer = self.hyper.make_optimizer(p for module in self.trained() for p in module.parameters())
+
+    def initial_meme(self) -> Model:
+        """Return the meme from which all peers start."""
         try:
-            with rng.torch_seeded(self.seed, f"{self.name}.meme"):  # equal on all peers
-                self.meme = self.build_named(self.hyper.meme)
+            with rng.torch_seeded(self.seed, f"{self.name}.meme"):
+                return self.build_named(self.hyper.meme)
         except ModelError as error:
             raise OptionErrors([(("meme",), str(error))]) from None
-        self.optimizer = self.hyper.make_optimizer(p for module in self.trained() for p in module.parameters())
 
     def trained(self) -> Sequence[nn.Module]:
         """Return the modules that line 2 trains."""
@@ -114,7 +118,7 @@ class Memes(FedAvg):
 
     @abstractmethod
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the terms of both models' losses, by which no gradient of one reaches the other."""
+        """Return the terms of both models' losses; no term of one has a gradient in the other."""
 
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average, m_i: all parameters of the meme."""

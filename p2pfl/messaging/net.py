@@ -232,6 +232,10 @@ class Net:
             await self.broadcast(body)
         return await self.gather(type(body), of=[j for j in self.sources if j in senders], patience=patience)
 
+    def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
+        """Record that a body of ``kind`` arrived that its receiver cannot use."""
+        self._endpoint.missing.setdefault(kind.kind(), []).append(sender)
+
     def receive_only_from(self, senders: Iterable[PeerId]) -> None:
         """Stop receiving from all other sources permanently, from the next round on.
 
@@ -269,7 +273,7 @@ class Net:
         partial = await endpoint.take(body.kind(), children, self.t, patience, addressed=True)
         for child, message in partial.items():
             if message.plan.count > tree.size[child]:  # no subtree sums up more peers than it has
-                endpoint.missing.setdefault(body.kind(), []).append(child)
+                self.count_as_missing(type(body), child)
                 continue
             for path, tensor in tensors_of(message.body).items():
                 total[path] += tensor.to(total[path].device)

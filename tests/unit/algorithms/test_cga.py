@@ -90,7 +90,16 @@ def test_projection_on_equal_and_opposite_gradients() -> None:
     assert torch.equal(projected(own, [{"a": torch.zeros(2)}])["a"], own["a"])
 
 
-def test_margin_adds_a_share_of_every_gradient() -> None:
+@pytest.mark.parametrize("scale", [1e-12, 1e-8, 1e8])
+def test_projection_does_not_depend_on_the_lengths_of_neighbors_gradients(scale: float) -> None:
+    stream = np.random.default_rng(3)
+    g, rows = stream.normal(size=6), stream.normal(size=(4, 6))
+    scaled = [{"a": torch.from_numpy(row)} for row in rows * np.array([[1.0], [scale], [1.0], [scale]])]
+    z = projected({"a": torch.from_numpy(g)}, scaled)["a"].numpy()
+    np.testing.assert_allclose(z, closest(g, rows), atol=1e-9)
+
+
+def test_margin_adds_a_fraction_of_every_gradient() -> None:
     own, other = {"a": torch.tensor([1.0, 0.0])}, {"a": torch.tensor([1.0, 4.0])}
     torch.testing.assert_close(projected(own, [other], margin=0.5)["a"], torch.tensor([1.5, 2.0]))
 
@@ -145,6 +154,25 @@ def test_cross_gradients_change_no_statistics() -> None:
         assert int(found["backbone.1.num_batches_tracked"]) == 1
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value)
+
+
+def test_frozen_parameters_stay_and_unused_ones_are_accepted() -> None:
+    def partly_frozen(me: int) -> Model:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(me)
+            backbone = nn.Sequential(nn.Flatten(), nn.Linear(INPUTS, 5).requires_grad_(False))
+            model = Model("partly frozen", backbone, 5, CLASSES)
+            model.register_module("spare", nn.Linear(2, 2))
+            return model
+
+    peers = make(partly_frozen)
+    frozen = [clone({"w": dict(peer.model.named_parameters())["backbone.1.weight"]})["w"] for peer in peers]
+    heads = [clone(parameters_of(peer.model))["head.weight"] for peer in peers]
+    play(peers, COMPLETE, 1)
+    for me, peer in enumerate(peers):
+        found = parameters_of(peer.model)
+        torch.testing.assert_close(found["backbone.1.weight"], torch.stack(frozen).mean(0))
+        assert not torch.allclose(found["head.weight"], torch.stack(heads).mean(0), atol=1e-4), me
 
 
 # ---- failures ----------------------------------------------------------------------------------------------

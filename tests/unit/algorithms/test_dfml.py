@@ -214,7 +214,7 @@ def test_distillation_loss_and_gradient_match_equation_3(models: int, batch: int
     np.testing.assert_allclose(student.grad.numpy(), gradient, atol=1e-6)
 
 
-def test_wsl_weighs_samples_less_where_the_teacher_is_less_certain() -> None:
+def test_wsl_weights_samples_less_where_the_teacher_is_less_certain() -> None:
     student, labels = torch.zeros(3, 2), torch.tensor([0, 0, 0])
     teachers = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [-2.0, 0.0]], [[100.0, 0.0]] * 3]).log_softmax(2)
     equal, right, wrong = wsl_weights(student, teachers, labels)[0].tolist()

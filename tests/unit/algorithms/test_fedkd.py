@@ -12,21 +12,23 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fedkd import CompressedMemeHyper, Factors, FedKD, compressed, largest_rank, low_rank, recovered
 from p2pfl.errors import RunFileError, Unexpected
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
-from tests.bodies import arrive
+from tests.bodies import RUN_ID, arrive
 from tests.conftest import tree
 from tests.regression import softmax
 from tests.support import linear_model, payload, peer_data, play, random_dataset, setting
 
 Array = NDArray[np.float64]
-INPUTS, FEATURES, CLASSES, ROUNDS = 4, 6, 3, 3
+INPUTS, FEATURES, CLASSES, ROUNDS = 4, 7, 3, 3
+WIDTH = 6
+"""Features of the meme."""
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
 COMPLETE = Topology.from_edges(3, [(0, 1), (1, 2), (0, 2)])
 SAMPLES = (6, 8, 10)
@@ -44,9 +46,7 @@ def make(**given: Any) -> list[FedKD]:
         data = peer_data(random_dataset(samples, classes=CLASSES, seed=me))
         context = setting(me, 3, model, data, rounds=ROUNDS)
         hyper = CompressedMemeHyper.parse({"lr": 0.5, "batch": 1000, **given})
-        peers.append(
-            FedKD(hyper, replace(context, build_named=lambda _: linear_model(INPUTS, FEATURES, CLASSES, MEME)))
-        )
+        peers.append(FedKD(hyper, replace(context, build_named=lambda _: linear_model(INPUTS, WIDTH, CLASSES, MEME))))
     return peers
 
 
@@ -75,7 +75,7 @@ def test_largest_rank_is_the_last_that_saves_anything(rows: int, columns: int) -
     assert k * (rows + columns) < rows * columns <= (k + 1) * (rows + columns)
 
 
-def test_convolutions_and_memes_are_recovered_and_full_matrices_are_exact() -> None:
+def test_convolutions_are_recovered_and_full_matrices_are_exact() -> None:
     conv = nn.Conv2d(4, 8, 3)
     with torch.no_grad():
         conv.weight.copy_((torch.randn(8, 2) @ torch.randn(2, 36)).view(8, 4, 3, 3))
@@ -87,7 +87,7 @@ def test_convolutions_and_memes_are_recovered_and_full_matrices_are_exact() -> N
     found = recovered(body, parameters)
     assert found is not None
     torch.testing.assert_close(found["weight"], conv.weight.detach(), rtol=1e-4, atol=1e-5)
-    assert torch.equal(found["bias"], conv.bias.detach()) if conv.bias is not None else False
+    assert torch.equal(found["bias"], parameters["bias"])
     assert torch.equal(found["full"], parameters["full"])
     assert torch.equal(found["zero"], parameters["zero"])
 
@@ -208,29 +208,39 @@ def test_accepts_memes_of_its_architecture_with_any_rank_that_saves_bytes() -> N
     assert arrive(compressed(peer.shared_part(), 1.0, 7), layouts) is not None
     for wrong in (
         replace(body, samples=1001),
-        replace(body, right={**body.right, "head.weight": torch.ones(2, FEATURES)}),
+        replace(body, right={**body.right, "head.weight": torch.ones(2, WIDTH)}),
         replace(body, left={**body.left, "head.weight": torch.ones(CLASSES + 1, 1)}),
-        compressed(parameters_of(linear_model(INPUTS, FEATURES + 1, CLASSES)), 0.5, 7),
+        compressed(parameters_of(linear_model(INPUTS, WIDTH + 1, CLASSES)), 0.5, 7),
     ):
         with pytest.raises(Unexpected):
             arrive(wrong, layouts)
 
 
+def changed(body: Factors, field: str, name: str, value: torch.Tensor) -> Factors:
+    values: Any = {field: {**getattr(body, field), name: value}}
+    return replace(body, **values)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("field", "name", "value"),
     [
-        lambda body: replace(body, right={**body.right, "backbone.1.weight": torch.ones(0, INPUTS)}),
-        lambda body: replace(body, values={**body.values, "backbone.1.weight": torch.ones(3, INPUTS)}),
-        lambda body: replace(body, values={**body.values, "head.bias": torch.ones(CLASSES - 1)}),
+        ("right", "backbone.1.weight", torch.ones(0, INPUTS)),
+        ("values", "backbone.1.weight", torch.ones(3, INPUTS)),
+        ("values", "head.bias", torch.ones(CLASSES - 1)),
+        ("left", "backbone.1.weight", torch.full((WIDTH, 1), 9e5)),
     ],
-    ids=["unequal ranks", "half of the rows", "a short bias"],
+    ids=["unequal ranks", "half of the rows", "a short bias", "a product that has diverged"],
 )
-def test_body_whose_parts_do_not_fit_is_dropped(change: Any) -> None:
+def test_meme_that_cannot_be_recovered_counts_as_missing(field: str, name: str, value: torch.Tensor) -> None:
     (peer, *_) = make(**LOW)
-    good = peer.local_part()
-    wrong = arrive(change(good), peer.layouts())  # nothing that a layout could refuse
-    assert isinstance(wrong, Factors)
-    assert list(peer.opened({0: good, 1: wrong, 2: Shared(peer.shared_part(), 3)})) == [0]
+    good = compressed(peer.shared_part(), 0.1, 6)
+    sent = changed(good, field, name, value)
+    if field == "left":
+        sent = changed(sent, "right", name, torch.full((1, INPUTS), 9e5))
+    wrong = arrive(sent, peer.layouts())  # nothing that a layout could refuse
+    net = Endpoint(0, COMPLETE, RUN_ID, 0, []).begin(0)
+    assert list(peer.opened({0: good, 1: wrong}, net)) == [0]
+    assert net._endpoint.missing == {"Factors": [1]}
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])

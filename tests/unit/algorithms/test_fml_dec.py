@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2pfl.algorithms.fedavg_dec import FedAvgDec, Trained
+from p2pfl.algorithms.fedavg_dec import Trained
 from p2pfl.algorithms.fml_dec import FMLDec, MutualHyper
 from p2pfl.errors import ModelError, RunFileError, Unexpected
 from p2pfl.messaging.topology import Topology
@@ -175,8 +175,3 @@ def test_meme_that_does_not_suit_the_inputs_is_an_error() -> None:
     context = setting(0, 1, softmax_regression(INPUTS, CLASSES), peer_data(random_dataset(6)))
     with pytest.raises(OptionErrors, match=r"meme.*too small"):
         FMLDec(MutualHyper(), replace(context, build_named=build))
-
-
-def test_is_a_baseline_with_an_aggregator() -> None:
-    assert issubclass(FMLDec, FedAvgDec)
-    assert FMLDec.replies
