@@ -19,7 +19,7 @@ Differs from the paper:
 - ``optimizer: adam`` may take the place of the momentum in line 4.
 - Batch-normalization statistics stay local; gradients are those of training mode, with the statistics of the batch.
 - The weight of a neighbor whose model is missing or has diverged goes to the local model; a gradient that is missing
-  or has diverged does not bind line 3. A peer whose own gradient has diverged takes no step; if its model has, it
+  or has diverged does not bind line 3. A peer whose local gradient has diverged takes no step; if its model has, it
   stays diverged.
 - The authors' code projects each tensor by itself, multiplies all gradients by W_ij first, takes a step like
   Nesterov's, and asks for u ≥ 1/2, so that neighbors' gradients also count where none conflict: ``margin: 0.5``.
@@ -66,29 +66,29 @@ class CrossGradient(Body):
     values: Tensors
 
 
-def least_nonnegative(products: Array, own: Array) -> Array:
+def least_nonnegative(products: Array, local: Array) -> Array:
     """Return u ≥ 0, float64 [n], that minimizes ½ uᵀ A u + bᵀ u.
 
     Args:
         products: A, float64 [n, n], the inner products of the n gradients g_ij, each of length 1.
-        own: b, float64 [n], theirs with g_ii.
+        local: b, float64 [n], theirs with g_ii.
     """
     values, vectors = np.linalg.eigh(products)
     roots = np.sqrt(values.clip(min=0.0))
     present = roots > 1e-7 * roots[-1]  # equal gradients leave eigenvalues that are zero but for rounding
     half = roots[present, None] * vectors.T[present]  # A = halfᵀ half
-    target = -(vectors.T[present] @ own) / roots[present]
+    target = -(vectors.T[present] @ local) / roots[present]
     u: Array = nnls(half, target)[0]
     return u
 
 
-def projected(own: Tensors, others: Sequence[Tensors], margin: float = 0.0) -> dict[str, Tensor]:
+def projected(local: Tensors, others: Sequence[Tensors], margin: float = 0.0) -> dict[str, Tensor]:
     """Line 3: g̃_i, by the name of the parameter, from g_ii and the g_ij, computed in float64."""
 
     def flat(gradient: Tensors) -> Tensor:
-        return torch.cat([gradient[name].detach().flatten().cpu().double() for name in own])
+        return torch.cat([gradient[name].detach().flatten().cpu().double() for name in local])
 
-    g = flat(own)
+    g = flat(local)
     if others:
         rows = torch.stack([flat(gradient) for gradient in others])
         g = g + margin * rows.sum(0)
@@ -97,10 +97,10 @@ def projected(own: Tensors, others: Sequence[Tensors], margin: float = 0.0) -> d
         if len(rows):
             u = least_nonnegative((rows @ rows.T).numpy(), (rows @ g).numpy())
             g = g + torch.from_numpy(u) @ rows
-    parts = torch.split(g, [tensor.numel() for tensor in own.values()])
+    parts = torch.split(g, [tensor.numel() for tensor in local.values()])
     return {
         name: part.to(tensor.dtype).view_as(tensor).to(tensor.device)
-        for (name, tensor), part in zip(own.items(), parts, strict=True)
+        for (name, tensor), part in zip(local.items(), parts, strict=True)
     }
 
 
@@ -130,10 +130,10 @@ class CGA(Algorithm[Hyper]):
         before = (await net.publish(Parameters(x))).values  # line 1
         models = await net.gather(Parameters)
         gradients = self.gradients({j: body.values for j, body in models.items()})  # line 2
-        own = gradients.pop(self.me)
+        local = gradients.pop(self.me)
         await net.scatter({j: CrossGradient(gradients.get(j, {})) for j in net.neighbors})
         replies = await net.gather(CrossGradient, patience=REPLY_DEADLINES)
-        self.displace(own, [body.values for body in replies.values() if body.values])  # line 3
+        self.displace(local, [body.values for body in replies.values() if body.values])  # line 3
         for name, moved in x.items():
             moved.sub_(before[name])  # v_i
         average_neighborhood(before, models, self.row, self.me, step=x)  # line 4
@@ -148,7 +148,7 @@ class CGA(Algorithm[Hyper]):
         await net.gather(CrossGradient, patience=REPLY_DEADLINES)
 
     def gradients(self, models: Mapping[PeerId, Tensors]) -> dict[PeerId, dict[str, Tensor]]:
-        """Line 2: return the gradients of these models and of the peer's own, on one batch; {} without samples."""
+        """Line 2: return the gradients of these models and of the local one, on one batch; {} without samples."""
         found: dict[PeerId, dict[str, Tensor]] = {self.me: {}}
 
         def on_batch(images: Tensor, labels: Tensor) -> None:
@@ -176,11 +176,11 @@ class CGA(Algorithm[Hyper]):
         """Return the names of the parameters that are not frozen."""
         return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
-    def displace(self, own: Tensors, others: Sequence[Tensors]) -> None:
-        """Lines 3 and 4: move the model by v_i, unless its own gradient is missing or has diverged."""
-        if not own or any(map(has_diverged, own.values())):
+    def displace(self, local: Tensors, others: Sequence[Tensors]) -> None:
+        """Lines 3 and 4: move the model by v_i, unless the local gradient is missing or has diverged."""
+        if not local or any(map(has_diverged, local.values())):
             return
-        direction = projected(own, others, self.hyper.margin)
+        direction = projected(local, others, self.hyper.margin)
         for name, parameter in self.model.named_parameters():
             parameter.grad = direction.get(name)
         self.optimizer.step()

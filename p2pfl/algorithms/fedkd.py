@@ -29,7 +29,7 @@ Differs from the paper:
 - Features are compared where the head takes them; the models here need not have attention or as many layers.
 - The norm of each gradient, of either model and of W_i, is clipped to 10, as by FedTGP's authors: where both models
   are right, the weight of the squares grows beyond bounds.
-- What fml.py says of optimizers, initial values and divergence.
+- Optimizers, initial values and divergence are as in fml.py.
 """
 
 from __future__ import annotations

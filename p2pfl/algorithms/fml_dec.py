@@ -20,7 +20,7 @@ Differs from the paper:
 - The paper does not name the loss on the labels, nor α and β: L_WSM, as for its other baselines, and FML's 1/2. Nor
   does it say that memes are weighted; they are, as in Eq. 5.
 - a peer of which a model diverges in training restores both as they were before the round, and sends that meme.
-- what fedavg_dec.py says of schedule, statistics, optimizer and failures.
+- schedule, statistics, optimizer and failures are as in fedavg_dec.py.
 """
 
 from __future__ import annotations
