@@ -43,7 +43,7 @@ PARENT = -1
 Message = tuple[Any, ...]
 """A kind, and what belongs to it."""
 Counts = tuple[tuple[int, ...], tuple[int, ...]]
-"""Messages that a process has sent to each other one, and received from it."""
+"""Messages that a process has sent to each other one, and received from it, if they may end a wait."""
 
 
 class Bus:
@@ -102,9 +102,9 @@ class ForkedHub(ReplayingHub):
         self.bus = Bus(processes)
         self._me = PARENT
         self._sent = [0] * processes
-        """Messages to each other process."""
+        """Messages to each other process that may end a wait there."""
         self._received = [0] * processes
-        """Messages from each other process."""
+        """The same from each other process."""
         self.done = False
         """Whether all peers of this process have finished."""
         self.failed = False
@@ -141,7 +141,7 @@ class ForkedHub(ReplayingHub):
     def drop(self, reader: PeerId, before: int) -> None:
         self._drop(reader, before)
         for process in {self.owner[neighbor] for neighbor in self.endpoints[reader].neighbors} - {self._me}:
-            self._send(process, "drop", reader, before)
+            self.bus.send(process, "drop", reader, before)  # uncounted: it ends no wait, and may be sent during one
 
     def _drop(self, reader: PeerId, before: int) -> None:
         for neighbor in self.endpoints[reader].neighbors:
@@ -155,6 +155,9 @@ class ForkedHub(ReplayingHub):
     def handle(self, source: int, message: Message) -> None:
         """Handle a message of another process."""
         kind, *values = message
+        if kind == "drop":
+            self._drop(*values)
+            return
         self._received[source] += 1
         if kind == "entry":
             sender, id, header, size, place, to = values
@@ -162,8 +165,6 @@ class ForkedHub(ReplayingHub):
             super().deliver(sender, JournalEntry(Id(*id), header, size, where, tuple(to)), to)
         elif kind == "nothing":
             super().nothing(*values)
-        elif kind == "drop":
-            self._drop(*values)
         self.check()
 
     def check(self) -> None:
@@ -174,12 +175,15 @@ class ForkedHub(ReplayingHub):
             self.bus.send(PARENT, "idle", tuple(self._sent), tuple(self._received))
 
     def deadlocked(self) -> None:
-        """End all waits with an error."""
-        waits = self._waits()
-        keys = [(peer, *key) for peer, missing in waits.items() for key in missing]
+        """End all waits with an error that names them."""
+        keys = [(peer, *key) for peer, missing in self._waits().items() for key in missing]
         lines = [f"peer {peer} waits for {kind} of peer {sender} in round {t}" for peer, t, kind, sender in keys]
-        for peer in waits:
-            self.endpoints[peer].fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
+        self.fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
+
+    def fail(self, error: Exception) -> None:
+        """End the waits of this process's peers with an error."""
+        for peer in self.owned(self._me):
+            self.endpoints[peer].fail(error)
 
     def _waits(self) -> dict[PeerId, list[Key]]:
         """What each unfinished peer of this process waits for."""
@@ -334,7 +338,10 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
         elif message[0] == "deadlock":
             hub.deadlocked()
         elif message[0] != "end":
-            hub.handle(source, message)
+            try:
+                hub.handle(source, message)
+            except Exception as error:  # the event loop would only log it, and its receivers wait for ever
+                hub.fail(error)
 
     def receive() -> None:
         for source, message in hub.bus.receive():

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,6 +23,7 @@ from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import CheckpointError, Deadlock, RunFailed, RunFileError
 from p2pfl.messaging.net import Net
 from p2pfl.session import forked, metrics
+from p2pfl.session.forked import ForkedHub
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate, simulation_device
 from tests.conftest import tree
@@ -102,6 +105,53 @@ def test_nothing_is_in_transit_once_all_that_was_sent_has_arrived() -> None:
     assert not forked.nothing_in_transit({0: ((0, 2), (0, 2)), 1: other})
     three = {0: ((0, 0, 1), (0, 0, 0)), 1: ((1, 0, 0), (0, 0, 0)), 2: ((0, 0, 0), (1, 1, 0))}
     assert not forked.nothing_in_transit(three)
+
+
+def test_deadlock_is_noticed_though_a_checkpoint_is_written_during_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes tell one another of it, and have no reason to tell the parent again that they wait."""
+    hubs = [ForkedHub(2, 2), ForkedHub(2, 2)]
+    told: dict[int, forked.Counts] = {}
+    dropped: list[tuple[int, int]] = []
+
+    def send(me: int, to: int, kind: str, *values: Any) -> None:
+        if to == forked.PARENT:
+            told[me] = values[0], values[1]
+        else:
+            hubs[to].handle(me, (kind, *values))
+
+    for me, hub in enumerate(hubs):
+        hub.become(me)
+        monkeypatch.setattr(hub.bus, "send", partial(send, me))
+        journal = SimpleNamespace(drop=lambda *what: dropped.append(what))
+        mailbox = SimpleNamespace(waits_for=[(0, "Parameters", 1 - me)], nothing=lambda *what: None)
+        for peer in (0, 1):
+            endpoint: Any = SimpleNamespace(neighbors=[1 - peer], journal=journal, mailbox=mailbox)
+            hub.endpoints[peer] = endpoint
+    hubs[0].nothing(0, 1, 0)
+    hubs[1].nothing(1, 0, 0)
+    for hub in hubs:
+        hub.check()
+    assert forked.nothing_in_transit(told)
+    hubs[0].drop(0, 7)
+    assert dropped == [(0, 7)]
+    hubs[1].check()
+    assert forked.nothing_in_transit(told)
+
+
+def test_message_that_cannot_be_handed_over_ends_the_run(
+    make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ForkedHub.handle
+
+    def handle(self: ForkedHub, source: int, message: forked.Message) -> None:
+        if message[0] == "entry":
+            raise ZeroDivisionError("in its receiver")
+        original(self, source, message)
+
+    monkeypatch.setattr(ForkedHub, "handle", handle)
+    run = make_run()
+    with pytest.raises(RunFailed, match="ZeroDivisionError: in its receiver"):
+        simulate(run, prepare(tmp_path / "run", run), jobs=2)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("of peer 2"), KeyboardInterrupt()], ids=["error", "interrupt"])
