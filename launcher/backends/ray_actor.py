@@ -63,6 +63,8 @@ class _Process:
         self.output = bytearray()
         self.start = 0
         """Bytes that the launcher has, and that were dropped."""
+        self.abandoned = False
+        """Whether nobody will read: the process must not wait for it."""
         self.ended = False
         self.changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
@@ -73,7 +75,9 @@ class _Process:
             with self.changed:
                 self.output += chunk
                 self.changed.notify_all()
-                self.changed.wait_for(lambda: len(self.output) < MAX_BUFFER)
+                self.changed.wait_for(lambda: len(self.output) < MAX_BUFFER or self.abandoned)
+                if self.abandoned:
+                    self.output.clear()
         with self.changed:
             self.ended = True
             self.changed.notify_all()
@@ -92,6 +96,13 @@ class _Process:
         assert self.popen.stdin is not None
         with suppress(OSError):
             self.popen.stdin.close()
+
+    def abandon(self) -> None:
+        """Let it end with its peers, for want of a launcher."""
+        self.close_requests()
+        with self.changed:
+            self.abandoned = True
+            self.changed.notify_all()
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -190,7 +201,7 @@ class HostActor:
             if monotonic() - self._asked < LOST:
                 continue
             for process in list(self._processes.values()):
-                process.close_requests()
+                process.abandon()
             if not self.busy():
                 self._leave()
 

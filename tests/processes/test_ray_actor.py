@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.backends import ray_actor
 from launcher.backends.ray_actor import HostActor, _Process
 
 CHILD = (
@@ -100,6 +101,17 @@ def test_reports_the_end_of_the_error_output_as_outcome(started: Any, until: Any
     actor = started("import os, sys; sys.exit('one\\ntwo\\nthree\\nno torch: ' + os.environ['VALUE'])")
     assert actor.read("key", 0, 10.0) == b""
     assert actor.outcome("key") == "two; three; no torch: 5"
+    until(lambda: not actor.busy(), "it has ended")
+
+
+def test_a_host_process_without_a_launcher_ends_though_nobody_reads(
+    started: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor, "MAX_BUFFER", 1000)
+    actor = started("import sys; sys.stdout.buffer.write(b'a' * 1_000_000); sys.stdout.flush(); sys.stdin.read()")
+    process = actor._processes["key"]
+    until(lambda: len(process.output) >= 1000, "the buffer is full")
+    process.abandon()
     until(lambda: not actor.busy(), "it has ended")
 
 
