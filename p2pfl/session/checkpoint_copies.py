@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 from collections.abc import Iterable
@@ -101,7 +102,8 @@ class CheckpointCopies:
         """The last two, oldest first."""
         self._removable: set[str] = set()
         """Objects that this process has written, or found at its start."""
-        self._opened: tuple[Any, str] | None = None
+        self._opened: tuple[int, Any, str] | None = None
+        """By which process, and what it has opened."""
         self._next_attempt = 0.0
         self._attempt: Thread | None = None
         self._progress = 0.0
@@ -109,12 +111,12 @@ class CheckpointCopies:
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system, and the folder of this peer in it."""
-        if self._opened is None:
-            from fsspec.core import url_to_fs  # may start a thread: not before a fork
+        if self._opened is None or self._opened[0] != os.getpid():  # one with a thread is of no use in a fork
+            from fsspec.core import url_to_fs
 
             fs, root = url_to_fs(self.url)
-            self._opened = fs, f"{root.rstrip('/')}/{self._below}"
-        return self._opened
+            self._opened = os.getpid(), fs, f"{root.rstrip('/')}/{self._below}"
+        return self._opened[1:]
 
     @property
     def rounds_done(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import secrets
 import threading
 from pathlib import Path
@@ -75,6 +76,25 @@ def test_another_host_restores_the_newest_copy(tmp_path: Path, url: str) -> None
     restored.restore()
     assert content(there) == content(here)
     assert restored.rounds_done == 2
+
+
+def test_a_fork_opens_the_storage_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that has started a thread refuses to work in a fork."""
+    made: list[str] = []
+    original = fsspec.core.url_to_fs
+
+    def url_to_fs(url: str) -> Any:
+        made.append(url)
+        return original(url)
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", url_to_fs)
+    url = str(tmp_path / "copies")
+    found = copies(url, files_of(tmp_path / "run"))
+    assert found._open() == found._open()
+    assert made == [url]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert found._open()[1] == found._open()[1]
+    assert made == [url, url]
 
 
 def test_an_empty_storage_leaves_the_folder_alone(tmp_path: Path, url: str) -> None:
