@@ -181,8 +181,14 @@ class ConnectionGuard:
         Yield None if the connection is closed; its descriptor may have been reused for another file.
         """
         try:
-            connection = socket.socket(fileno=os.dup(descriptor))
+            duplicate = os.dup(descriptor)
         except OSError:
+            yield None
+            return
+        try:
+            connection = socket.socket(fileno=duplicate)
+        except OSError:  # no socket
+            os.close(duplicate)  # left open, it would keep the lock of a compute slot
             yield None
             return
         with connection:

@@ -118,7 +118,7 @@ class Sockets:
             self.poller.register(self._authenticator.socket, zmq.POLLIN)
         if self.health:
             self.health.open(self.poller)
-        with suppress(StopIteration):
+        try:
             timeout = next(io)
             while True:
                 ready = dict(self.poller.poll(int(timeout * 1000)))
@@ -134,6 +134,11 @@ class Sockets:
                 if self.health:
                     self.health.answer(ready, self.poller)
                 self.limited_log.summarize()
+        except StopIteration:
+            pass
+        except Exception as error:  # of what is done between its turns
+            with suppress(StopIteration):
+                io.throw(error)  # the I/O loop reports it, so that the peer fails
         self.limited_log.summarize(last=True)
         if self.health:
             self.health.close(self.poller)

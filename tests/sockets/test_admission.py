@@ -8,6 +8,7 @@ import ctypes
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -84,6 +85,30 @@ async def test_cuts_off_unfinished_handshakes(
     assert await asyncio.to_thread(read_to_the_end, connection) < 1000
     await eventually(lambda: "connection refused: handshake failed or timed out" in caplog.text)
     await still_works([zero, await up(encrypted, 1)], 0)
+
+
+async def test_an_error_between_the_turns_of_the_io_loop_fails_the_peer(
+    sockets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(guard: admission.ConnectionGuard, log: Any, *, events: bool) -> None:
+        raise OSError(107, "Transport endpoint is not connected")
+
+    zero, one = await up(sockets, 0), await up(sockets, 1)
+    await still_works([zero, one], 0)
+    monkeypatch.setattr(admission.ConnectionGuard, "check", check)
+    with pytest.raises(OSError, match="Transport endpoint is not connected"):
+        await zero.begin(1).exchange(Word("x"))
+    await asyncio.to_thread(zero.link.world.thread.join)
+
+
+async def test_duplicates_of_other_files_are_closed(sockets: Any, tmp_path: Path) -> None:
+    """The number of a connection that libzmq has closed may belong to another file by now."""
+    guard = (await up(sockets, 0)).link.io.receiver.router.guard
+    with (tmp_path / "slot").open("w") as file:
+        open_files = len(psutil.Process().open_files())
+        with guard._duplicate(file.fileno()) as connection:
+            assert connection is None
+        assert len(psutil.Process().open_files()) == open_files
 
 
 def read_to_the_end(connection: socket.socket) -> int:
