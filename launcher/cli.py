@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
 def main() -> None:
     """Run the command line."""
     reject_conflicting_distribution()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
     # Import late: the other distribution installs its files into the same package, p2pfl.
     from launcher.commands import commands
 

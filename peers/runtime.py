@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,8 +22,9 @@ from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
+from p2pfl.session.files import allow_many_files
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.peer_log import LogSettings, close_logger, details, peer_logger
+from p2pfl.session.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
 from p2pfl.session.run_folder import RunFolder, Status
 from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import deterministic
@@ -112,7 +111,7 @@ def run_peer(
 
 
 async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging.Logger) -> int:
-    allow_many_sockets()
+    allow_many_files()
     device = claim_device(run.file, me)
     slots, prefix = slots_on(run.file, device)
     transport = run.file.transport
@@ -200,26 +199,24 @@ def _log_settings(folder: RunFolder, me: PeerId) -> LogSettings:
     return LogSettings()
 
 
-def lock_log(log: logging.Logger) -> bool:
-    """Lock the log file until it is closed. Return False if another process of this peer holds the lock."""
-    for handler in log.handlers:
-        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
-            try:
-                fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-    return True
-
-
 @contextmanager
 def stop_by_exception() -> Iterator[None]:
     """Raise Stopped on SIGTERM and SIGINT, at any point: there is nothing to save yet."""
 
+    asked = False
+
     def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
         raise Stopped
 
     with handling(stop):
-        yield
+        try:
+            yield
+        except Exception as error:
+            if asked:  # a library that calls Python may replace the exception by one of its own
+                raise Stopped from error
+            raise
 
 
 @contextmanager
@@ -253,12 +250,6 @@ def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
 
     with handling(stop):
         yield stopped
-
-
-def allow_many_sockets() -> None:
-    """Raise the limit on open files: two hundred neighbors need more than the usual soft limit of 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _short(peers: Sequence[PeerId], most: int = 8) -> str:

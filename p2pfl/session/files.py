@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from itertools import count
@@ -15,6 +16,12 @@ from p2pfl.errors import RunFolderError, WriteError
 Buffer = bytes | memoryview
 
 _numbers = count()
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit on open files: hundreds of peers need more than the usual soft limit of 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextmanager

@@ -39,6 +39,8 @@ from p2pfl.session.session import Session, Stopped
 
 PARENT = -1
 """Number of the parent process; the others count from 0."""
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that stop a run."""
 
 Message = tuple[Any, ...]
 """A kind, and what belongs to it."""
@@ -214,20 +216,23 @@ def run_forked(sessions: Sequence[Session], hub: ForkedHub, threads: int) -> lis
     sys.stdout.flush()
     sys.stderr.flush()
     fork = get_context("fork").Process
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # forks inherit it: none loses a signal before it can stop
     processes = [
         fork(target=_run_process, args=(number, sessions, hub, threads), daemon=True)
         for number in range(hub.processes)
     ]
-    for process in processes:
-        process.start()
-    gc.unfreeze()
-    hub.become(PARENT)
     try:
-        return _Parent(sessions, hub, processes).follow()
+        for process in processes:
+            process.start()
+        gc.unfreeze()
+        hub.become(PARENT)
+        return _Parent(sessions, hub, processes).follow(mask)
     finally:
         for process in processes:
-            process.kill()
-            process.join()
+            if process.pid is not None:
+                process.kill()
+                process.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class _Parent:
@@ -244,8 +249,10 @@ class _Parent:
         self._errors: list[BaseException] = []
         self._stopping = self._interrupted = False
 
-    def follow(self) -> list[Result]:
-        before = {number: signal.signal(number, self._interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    def follow(self, mask: Iterable[int]) -> list[Result]:
+        """Return the results. Signals arrive under this mask again, once they interrupt the run."""
+        before = {number: signal.signal(number, self._interrupt) for number in STOPS}
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         try:
             for source, message in self._hub.bus.receive():
                 self._handle(source, *message)
@@ -325,6 +332,7 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
 
     def interrupt() -> None:
         for session in mine:
+            session.stop()
             session.interrupt()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -352,6 +360,7 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, interrupt)  # wakes the loop, even if it was just about to sleep
     signal.signal(signal.SIGTERM, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     threading.Thread(target=receive, name="p2pfl pipes", daemon=True).start()
     error = await _run_peers(mine, hub)
     if error is not None and not isinstance(error, P2pflError):

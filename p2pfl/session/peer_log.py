@@ -107,6 +107,17 @@ def peer_logger(
     return logger
 
 
+def lock_log(log: logging.Logger) -> bool:
+    """Lock the log file until it is closed. Return False if another process of this peer holds the lock."""
+    for handler in log.handlers:
+        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
+            try:
+                fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+    return True
+
+
 def details(*parts: str) -> dict[str, tuple[str, ...]]:
     """The ``extra`` of a log call: parts of the entry that go to the log file but not to a terminal."""
     return {"details": parts}
@@ -166,7 +177,7 @@ class _Lossy(logging.Handler):
 
 
 class _LogFile(_Lossy, logging.FileHandler):
-    """A log file that is replaced when it is full; the new one is locked like the old one (peers/runtime.py)."""
+    """A log file that is replaced when it is full; the new one is locked like the old one (``lock_log``)."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         super().__init__(path, encoding="utf-8")

@@ -14,14 +14,14 @@ from contextlib import ExitStack, closing, contextmanager
 import torch
 
 from p2pfl import PeerId
-from p2pfl.errors import P2pflError
+from p2pfl.errors import P2pflError, RunFolderError
 from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
 from p2pfl.session.forked import ForkedHub, failure_of, run_forked
 from p2pfl.session.gpus import NO_GPU
-from p2pfl.session.peer_log import LogSettings, close_logger, peer_logger
+from p2pfl.session.peer_log import LogSettings, close_logger, lock_log, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
@@ -47,6 +47,7 @@ def simulate(
 
     Raises:
         RunFileError: there is no GPU, but the run file requires one.
+        RunFolderError: another process runs a peer of the folder.
         CheckpointError: the peers' checkpoints do not fit together.
         Deadlock: every peer waits for a message and none is in transit.
         Exception: what the first peer to fail raised.
@@ -65,6 +66,8 @@ def simulate(
             settings = LogSettings.of(folder.info, me) if folder else None
             log = peer_logger(me, peer_folder.log if peer_folder else None, settings=settings)
             files.callback(close_logger, log)
+            if folder is not None and not lock_log(log):
+                raise RunFolderError(f"{folder.root}: already running; stop it with `p2pfl stop {folder.root}`")
             if peer_folder is not None:
                 peer_folder.sweep()
                 store = files.enter_context(closing(FileStore(peer_folder.journal)))

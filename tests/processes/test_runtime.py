@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from p2pfl.session import checkpoint, metrics
+from p2pfl.session.session import Stopped
 from p2pfl.session.simulate import simulate
+from peers.runtime import stop_by_exception
 
 ENDLESS = 1_000_000
 LOCAL = {"name": "local", "batch": 16}
@@ -337,6 +339,19 @@ def test_warm_process_survives_a_request_without_run_folder(
 
 
 # ---- errors at the start
+
+
+def test_a_stop_is_not_lost_in_a_library_that_replaces_exceptions() -> None:
+    def serialize() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Stopped as error:
+            raise ValueError("error calling a function") from error
+
+    with pytest.raises(Stopped), stop_by_exception():
+        serialize()
+    with pytest.raises(ValueError, match="of its own"), stop_by_exception():
+        raise ValueError("of its own")
 
 
 def test_peer_is_not_started_twice(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:

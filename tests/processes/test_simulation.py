@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import torch
 import yaml
 
 from p2pfl.algorithms.dpsgd import DPSGD, Parameters
-from p2pfl.errors import CheckpointError, Deadlock, RunFailed, RunFileError
+from p2pfl.errors import CheckpointError, Deadlock, RunFailed, RunFileError, RunFolderError
 from p2pfl.messaging.net import Net
 from p2pfl.session import forked, metrics
 from p2pfl.session.forked import ForkedHub
@@ -78,6 +79,38 @@ def test_several_processes_end_with_the_same_bits_and_files(
 def test_processes_need_a_folder_for_their_messages(make_run: Any) -> None:
     with pytest.raises(ValueError, match="exchange messages by the files of a run folder"):
         simulate(make_run(), jobs=2)
+
+
+# ---- signals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["before the parent follows", "while a fork starts"])
+def test_no_signal_is_lost_while_the_processes_start(
+    make_run: Any, prepare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, until: Any
+) -> None:
+    original = ForkedHub.become
+
+    def become(self: ForkedHub, process: int) -> None:
+        original(self, process)
+        if where == "before the parent follows" and process == forked.PARENT:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif where == "while a fork starts" and process == 1:
+            os.kill(os.getppid(), signal.SIGTERM)
+            until(lambda: signal.SIGTERM in signal.sigpending(), "the parent stops this process too")
+
+    monkeypatch.setattr(ForkedHub, "become", become)
+    run = make_run(rounds=2000)
+    folder = prepare(tmp_path / "run", run)
+    before = signal.signal(
+        signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT)
+    )  # as `p2pfl` does
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            simulate(run, folder, jobs=2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert {status.phase for files in folder.peers() if (status := files.status())} == {"stopped"}
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(forked.STOPS)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------
@@ -188,22 +221,25 @@ Start = Callable[..., tuple[subprocess.Popen[bytes], RunFolder]]
 @pytest.fixture
 def start(tmp_path: Path, fast_python: FastPython) -> Iterator[Start]:
     """Start `p2pfl simulate` as a process, and wait until every peer has computed the first rounds."""
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[tuple[subprocess.Popen[bytes], bool]] = []
 
-    def start(changes: dict[str, Any], rounds: int, *options: str) -> tuple[subprocess.Popen[bytes], RunFolder]:
+    def start(
+        changes: dict[str, Any], rounds: int, *options: str, python: str = fast_python.executable
+    ) -> tuple[subprocess.Popen[bytes], RunFolder]:
         file = tmp_path / "tiny.yaml"
         file.write_text(yaml.safe_dump(tree(**{**changes, "rounds": rounds, "checkpoint_every": 3})))
-        command = [fast_python.executable, "-m", "launcher.cli", "simulate", str(file)]
+        command = [python, "-m", "launcher.cli", "simulate", str(file)]
         command += ["--run-dir", str(tmp_path / "run")]
         with (tmp_path / "log").open("wb") as log:
             process = subprocess.Popen([*command, *options], stdout=log, stderr=log)
-        processes.append(process)
+        processes.append((process, python == fast_python.executable))
         return process, RunFolder(tmp_path / "run")
 
     yield start
-    for process in processes:
-        for child in psutil.Process(fast_python.pid(process)).children() if process.poll() is None else ():
-            child.kill()
+    for process, fast in processes:
+        if process.poll() is None:
+            for child in psutil.Process(fast_python.pid(process) if fast else process.pid).children():
+                child.kill()
         process.kill()
         process.wait()
 
@@ -255,6 +291,30 @@ def test_a_killed_process_is_named_and_the_others_stop(start: Start, fast_python
     text = (folder.root.parent / "log").read_text()
     assert "the process of the peers 3 to 4 was killed by SIGKILL" in text
     assert [status.phase for files in folder.peers() if (status := files.status())][:3] == ["stopped"] * 3
+
+
+def test_simulation_that_a_shell_started_in_the_background_can_be_stopped(start: Start, until: Any) -> None:
+    """A shell without job control starts it with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process, folder = start(RUNS["a ring"], 5000, python=sys.executable)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    until(lambda: computed(folder, 2) or process.poll() is not None)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(200) == 1
+    assert {result.phase for files in folder.peers() if (result := files.result())} == {"stopped"}
+
+
+def test_two_processes_cannot_simulate_one_run(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    run = make_run()
+    folder = prepare(tmp_path / "run", run)
+    with folder.peer(2).log.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="run: already running; stop it with `p2pfl stop"):
+            simulate(run, folder)
+    assert all(files.status() is None for files in folder.peers())
+    assert [result.phase for result in simulate(run, folder)] == ["finished"] * 4
 
 
 def test_stopped_simulation_says_how_to_resume_it(start: Start, until: Any) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from p2pfl.errors import RunFolderError
 from p2pfl.messaging.topology import Topology
+from p2pfl.session.files import allow_many_files
 from peers import io_loop, resolver
 from peers.io_loop import TICK
-from peers.runtime import allow_many_sockets
 from tests.bodies import PAIR, Word, complete
 from tests.sockets.raw_peer import LAYOUTS, exchange, up
 
@@ -49,7 +49,7 @@ async def test_finds_an_address_published_within_one_tick_of_the_file_systems_cl
 
 
 async def test_connects_a_complete_graph(sockets: Any) -> None:
-    allow_many_sockets()
+    allow_many_files()
     endpoints = await sockets.open(complete(30), LAYOUTS, faults={"delay": 0.0})
     assert [len(one) for one in await exchange(endpoints)] == [29] * 30
 
