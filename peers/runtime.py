@@ -214,7 +214,7 @@ def stop_by_exception() -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if asked:  # a library that calls Python may replace the exception by one of its own
+            if asked:  # a library that calls Python may have replaced the exception
                 raise Stopped from error
             raise
 
