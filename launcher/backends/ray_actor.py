@@ -64,20 +64,21 @@ class _Process:
         self.start = 0
         """Bytes that the launcher has, and that were dropped."""
         self.abandoned = False
-        """Whether nobody will read: the process must not wait for it."""
+        """Whether the launcher seems dead: the process must not wait until it reads."""
         self.ended = False
         self.changed = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.popen.stdout is not None
+        complete = True
         while chunk := os.read(self.popen.stdout.fileno(), 1 << 16):
             with self.changed:
-                self.output += chunk
-                self.changed.notify_all()
                 self.changed.wait_for(lambda: len(self.output) < MAX_BUFFER or self.abandoned)
-                if self.abandoned:
-                    self.output.clear()
+                complete = complete and len(self.output) < MAX_BUFFER
+                if complete:  # otherwise the rest is dropped: a launcher that was only suspended gets no gap
+                    self.output += chunk
+                    self.changed.notify_all()
         with self.changed:
             self.ended = True
             self.changed.notify_all()

@@ -113,6 +113,14 @@ def test_a_host_process_without_a_launcher_ends_though_nobody_reads(
     until(lambda: len(process.output) >= 1000, "the buffer is full")
     process.abandon()
     until(lambda: not actor.busy(), "it has ended")
+    assert 1000 <= len(read_all(actor, "key", 1 << 20)) < 1_000_000  # what was kept, to its end
+
+
+def test_a_launcher_that_was_only_suspended_gets_every_byte(started: Any, until: Any) -> None:
+    actor = started("import sys; sys.stdin.read(); sys.stdout.buffer.write(b'abc' * 50_000)")
+    actor._processes["key"].abandon()
+    until(lambda: not actor.busy(), "it has ended")
+    assert read_all(actor, "key", 10_001) == b"abc" * 50_000
 
 
 def test_a_killed_host_process_is_named(started: Any) -> None:
