@@ -39,7 +39,7 @@ types: install
 unit: install
 	$(BIN)/pytest tests/unit -n 2 -m "not exhaustive"
 
-# 36 small runs end with the bits and byte counts that are pinned in tests/golden. CONTRIBUTING.md says how to renew them.
+# Small runs of every algorithm end with the bits and byte counts that are pinned in tests/golden. CONTRIBUTING.md says how to renew them.
 golden: install
 	$(BIN)/python -m tests.golden check
 
@@ -49,6 +49,7 @@ check: lint types test
 # What the papers say will come out, on real data (P2PFL_DATA): plays what is undecided, the cheapest first, and writes
 # docs/claims.md. Interrupt it at any time. MINUTES=60 is a time budget; ONLY=l2c, JOBS=2, DEVICE=cuda.
 claims: install
+	@$(BIN)/pip show --quiet umap-learn 2>/dev/null || $(BIN)/pip install --quiet umap-learn  # for flt
 	$(BIN)/python -m benchmarks.claims $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(DEVICE),--device $(DEVICE)) $(if $(filter command% environment%,$(origin JOBS)),--jobs $(JOBS))
 

@@ -24,12 +24,6 @@ MAPL = (
         "MAPL+ not always best: Sc. 3, MNIST 98.13, FLT 99.00",
         "price as in Table 1",
     ),
-    Left(
-        "MAPL+ above FLT",
-        "Table 9",
-        "+0.73 (82.93 against 82.20)",
-        "method not available; it needs an encoder trained on CIFAR-100",
-    ),
     Left("augmentations", "Table 8", "—", "a setting, not a result: `data.augment: mapl`"),
     Left("t-SNE of features", "Fig. 4", "two clusters after 200 rounds, not after 50", "a picture without a number"),
     Left("local training", "Fig. 1", "—", "an illustration of the method"),

@@ -246,6 +246,7 @@ CLAIMS = (
             ("DFedAvgM", "dfedavgm", "+1.67 (82.93 against 81.26)"),
             ("FedAvg", "fedavg", "+1.93 (82.93 against 81.00)"),
             ("pFedSim", "pfedsim", "+3.07 (82.93 against 79.86)"),
+            ("FLT", "flt", "+0.73 (82.93 against 82.20)"),
         )
     ),
     Claim(

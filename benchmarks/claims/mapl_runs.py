@@ -57,6 +57,7 @@ EQUAL = {
     "fedavg": colors("fedavg", 50, "tiny-cnn"),
     "pfedsim": colors("pfedsim", 50, "tiny-cnn"),
     "fedclassavg": colors("fedclassavg", 80, "tiny-cnn"),
+    "flt": colors("flt", 75, "tiny-cnn"),
 }
 EQUAL["dfedavgm"] = Settings(EQUAL["dfedavgm"].tree, 55, (0.01, 0.02, 0.05))
 EQUAL_2 = {

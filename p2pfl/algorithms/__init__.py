@@ -25,6 +25,7 @@ from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedstyle_baselines import APFLSSL, DittoSSL, FedPerSSL, FedProxSSL, FedRepSSL
 from p2pfl.algorithms.fedtgp import FedTGP
+from p2pfl.algorithms.flt import FLT
 from p2pfl.algorithms.fml import FML
 from p2pfl.algorithms.fml_dec import FMLDec
 from p2pfl.algorithms.heterofl import HeteroFL
@@ -44,6 +45,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     FedSim,
     FedClassAvg,
     PFedSim,
+    FLT,
     Ditto,
     DPSGD,
     DFedAvgM,

@@ -10,6 +10,7 @@ from typing import Any
 SMALL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
 MAPL = {**SMALL, "compare": "weights", "head_init_scale": 0.1, "betas": [0.5, 0.999]}
 L2C = {"local_epochs": 1, "batch": 16}
+AUTOENCODER = {"encoder_epochs": 2, "encoder_lr": 0.01, "latent": 8, "manifold": "none", "threshold": 0.33}
 TASKS = {"name": "groups", "groups": 2, "per_class": 10, "validation": 0.3}
 
 STYLES = {"name": "styles", "per_peer": 30}
@@ -91,6 +92,16 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 6,
         "joins_at": {3: 3},
+    },
+    # Peer 5 joins when the others have chosen their neighbors; half of the peers take part.
+    "flt, one joins late": {
+        "algorithm": {"name": "flt", "batch": 16, "momentum": 0.9, "participation": 0.5, **AUTOENCODER},
+        "data": {"partition": {"name": "clusters", "clusters": 2, "per_class": 8, "test_per_class": 5}},
+        "graph": {"name": "regular", "degree": 4},
+        "models": "tiny-cnn",
+        "peers": 6,
+        "rounds": 4,
+        "joins_at": {5: 2},
     },
     "dfedavgm": {"algorithm": {"name": "dfedavgm", "batch": 16}, "peers": 5, "graph": "star"},
     "fedproto, some take part": {

@@ -149,7 +149,7 @@ def test_every_row_of_a_papers_table_loads(prefix: str, command: str) -> None:
     words = shlex.split(command)
     sets = [value for option, value in pairwise(words) if option == "--set"]
     sets += [f"rounds={value}" for option, value in pairwise(words) if option == "--rounds"]
-    homogeneous = any(name in command for name in ("mapl+", "dfedavgm", "pfedsim", "{name: fedavg, optimizer"))
+    homogeneous = any(name in command for name in ("mapl+", "dfedavgm", "pfedsim", "flt", "{name: fedavg, optimizer"))
     files = [path for path in FILES if path.stem.startswith(f"{prefix}-") and path.stem != "l2c-groups"]
     chosen = [path for path in files if not homogeneous or path.stem.endswith("-homo")]
     if "lg-fedavg" in command:

@@ -342,6 +342,7 @@ def test_trace_needs_one_source_that_can_be_read(tmp_path: Path) -> None:
     [
         ("matchings", "l2c", "l2c learns which neighbors to keep for good, so the graph must stay the same"),
         ("matchings", "meta-l2c", "but 'matchings' changes"),
+        ("matchings", "flt", "flt learns which neighbors to keep"),
         ("base-k", "mapl", "mapl learns which neighbors to keep"),
         ("base-k", "mapl+", "mapl+ learns which neighbors to keep"),
         ("one-peer-exponential", "dfml", "dfml has peers answer each other, so edges need both directions"),
