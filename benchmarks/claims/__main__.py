@@ -71,13 +71,13 @@ def main(
         prices.write_speed(folder, device, prices.measure_speed(torch.device(device)))
         return
     claims = selected(only, part)
+    without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
+    if without:
+        click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
     if listed:
         for seconds, claim, tasks in plan.undecided(claims, store, device):
             click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
         return
-    without = sorted({file for claim in claims if not claim.dear for file in plan.missing_files(claim)})
-    if without:
-        click.echo(f"claims are left out that need {', '.join(without)} in $P2PFL_DATA", err=True)
     scheduler = Scheduler(claims, store, Budget(minutes, jobs, device))
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends workers, writes the page
     try:

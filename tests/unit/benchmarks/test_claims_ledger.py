@@ -228,6 +228,13 @@ def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) ->
     assert Store(tmp_path).files() == []
 
 
+def test_list_names_the_data_that_left_out_claims_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
+    listed = CliRunner().invoke(main, ["--only", "mapl", "--claim", "above FLT", "--list"])
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    assert listed.stderr.startswith("claims are left out that need cifar10-part/")
+
+
 @pytest.mark.exhaustive
 def test_speed_of_training_is_measured_and_kept(tmp_path: Path) -> None:
     speed = prices.measure_speed(torch.device("cpu"), seconds=0.01)
