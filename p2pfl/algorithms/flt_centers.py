@@ -57,13 +57,16 @@ def k_means(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
 def embed(centers: Tensor, seed: int) -> Tensor:
     """Line 3: the places, float32 [n, 2], of centers [n, d] in two dimensions; n ≥ ``LEAST_CENTERS``."""
+    threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # UMAP's import warns that TensorFlow is missing
         from umap import UMAP
 
         neighbors = min(15, len(centers) - 1)  # 15 is UMAP's default
         reducer = UMAP(n_components=2, n_neighbors=neighbors, random_state=seed, n_jobs=1)
-        return torch.from_numpy(np.asarray(reducer.fit_transform(centers.numpy()), dtype=np.float32))
+        places = np.asarray(reducer.fit_transform(centers.numpy()), dtype=np.float32)
+    torch.set_num_threads(threads)  # numba sets that of OpenMP, which torch uses too, to the number of cores
+    return torch.from_numpy(places)
 
 
 def matching_distance(u: Tensor, v: Tensor) -> float:

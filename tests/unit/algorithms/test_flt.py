@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import math
+import sys
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from torch.nn.functional import conv2d, conv_transpose2d, max_pool2d
 from p2pfl.algorithms import flt
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.flt import FLT, RelatednessHyper
-from p2pfl.algorithms.flt_centers import Autoencoder, k_means, matching_distance
+from p2pfl.algorithms.flt_centers import Autoencoder, embed, k_means, matching_distance
 from p2pfl.data import Dataset, Split
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Topology
@@ -298,6 +301,30 @@ def test_line_3_embeds_the_centers_of_the_neighborhood_in_the_order_of_peers(ins
     assert 0 < sum(map(len, expected)) < 6
 
 
+def test_embedding_has_umaps_settings_and_leaves_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class UMAP:
+        def __init__(self, **given: Any) -> None:
+            self.given = given
+
+        def fit_transform(self, points: np.ndarray) -> np.ndarray:
+            torch.set_num_threads(3)  # as the compiled code of numba does
+            warnings.warn("n_jobs", UserWarning, stacklevel=2)
+            seen.append((len(points), self.given))
+            return points[:, :2].astype(np.float64)
+
+    seen: list[tuple[int, dict[str, Any]]] = []
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=UMAP))
+    before, centers = torch.get_num_threads(), torch.arange(100.0).reshape(20, 5)
+    torch.testing.assert_close(embed(centers, 7), centers[:, :2])
+    embed(centers[:4], 8)
+    assert torch.get_num_threads() == before != 3
+    common = {"n_components": 2, "n_jobs": 1}
+    assert seen == [
+        (20, {**common, "n_neighbors": 15, "random_state": 7}),
+        (4, {**common, "n_neighbors": 3, "random_state": 8}),
+    ]
+
+
 def test_umap_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionErrors, match=r"manifold: flt needs umap-learn.*pip install 'p2pfl-mesh\[flt\]'"):
@@ -307,9 +334,10 @@ def test_umap_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.exhaustive
 def test_umap_keeps_groups_of_centers_apart() -> None:
     pytest.importorskip("umap", reason="pip install '.[flt]'")
-    peers = make(manifold="umap", threshold=1.0, centers=6)
+    peers, threads = make(manifold="umap", threshold=1.0, centers=6), torch.get_num_threads()
     play(peers, COMPLETE, 2)
     assert [peer.dropped for peer in peers] == [[2, 3], [2, 3], [0, 1], [0, 1]]
+    assert torch.get_num_threads() == threads
     again = make(manifold="umap", threshold=1.0, centers=6)
     play(again, COMPLETE, 2)
     assert states(again) == states(peers)
