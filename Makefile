@@ -49,7 +49,7 @@ check: lint types test
 # What the papers say will come out, on real data (P2PFL_DATA): plays what is undecided, the cheapest first, and writes
 # docs/claims.md. Interrupt it at any time. MINUTES=60 is a time budget; ONLY=l2c, JOBS=2, DEVICE=cuda.
 claims: install
-	@$(BIN)/pip show --quiet umap-learn 2>/dev/null || $(BIN)/pip install --quiet umap-learn  # for flt
+	@$(BIN)/pip show --quiet umap-learn 2>/dev/null || $(BIN)/pip install --quiet 'umap-learn>=0.5.7'  # for flt
 	$(BIN)/python -m benchmarks.claims $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(DEVICE),--device $(DEVICE)) $(if $(filter command% environment%,$(origin JOBS)),--jobs $(JOBS))
 

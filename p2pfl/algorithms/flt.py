@@ -16,20 +16,24 @@ and in every round, over the remaining neighbors, FedAvg:
 
     6  w_i ← E epochs of SGD from w_i;  w_i ← Σ_j n_j w_j / Σ_j n_j
 
-Labels are used to count classes only, and images do not leave their peer.
+Lines 1 to 5 use labels to count classes only, and images do not leave their peer.
 
 Differs from the paper:
 
 - There is no server. Each peer embeds the centers of its neighborhood and decides for itself; on a complete graph all
   embed the same centers, and decide what the paper's server decides.
 - A server has the autoencoder trained on other images (CIFAR-100 for CIFAR-10) and perhaps finetuned. Here the peers
-  train it together, on the images that they have; ``encoder`` starts it from an earlier run, on any dataset of the
-  same image size, and ``encoder_epochs: 0`` keeps it as it starts.
+  train it together, on the images that they have; ``encoder`` starts it from an earlier run, on any images of the
+  same channels and size, and ``encoder_epochs: 0`` keeps it as it starts. The code keeps the epoch with the least
+  loss on test images, and lowers the learning rate while it finetunes.
 - One small autoencoder for all images: the code's for gray ones, with as many channels as the images have, and
   without the sigmoid at its end, as images are normalized. For colors the code has a residual one.
-- The centers' places are those that UMAP fitted; the code transforms them a second time, which moves them slightly.
+- Embedded centers are those that UMAP fitted; the code transforms them a second time, which moves them slightly.
 - Fewer than four centers are too few for UMAP: no neighbor is dropped.
-- A neighbor whose centers do not arrive in round 0, e.g. because it joins later, is not dropped.
+- A neighbor whose centers do not arrive in round 0, e.g. because it joins later, is not dropped; nor is one that has
+  another autoencoder, because a message of AllReduce was lost. A peer whose centers have diverged drops nobody.
+- The average is over the peers that take part in the round, and all averages are of the models that were sent. The
+  code can average the last models of all clients, and averages in place: one client after the other.
 - Disjoint clusters, which the paper can make of the graph by hierarchical clustering, are not available.
 - An autoencoder that has diverged in an epoch is replaced by the one from before. All that fedavg.py lists.
 """
@@ -56,7 +60,7 @@ from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.run_file.options import LocalPath, OptionErrors
-from p2pfl.tensors import Tensors, assign, clone, has_diverged, parameters_of
+from p2pfl.tensors import Tensors, assign, clone, digest, has_diverged, parameters_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ class RelatednessHyper(fedavg.Hyper):
     manifold: Literal["umap", "none"] = "umap"
     """umap: distances between centers in two dimensions, line 3; none: between the centers themselves."""
     threshold: PositiveFloat = 1.0
-    """Γ, the distance d_ij from which on neighbor j is dropped."""
+    """Γ: neighbors at this distance or farther are dropped."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,10 @@ class AutoencoderParameters(Body):
 
 @dataclass(frozen=True)
 class Centers(Body):
-    """c_j, float32 [centers, latent]."""
+    """c_j, float32 [centers, latent], and the digest of the autoencoder that made the codes."""
 
     values: Tensor
+    encoder: str
 
 
 class FLT(FedAvg):
@@ -114,12 +119,12 @@ class FLT(FedAvg):
         if h.manifold == "umap" and importlib.util.find_spec("umap") is None:
             missing = MissingExtra("umap-learn", "flt", "flt")
             raise OptionErrors([(("manifold",), f"{missing}, or choose none and another threshold")])
-        image = self.data.train.take(np.arange(1))[0][0]
-        if min(image.shape[1:]) < 4:
-            size = "×".join(map(str, image.shape[1:]))
-            raise OptionErrors([((), f"flt's autoencoder needs images of at least 4×4 pixels, not {size}")])
+        channels, *size = self.data.train.take(np.arange(0))[0].shape[1:]
+        if min(size) < 4:
+            shown = "×".join(map(str, size))
+            raise OptionErrors([((), f"flt's autoencoder needs images of at least 4×4 pixels, not {shown}")])
         with rng.torch_seeded(self.seed, "flt.encoder"):  # equal on all peers
-            self.encoder = Autoencoder(image.shape[0], image.shape[1:], h.latent).to(self.device)
+            self.encoder = Autoencoder(channels, size, h.latent).to(self.device)
         self.dropped: list[PeerId] = []
         """Neighbors with d_ij ≥ Γ."""
         self.w: dict[PeerId, float] = {self.me: 1.0}
@@ -139,7 +144,7 @@ class FLT(FedAvg):
             for _ in range(h.encoder_epochs):
                 await work.train(epochs=1, batch=h.encoder_batch)
                 await net.allreduce(AutoencoderParameters(parameters_of(self.encoder)))
-            await net.exchange(Centers(torch.zeros(self.clusters, h.latent)))
+            await net.exchange(Centers(torch.zeros(self.clusters, h.latent), digest({})))
         await super().dry_round(t, net, work)
 
     async def train_encoder(self, net: Net) -> None:
@@ -156,20 +161,23 @@ class FLT(FedAvg):
             self.train(epochs=1, batch=h.encoder_batch, step=step, order="encoder")
             if any(map(has_diverged, parameters.values())):
                 assign(parameters, before)
+                optimizer.state.clear()  # NaN too
             assign(parameters, (await net.allreduce(AutoencoderParameters(parameters))).values)
 
     async def drop_unrelated(self, net: Net) -> None:
         """Lines 2 to 5."""
-        local = Centers(self.local_centers())
+        local = Centers(self.local_centers(), digest(self.encoder.state_dict()))
         bodies = self.including_local(await net.exchange(local), local)
-        centers = {j: bodies[j].values.cpu() for j in sorted(bodies)}
-        if self.me not in centers or sum(map(len, centers.values())) < LEAST_CENTERS:
+        centers = {j: bodies[j].values.cpu() for j in sorted(bodies) if bodies[j].encoder == local.encoder}
+        if self.me not in centers:
             return
         if self.hyper.manifold == "umap":
-            seed = int(rng.shared(self.seed, "flt.umap").integers(2**31))
             points = torch.cat(list(centers.values()))
-            places = net.memoized("umap", {"points": points}, lambda: {"places": embed(points, seed)})["places"]
-            rows = torch.split(places, [len(c) for c in centers.values()])
+            if len(points) < LEAST_CENTERS:
+                return
+            seed = int(rng.shared(self.seed, "flt.umap").integers(2**31))
+            embedded = net.memoized("umap", {"points": points}, lambda: {"points": embed(points, seed)})["points"]
+            rows = torch.split(embedded, [len(c) for c in centers.values()])
             centers = dict(zip(centers, rows, strict=True))
         distances = {j: matching_distance(centers[self.me], centers[j]) for j in centers if j != self.me}
         if not distances:
@@ -185,6 +193,8 @@ class FLT(FedAvg):
     @torch.no_grad()
     def local_centers(self) -> Tensor:
         """Line 2: c_i."""
+        if not len(self.data.train):
+            return torch.zeros(0, self.hyper.latent)
         encoded = torch.cat([self.encoder.encoder(x) for x, _ in self.data.sweep(self.data.train)])
         seed = int(self.streams.numpy("k-means").integers(2**31))
         return torch.from_numpy(k_means(encoded.cpu().numpy(), self.clusters, seed))
@@ -211,5 +221,5 @@ class FLT(FedAvg):
         return [
             *super().layouts(),
             Layout.of(AutoencoderParameters(parameters_of(self.encoder))),
-            Layout.of(Centers(torch.zeros(most, h.latent)), free={"values": {0: None}}),
+            Layout.of(Centers(torch.zeros(most, h.latent), digest({})), free={"values": {0: None}}),
         ]

@@ -1,4 +1,4 @@
-"""What FLT makes of a peer's images: codes, their centers, the places of centers, and distances between peers."""
+"""What FLT makes of a peer's images: codes, their centers, embedded centers, and distances between peers."""
 
 from __future__ import annotations
 
@@ -56,21 +56,22 @@ def k_means(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
 
 
 def embed(centers: Tensor, seed: int) -> Tensor:
-    """Line 3: the places, float32 [n, 2], of centers [n, d] in two dimensions; n ≥ ``LEAST_CENTERS``."""
-    threads = torch.get_num_threads()
+    """Line 3: centers [n, d] embedded in two dimensions, float32 [n, 2]; n ≥ ``LEAST_CENTERS``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # UMAP's import warns that TensorFlow is missing
+        import numba
+
+        # With OpenMP, numba would change the number of threads of torch, and embed wrongly in a fork.
+        numba.config.THREADING_LAYER = "workqueue"
         from umap import UMAP
 
         neighbors = min(15, len(centers) - 1)  # 15 is UMAP's default
         reducer = UMAP(n_components=2, n_neighbors=neighbors, random_state=seed, n_jobs=1)
-        places = np.asarray(reducer.fit_transform(centers.numpy()), dtype=np.float32)
-    torch.set_num_threads(threads)  # numba sets that of OpenMP, which torch uses too, to the number of cores
-    return torch.from_numpy(places)
+        return torch.from_numpy(np.asarray(reducer.fit_transform(centers.numpy()), dtype=np.float32))
 
 
 def matching_distance(u: Tensor, v: Tensor) -> float:
-    """Line 4: d_ij of the places u [k, e] and v [l, e] of two peers' centers, in float64; infinite without any."""
+    """Line 4: d_ij of two peers' centers u [k, e] and v [l, e], in float64; infinite if one has none."""
     if not (len(u) and len(v)):
         return float("inf")
     squares = torch.cdist(u.double(), v.double()).square().numpy()

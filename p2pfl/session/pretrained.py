@@ -57,7 +57,7 @@ def _check(path: Path, key: str, found: dict[str, Tensor], expected: dict[str, T
         if there != here:
             raise RunFolderError(
                 f"{path}: its {key} does not fit this run: {name} is {there} instead of {here}; "
-                f"use the models and {key} sizes of the run that trained it"
+                f"use the models, inputs and {key} sizes of the run that trained it"
             )
     if not all(map(is_finite, found.values())):
         raise RunFolderError(f"{path}: its {key} has diverged: it holds NaN or infinity")

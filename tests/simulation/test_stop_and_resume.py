@@ -52,7 +52,7 @@ ALGORITHMS = {
     "fedsim": {"name": "fedsim", "batch": 16, "momentum": 0.9, "participation": 0.5},
     "fedclassavg": {"name": "fedclassavg", "batch": 16, "lr": 0.001},
     "pfedsim": {"name": "pfedsim", "batch": 16, "momentum": 0.9, "generalization": 0.25},
-    "flt": {"name": "flt", "batch": 16, "encoder_epochs": 2, "latent": 8, "manifold": "none", "threshold": 0.5},
+    "flt": {"name": "flt", "batch": 16, "encoder_epochs": 2, "latent": 8, "manifold": "none", "threshold": 0.08},
     "ditto": {"name": "ditto", "batch": 16, "momentum": 0.9, "participation": 0.5, "personal_epochs": 2},
     "dfedavgm": {"name": "dfedavgm", "batch": 8},
     "fedproto": {"name": "fedproto", "batch": 16, "momentum": 0.9, "participation": 0.5},

@@ -222,10 +222,33 @@ def test_neighbor_without_centers_is_dropped() -> None:
     assert peers[1].dropped == [0, 2, 3]
 
 
-def test_fewer_centers_than_umap_needs_drop_nobody() -> None:
-    peers = make(peers=2, centers=1)
-    play(peers, Topology.from_edges(2, [(0, 1)]), 2)
-    assert [peer.dropped for peer in peers] == [[], []]
+def test_single_center_tells_two_peers_apart() -> None:
+    peers = make(centers=1)
+    edges = [(0, 2), (0, 1)]
+    play([peers[0], peers[1], peers[2]], Topology.from_edges(3, edges), 1)
+    assert peers[0].dropped == [2]
+
+
+@pytest.mark.parametrize("silent", [0, 3])
+def test_neighbors_with_another_autoencoder_are_not_dropped(silent: int) -> None:
+    """Without the root of the spanning tree, AllReduce leaves each peer its local autoencoder."""
+    peers = make()
+    play(peers, COMPLETE, 2, silent=[silent])
+    present = [peer for peer in peers if peer.me != silent]
+    encoders = {peer.me: digest(peer.encoder.state_dict()) for peer in present}
+    assert len(set(encoders.values())) == (3 if silent == 0 else 1)
+    for peer in present:
+        assert all(encoders[j] == encoders[peer.me] for j in peer.dropped)
+    assert [len(peer.dropped) for peer in present] == ([0, 0, 0] if silent == 0 else [1, 1, 2])
+
+
+def test_peer_without_samples_is_far_from_all() -> None:
+    peers = make()
+    nothing = peer_data(images(3), train=[], test=range(4))
+    peers[3] = FLT(FLT.Hyper.parse(PLAIN), setting(3, PEERS, linear_model(SIDE * SIDE, 4, CLASSES), nothing))
+    play(peers, COMPLETE, 2)
+    assert peers[2].dropped == [0, 1, 3]
+    assert peers[3].dropped == [0, 1, 2]
 
 
 def test_no_exchange_of_autoencoders_without_epochs() -> None:
@@ -243,6 +266,18 @@ def test_diverged_autoencoder_is_replaced_by_the_one_from_before() -> None:
     play(peers, COMPLETE, 1)
     assert {digest(peer.encoder.state_dict()) for peer in peers} == {before}
     assert not any(map(has_diverged, parameters_of(peers[0].model).values()))
+
+
+def test_autoencoder_trains_again_after_an_epoch_in_which_it_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, calls = Autoencoder.loss, itertools.count()
+    monkeypatch.setattr(
+        Autoencoder, "loss", lambda self, x: whole(self, x) * (math.nan if next(calls) < PEERS else 1.0)
+    )
+    peers = make()
+    before = digest(peers[0].encoder.state_dict())
+    play(peers, COMPLETE, 1)
+    assert digest(peers[0].encoder.state_dict()) != before
+    assert not any(map(has_diverged, peers[0].encoder.state_dict().values()))
 
 
 def test_peers_that_do_not_take_part_are_compared_too() -> None:
@@ -301,28 +336,42 @@ def test_line_3_embeds_the_centers_of_the_neighborhood_in_the_order_of_peers(ins
     assert 0 < sum(map(len, expected)) < 6
 
 
-def test_embedding_has_umaps_settings_and_leaves_torchs_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedding_has_umaps_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     class UMAP:
         def __init__(self, **given: Any) -> None:
             self.given = given
 
         def fit_transform(self, points: np.ndarray) -> np.ndarray:
-            torch.set_num_threads(3)  # as the compiled code of numba does
             warnings.warn("n_jobs", UserWarning, stacklevel=2)
             seen.append((len(points), self.given))
             return points[:, :2].astype(np.float64)
 
     seen: list[tuple[int, dict[str, Any]]] = []
+    numba = SimpleNamespace(config=SimpleNamespace(THREADING_LAYER="default"))
     monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=UMAP))
-    before, centers = torch.get_num_threads(), torch.arange(100.0).reshape(20, 5)
+    monkeypatch.setitem(sys.modules, "numba", numba)
+    centers = torch.arange(100.0).reshape(20, 5)
     torch.testing.assert_close(embed(centers, 7), centers[:, :2])
     embed(centers[:4], 8)
-    assert torch.get_num_threads() == before != 3
     common = {"n_components": 2, "n_jobs": 1}
     assert seen == [
         (20, {**common, "n_neighbors": 15, "random_state": 7}),
         (4, {**common, "n_neighbors": 3, "random_state": 8}),
     ]
+    assert numba.config.THREADING_LAYER == "workqueue"
+
+
+def test_fewer_centers_than_umap_needs_drop_nobody(installed: list[Tensor]) -> None:
+    peers = make(manifold="umap", threshold=1e-6, peers=2, centers=1)
+    play(peers, Topology.from_edges(2, [(0, 1)]), 2)
+    assert [peer.dropped for peer in peers] == [[], []]
+    assert installed == []
+
+
+def test_peers_of_a_complete_graph_embed_once_in_simulation(installed: list[Tensor]) -> None:
+    peers = make(manifold="umap")
+    play(peers, COMPLETE, 1)
+    assert len(installed) == 1
 
 
 def test_umap_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

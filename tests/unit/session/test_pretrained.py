@@ -76,7 +76,7 @@ def test_names_the_tensor_that_does_not_fit(make_run: Any, earlier: Any) -> None
     assert "missing" in message
     run = make_run(**RUN, algorithm={**ALGORITHM, "encoder": str(earlier.root), "encoder_width": 7})
     with pytest.raises(
-        RunFileError, match=r"float32\[5, 10\] instead of float32\[7, 10\]; use the models and encoder sizes"
+        RunFileError, match=r"float32\[5, 10\] instead of float32\[7, 10\]; use the models, inputs and encoder sizes"
     ):
         simulate(run)
 
