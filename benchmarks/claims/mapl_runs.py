@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.claims.claim import Settings
@@ -59,6 +60,12 @@ EQUAL = {
     "fedclassavg": colors("fedclassavg", 80, "tiny-cnn"),
     "flt": colors("flt", 75, "tiny-cnn"),
 }
+CLUSTERS = [[i, j] for first in (0, 4) for j in range(first, first + 4) for i in range(first, j)]
+EQUAL["fedavg in clusters"] = replace(
+    EQUAL["fedavg"],
+    tree={**EQUAL["fedavg"].tree, "graph": {"name": "edges", "edges": CLUSTERS, "allow_disconnected": True}},
+)
+"""What FLT is if it finds the clusters, which takes more centers than eight peers have."""
 EQUAL["dfedavgm"] = Settings(EQUAL["dfedavgm"].tree, 55, (0.01, 0.02, 0.05))
 EQUAL_2 = {
     "mapl+": colors("mapl+", 155, "tiny-cnn", scenario=2),
