@@ -70,6 +70,7 @@ class RelatednessHyper(fedavg.Hyper):
     encoder_epochs: NonNegativeInt = 5
     """Epochs in which all peers train the autoencoder; 0 keeps it as it starts."""
     encoder_batch: PositiveInt = 10
+    """Images in a batch of the autoencoder."""
     encoder_lr: PositiveFloat = 0.001
     """Learning rate of the autoencoder, for Adam."""
     latent: PositiveInt = 128

@@ -46,6 +46,8 @@ WITHOUT_LEARNED_RECEIVERS = {
         if "fedfomo" in name
         else {"energy_start": 1.0, "energy_end": 1.0}
         if "fedkd" in name
+        else {"threshold": 1e9}
+        if "flt" in name
         else {"prune": False}
         if changes["algorithm"]["name"] in ("mapl", "mapl+") and "official" not in name
         else {}
