@@ -74,11 +74,11 @@ class RelatednessHyper(fedavg.Hyper):
     encoder_lr: PositiveFloat = 0.001
     """Learning rate of the autoencoder, for Adam."""
     latent: PositiveInt = 128
-    """Length of E(x)."""
+    """Length of an image's code, E(x)."""
     centers: PositiveInt | None = None
     """Clusters of k-means on each peer; null: as many as the peer has classes."""
     manifold: Literal["umap", "none"] = "umap"
-    """umap: distances between centers in two dimensions, line 3; none: between the centers themselves."""
+    """umap: distances between centers embedded in two dimensions by UMAP; none: between the centers themselves."""
     threshold: PositiveFloat = 1.0
     """Γ: neighbors at this distance or farther are dropped."""
 
