@@ -1,8 +1,7 @@
 """Augmentations: one class each, and the table of their names.
 
 An augmentation draws separately for every sample of a batch, from torch's global RNG on the CPU for images of any
-device; the caller swaps in the peer's stream. kornia and our faster ``ColorJitter`` do this; torchvision's transforms
-would draw once per batch.
+device; the caller swaps in the peer's stream.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from p2pfl.data.colors import ColorJitter
+from p2pfl.data.colors import ColorJitter, RandomGrayscale
+from p2pfl.data.transforms import RandomBlur, RandomFlip, RandomResizedCrop
 from p2pfl.inputs import Kind, Size
 from p2pfl.run_file.options import Options, Table
 
@@ -91,36 +91,29 @@ class CropFlip(Augmentation):
 
     def build(self, channels: int, size: Size, mirror: bool) -> Augment:
         height, width = size
+        flip = RandomFlip()
 
         def vary(images: Tensor) -> Tensor:
             count, shifts = len(images), 2 * self.margin + 1
             crops = pad(images, [self.margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
             down, right = torch.randint(shifts, (2, count)).to(images.device)
             shifted = crops[torch.arange(count, device=images.device), :, down, right]
-            if not mirror:
-                return shifted
-            flipped = (torch.rand(count, 1, 1, 1) < 0.5).to(images.device)
-            return torch.where(flipped, shifted.flip(3), shifted)
+            return flip(shifted) if mirror else shifted
 
         return vary
 
 
 def _views(channels: int, size: Size, mirror: bool, *, smallest: float, strength: float, blur: bool) -> Augment:
     """SimCLR's augmentation, with the parameters of its variants."""
-    import kornia.augmentation as K
-
-    # "resample" crops and resizes the batch at once; the default loops over samples.
-    steps: list[nn.Module] = [K.RandomResizedCrop(size, scale=(smallest, 1.0), cropping_mode="resample")]
+    steps: list[nn.Module] = [RandomResizedCrop(smallest)]
     steps.append(ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength, p=0.8))
     if channels == 3:
-        steps.append(K.RandomGrayscale(p=0.2))
+        steps.append(RandomGrayscale())
     if blur:
-        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect. The kernel
-        # of each σ, and the borders, are those of torchvision's GaussianBlur.
-        kernel = max(3, min(size) // 10 | 1)
-        steps.append(K.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=0.5))
+        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect.
+        steps.append(RandomBlur(max(3, min(size) // 10 | 1)))
     if mirror:
-        steps.append(K.RandomHorizontalFlip(p=0.5))
+        steps.append(RandomFlip())
     return nn.Sequential(*steps)
 
 

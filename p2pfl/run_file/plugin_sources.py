@@ -24,7 +24,7 @@ FOLDER = "plugins"
 """The subfolder with the plug-ins of a run folder."""
 NOWHERE = Path(os.devnull)
 """A folder without files, to find installed modules only."""
-DEPENDENCIES = ("p2pfl", "torch", "torchvision", "kornia", "numpy")
+DEPENDENCIES = ("p2pfl", "torch", "torchvision", "numpy")
 """Packages that every installation of p2pfl has: models from them are no plug-ins."""
 
 INSTALLED: set[str] = set()

@@ -20,7 +20,6 @@ MODULES = (
     "networkx",
     "pandas",
     "scipy.stats",
-    "kornia.augmentation",
     "torchvision",
     "numpy.ma",
     "p2pfl.api",

@@ -58,7 +58,7 @@ def test_cached_dataset_is_opened_without_heavy_imports(tmp_path: Path, monkeypa
         open_dataset("digits", DATASETS["digits"]())
         for peer in range(4):
             build("tiny4", peer, 1, (8, 8), 10)
-        print([name for name in ("sklearn", "torchvision", "kornia") if name in sys.modules])
+        print([name for name in ("sklearn", "torchvision") if name in sys.modules])
     """
     run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
     assert run.stdout == "[]\n", run.stderr

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
-import kornia.enhance
 import pytest
 import torch
-from torchvision.transforms.v2.functional import adjust_contrast, gaussian_blur
+from torchvision.transforms.v2 import functional as torchvisions
 
-from p2pfl.data import AUGMENTATIONS, colors
+from p2pfl.data import AUGMENTATIONS, colors, transforms
 from p2pfl.run_file.options import OptionErrors
 
 Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+AdjustOne = Callable[[torch.Tensor, float], torch.Tensor]
 
 VARYING = [name for name in AUGMENTATIONS if name != "none"]
 COLORED = [name for name in VARYING if name != "crop-flip"]
@@ -104,29 +103,6 @@ def test_brightness_of_most_grayscale_images_changes(name: str) -> None:
     assert 0.6 - 1e-5 < brightness.min() < 0.65 < 1.35 < brightness.max() < 1.4 + 1e-5
 
 
-def test_contrast_of_grayscale_images_changes_as_torchvision_does() -> None:
-    batch = images((1, 8, 8), batch=4)
-    amount = torch.tensor([0.6, 0.9, 1.2, 1.4])
-    ours = colors.scale_contrast(batch, amount.reshape(-1, 1, 1, 1))
-    expected = [adjust_contrast(image, float(factor)) for image, factor in zip(batch, amount, strict=True)]
-    torch.testing.assert_close(ours, torch.stack(expected))
-
-
-@pytest.mark.parametrize("size", [28, 64])
-def test_blur_is_torchvisions(size: int) -> None:
-    recipe = AUGMENTATIONS["mapl"]().build(1, (size, size), False)
-    (blur,) = [step for step in recipe.children() if type(step).__name__ == "RandomGaussianBlur"]  # type: ignore[attr-defined]
-    batch = images((1, size, size), batch=16)
-    torch.manual_seed(0)
-    changed = [(image, result) for image, result in zip(batch, blur(batch), strict=True) if not image.equal(result)]
-    sigmas, kernel = blur._params["sigma"].tolist(), max(3, size // 10 | 1)
-    assert 0 < len(changed) < 16
-    assert all(0.1 <= sigma <= 2.0 for sigma in sigmas)
-    for image, result in changed:
-        expected = [gaussian_blur(image, [kernel, kernel], [sigma, sigma]) for sigma in sigmas]
-        assert min(float((result - blurred).abs().max()) for blurred in expected) < 1e-5
-
-
 @pytest.mark.parametrize("name", COLORED)
 def test_colors_change_and_some_images_become_gray(name: str) -> None:
     flat = torch.tensor([0.8, 0.4, 0.2]).reshape(1, 3, 1, 1).expand(64, 3, 16, 16)
@@ -160,8 +136,8 @@ def test_crops_are_windows_of_the_padded_image_and_half_are_flipped(mirror: bool
 def test_mapl_without_blur_has_the_other_steps() -> None:
     whole, sharp = (AUGMENTATIONS["mapl"].parse({"no_blur": off}).build(3, (32, 32), True) for off in (False, True))
     names = [[type(step).__name__ for step in recipe.children()] for recipe in (whole, sharp)]  # type: ignore[attr-defined]
-    assert "RandomGaussianBlur" not in names[1]
-    assert names[1] == [name for name in names[0] if name != "RandomGaussianBlur"]
+    assert "RandomBlur" not in names[1]
+    assert names[1] == [name for name in names[0] if name != "RandomBlur"]
     assert len(names[0]) == len(names[1]) + 1
 
 
@@ -183,6 +159,83 @@ def test_simclr_has_options_for_blur_and_strength() -> None:
         AUGMENTATIONS["simclr"].parse({"strength": 1.5})
 
 
+# ---- transforms ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 5, 9)])
+def test_crops_are_torchvisions(shape: tuple[int, int, int]) -> None:
+    size = shape[1:]
+    batch = images(shape, batch=64)
+    torch.manual_seed(0)
+    boxes = transforms.RandomResizedCrop(0.08).draw(64, size)
+    boxes[0] = torch.tensor([0, 0, *size])
+    boxes[1] = torch.tensor([size[0] - 1, size[1] - 1, 1, 1])
+    expected = [
+        torchvisions.resized_crop(image, *box.tolist(), list(size)) for image, box in zip(batch, boxes, strict=True)
+    ]
+    resized = transforms.resize_crops(batch, boxes)
+    torch.testing.assert_close(resized, torch.stack(expected), atol=1e-5, rtol=0)
+    torch.testing.assert_close(resized[0], batch[0], atol=1e-5, rtol=0)
+
+
+def test_boxes_have_the_areas_ratios_and_positions_asked_for() -> None:
+    top, left, height, width = transforms.RandomResizedCrop(0.2).draw(4000, (100, 100)).double().T
+    area, ratio = height * width / 10000, width / height
+    assert 0.195 < area.min() < 0.21
+    assert 0.95 < area.max() <= 1
+    assert abs(ratio.log().mean()) < 0.02
+    assert 0.74 < ratio.min() < 0.76
+    assert 1.32 < ratio.max() < 1.36
+    small = area < 0.25  # nearly all of these fit, so that their ratios and positions are as drawn
+    assert abs(ratio[small].log().std() - 0.166) < 0.02  # log-uniform: ln(16/9) / √12
+    for corner, side in ((top, height), (left, width)):
+        assert corner.min() == 0
+        assert (corner + side).max() == 100
+        assert abs(((corner + 0.5) / (101 - side)).mean() - 0.5) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("size", "box"), [((4, 40), (0, 17, 4, 5)), ((40, 6), (16, 0, 8, 6)), ((9, 9), (0, 0, 9, 9))]
+)
+def test_where_no_box_fits_the_largest_in_the_middle_is_taken(
+    size: tuple[int, int], box: tuple[int, int, int, int]
+) -> None:
+    boxes = transforms.RandomResizedCrop(0.9999).draw(200, size)
+    assert set(map(tuple, boxes.tolist())) == {box}
+
+
+@pytest.mark.parametrize(("shape", "kernel"), [((1, 28, 28), 3), ((3, 32, 32), 3), ((3, 9, 12), 5)])
+def test_blur_is_torchvisions(shape: tuple[int, int, int], kernel: int) -> None:
+    batch = images(shape, batch=16)
+    sigmas = torch.linspace(0.1, 2.0, 16)
+    expected = [
+        torchvisions.gaussian_blur(image, [kernel, kernel], [sigma, sigma])
+        for image, sigma in zip(batch, sigmas.tolist(), strict=True)
+    ]
+    torch.testing.assert_close(transforms.blur(batch, sigmas, kernel), torch.stack(expected), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("change", [transforms.RandomBlur(3), transforms.RandomFlip()])
+def test_half_of_the_images_are_blurred_and_flipped(change: torch.nn.Module) -> None:
+    batch = images((3, 8, 8), batch=256)
+    torch.manual_seed(0)
+    changed = change(batch)
+    same = (changed == batch).all(dim=(1, 2, 3))
+    assert 96 < same.sum() < 160
+    if isinstance(change, transforms.RandomFlip):
+        assert changed[~same].equal(batch[~same].flip(3))
+
+
+def test_a_fifth_of_the_images_become_gray() -> None:
+    batch = images((3, 8, 8), batch=256)
+    torch.manual_seed(0)
+    changed = colors.RandomGrayscale()(batch)
+    same = (changed == batch).all(dim=(1, 2, 3))
+    assert 30 < (~same).sum() < 75
+    expected = torchvisions.rgb_to_grayscale(batch[~same], num_output_channels=3)
+    torch.testing.assert_close(changed[~same], expected, atol=1e-3, rtol=0)
+
+
 # ---- colors ----------------------------------------------------------------------------------------------------
 
 
@@ -199,23 +252,29 @@ def factors(low: float, high: float) -> torch.Tensor:
     return low + (high - low) * torch.rand(32, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
-    ("ours", "kornia"),
+    ("ours", "torchvisions_own"),
     [
-        (colors.scale_brightness, kornia.enhance.adjust_brightness_accumulative),
-        (colors.scale_contrast, kornia.enhance.adjust_contrast_with_mean_subtraction),
-        (colors.scale_saturation, kornia.enhance.adjust_saturation_with_gray_subtraction),
+        (colors.scale_brightness, torchvisions.adjust_brightness),
+        (colors.scale_contrast, torchvisions.adjust_contrast),
+        (colors.scale_saturation, torchvisions.adjust_saturation),
     ],
 )
-def test_brightness_contrast_and_saturation_match_kornia(ours: Adjust, kornia: Adjust) -> None:
-    amount = factors(0.2, 1.8)
-    torch.testing.assert_close(ours(colorful(), amount.reshape(-1, 1, 1, 1)), kornia(colorful(), amount))
+def test_brightness_contrast_and_saturation_are_torchvisions(
+    ours: Adjust, torchvisions_own: AdjustOne, channels: int
+) -> None:
+    amount, batch = factors(0.2, 1.8), colorful()[:, :channels]
+    changed = ours(batch, amount.reshape(-1, 1, 1, 1))
+    expected = [torchvisions_own(image, float(factor)) for image, factor in zip(batch, amount, strict=True)]
+    torch.testing.assert_close(changed, torch.stack(expected), atol=1e-3, rtol=0)
 
 
-def test_hue_matches_kornia() -> None:
-    turn = factors(-0.5, 0.5)
-    turned = colors.turn_hue(colorful(), turn.reshape(-1, 1, 1, 1))
-    torch.testing.assert_close(turned, kornia.enhance.adjust_hue(colorful(), turn * 2 * math.pi), atol=1e-5, rtol=0)
+def test_hue_is_torchvisions() -> None:
+    turn, batch = factors(-0.5, 0.5), colorful()
+    turned = colors.turn_hue(batch, turn.reshape(-1, 1, 1, 1))
+    expected = [torchvisions.adjust_hue(image, float(part)) for image, part in zip(batch, turn, strict=True)]
+    torch.testing.assert_close(turned, torch.stack(expected), atol=1e-5, rtol=0)
 
 
 def test_third_of_a_turn_changes_red_to_green() -> None:
