@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from p2pfl.data.colors import ColorJitter, RandomGrayscale
-from p2pfl.data.transforms import RandomBlur, RandomFlip, RandomResizedCrop
+from p2pfl.data.transforms import RandomBlur, RandomFlip, RandomResizedCrop, at_device
 from p2pfl.inputs import Kind, Size
 from p2pfl.run_file.options import Options, Table
 
@@ -96,7 +96,7 @@ class CropFlip(Augmentation):
         def vary(images: Tensor) -> Tensor:
             count, shifts = len(images), 2 * self.margin + 1
             crops = pad(images, [self.margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
-            down, right = torch.randint(shifts, (2, count)).to(images.device)
+            down, right = at_device(torch.randint(shifts, (2, count)), images)
             shifted = crops[torch.arange(count, device=images.device), :, down, right]
             return flip(shifted) if mirror else shifted
 
@@ -109,8 +109,9 @@ def _views(channels: int, size: Size, mirror: bool, *, smallest: float, strength
     steps.append(ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength, p=0.8))
     if channels == 3:
         steps.append(RandomGrayscale())
-    if blur:
-        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect.
+    if blur and min(size) > 1:
+        # SimCLR's kernel: a tenth of the image, odd; at least 3 pixels, since a kernel of 1 has no effect. Images of
+        # one row or column have no pixels to reflect at their borders.
         steps.append(RandomBlur(max(3, min(size) // 10 | 1)))
     if mirror:
         steps.append(RandomFlip())

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from p2pfl.data.transforms import chosen_samples
+from p2pfl.data.transforms import at_device, chosen_samples
 
 _RED, _GREEN, _BLUE = 0.299, 0.587, 0.114
 
@@ -32,7 +32,7 @@ class ColorJitter(nn.Module):
         chosen = chosen_samples(len(images), self.p)
         drawn = ((2.0 * torch.rand(len(images), 4) - 1.0) * self.ranges)[chosen]
         order = torch.randperm(4).tolist()
-        chosen, drawn = chosen.to(images.device), drawn.to(images.device).reshape(-1, 4, 1, 1, 1)
+        chosen, drawn = at_device(chosen, images), at_device(drawn, images).reshape(-1, 4, 1, 1, 1)
         x = images[chosen]
         if images.shape[1] == 1:
             order = [index for index in order if index < 2]
@@ -43,10 +43,10 @@ class ColorJitter(nn.Module):
 
 
 class RandomGrayscale(nn.Module):
-    """Replace a fifth of the images [B, 3, H, W] by their luminance."""
+    """Replace images [B, 3, H, W] by their luminance, each with probability 0.2."""
 
     def forward(self, images: Tensor) -> Tensor:
-        chosen = chosen_samples(len(images), 0.2).to(images.device)
+        chosen = at_device(chosen_samples(len(images), 0.2), images)
         return images.index_copy(0, chosen, gray(images[chosen]).expand(-1, 3, -1, -1))
 
 
@@ -89,6 +89,6 @@ def turn_hue(images: Tensor, turn: Tensor) -> Tensor:
         torch.where(green == value, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0),
     )
     hue = hue + 6.0 * turn.reshape(-1, 1, 1)
-    k = (hue[:, None] + torch.tensor([5.0, 3.0, 1.0], device=images.device).reshape(1, 3, 1, 1)).remainder_(6.0)
+    k = (hue[:, None] + torch.arange(5.0, 0.0, -2.0, device=images.device).reshape(1, 3, 1, 1)).remainder_(6.0)
     weight = torch.minimum(k, 4.0 - k).clamp_(0.0, 1.0)
     return torch.addcmul(value[:, None], chroma[:, None], weight, value=-1.0)

@@ -1,7 +1,7 @@
 """Random changes of batches of images, drawn separately for each sample: crops, blur, flips.
 
-The formulas are torchvision's, whose own transforms draw once per batch. Like those of ``colors.py``, they draw from
-torch's global RNG on the CPU, so that images on any device change equally.
+The formulas are torchvision's; its own transforms draw once per batch. Like those of ``colors.py``, these draw from
+torch's global RNG on the CPU, so that images on any device get the same views.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RandomResizedCrop(nn.Module):
     """Crop images [B, C, H, W] to random boxes and resize these to H x W, bilinearly.
 
     A box has ``smallest`` to 1 of the image's area and an aspect ratio from 3/4 to 4/3, log-uniform; its sides and
-    position are whole pixels. Where none of ten fits, it is the largest box in the middle with such a ratio.
+    position are whole pixels. Where none of ten fits, it is the largest centered box within these ratios.
     """
 
     narrowest, widest = 3 / 4, 4 / 3
@@ -33,7 +33,7 @@ class RandomResizedCrop(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         boxes = self.draw(len(images), (images.shape[2], images.shape[3]))
-        return resize_crops(images, boxes.to(images.device))
+        return resize_crops(images, at_device(boxes, images))
 
     def draw(self, count: int, size: Size) -> Tensor:
         """Draw boxes (top, left, height, width) for images of ``size``, int64 [count, 4]."""
@@ -55,12 +55,7 @@ class RandomResizedCrop(nn.Module):
     def largest(self, size: Size) -> Tensor:
         """Return height and width of the largest box within the aspect ratios, int64 [2]."""
         height, width = size
-        return torch.tensor(
-            [
-                min(height, max(1, round(width / self.narrowest))),
-                min(width, max(1, round(height * self.widest))),
-            ]
-        )
+        return torch.tensor([min(height, round(width / self.narrowest)), min(width, round(height * self.widest))])
 
 
 def resize_crops(images: Tensor, boxes: Tensor) -> Tensor:
@@ -81,9 +76,9 @@ def resize_crops(images: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _centers(start: Tensor, length: Tensor, pixels: int) -> Tensor:
-    """Return where the centers of ``pixels`` pixels lie that divide [start, start + length) evenly, [B, pixels].
+    """Return the sampling positions of ``pixels`` pixels in [start, start + length), half-pixel centers, [B, pixels].
 
-    In the coordinates of ``grid_sample``: −1 and 1 are the edges of the image. They stay between the centers of the
+    In the coordinates of ``grid_sample``: −1 and 1 are the edges of the image. They are clamped to the centers of the
     first and the last pixel of the crop, so that what lies beside the crop has no influence.
     """
     at = (torch.arange(pixels, device=start.device) + 0.5) * (length[:, None] / pixels) - 0.5
@@ -92,7 +87,10 @@ def _centers(start: Tensor, length: Tensor, pixels: int) -> Tensor:
 
 
 class RandomBlur(nn.Module):
-    """Blur half of the images [B, C, H, W] by a Gaussian of ``size`` x ``size`` pixels, σ uniform in [0.1, 2.0]."""
+    """Blur images [B, C, H, W], each with probability 0.5, by a Gaussian with σ uniform in [0.1, 2.0] pixels.
+
+    The kernel is ``size`` x ``size`` pixels; images have at least ``size // 2 + 1`` on each side.
+    """
 
     smallest, largest = 0.1, 2.0
 
@@ -103,12 +101,14 @@ class RandomBlur(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         chosen = chosen_samples(len(images), 0.5)
         sigmas = self.smallest + (self.largest - self.smallest) * torch.rand(len(images))[chosen]
-        chosen, sigmas = chosen.to(images.device), sigmas.to(images.device)
+        chosen, sigmas = at_device(chosen, images), at_device(sigmas, images)
         return images.index_copy(0, chosen, blur(images[chosen], sigmas, self.size))
 
 
 def blur(images: Tensor, sigmas: Tensor, size: int) -> Tensor:
-    """Convolve image b with a Gaussian of σ = ``sigmas[b]`` pixels, cut off at ``size`` (odd); borders are mirrored.
+    """Convolve image b with a Gaussian of σ = ``sigmas[b]`` pixels, cut off at ``size`` (odd).
+
+    Beyond its borders an image is reflected, without repeating the edge pixel.
 
     Args:
         images: float [B, C, H, W].
@@ -132,10 +132,10 @@ def _convolve(images: Tensor, weights: Tensor, dim: int) -> Tensor:
 
 
 class RandomFlip(nn.Module):
-    """Mirror half of the images [B, C, H, W], left to right."""
+    """Mirror images [B, C, H, W] left to right, each with probability 0.5."""
 
     def forward(self, images: Tensor) -> Tensor:
-        flipped = (torch.rand(len(images), 1, 1, 1) < 0.5).to(images.device)
+        flipped = at_device(torch.rand(len(images), 1, 1, 1) < 0.5, images)
         return torch.where(flipped, images.flip(3), images)
 
 
@@ -145,3 +145,8 @@ def chosen_samples(count: int, probability: float) -> Tensor:
     Positions, on the CPU: a boolean mask on a GPU would make the host wait for it.
     """
     return (torch.rand(count) < probability).nonzero().flatten()
+
+
+def at_device(drawn: Tensor, images: Tensor) -> Tensor:
+    """Return what was drawn on the CPU on the device of the images, without waiting for the copy."""
+    return drawn.to(images.device, non_blocking=True)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torchvision.transforms.v2 import functional as torchvisions
+from torch import nn
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from p2pfl.data import AUGMENTATIONS, colors, transforms
 from p2pfl.run_file.options import OptionErrors
@@ -133,12 +135,35 @@ def test_crops_are_windows_of_the_padded_image_and_half_are_flipped(mirror: bool
     assert 20 < flips < 44 if mirror else flips == 0
 
 
-def test_mapl_without_blur_has_the_other_steps() -> None:
-    whole, sharp = (AUGMENTATIONS["mapl"].parse({"no_blur": off}).build(3, (32, 32), True) for off in (False, True))
-    names = [[type(step).__name__ for step in recipe.children()] for recipe in (whole, sharp)]  # type: ignore[attr-defined]
-    assert "RandomBlur" not in names[1]
-    assert names[1] == [name for name in names[0] if name != "RandomBlur"]
-    assert len(names[0]) == len(names[1]) + 1
+def steps(name: str, channels: int, mirror: bool, **options: object) -> list[nn.Module]:
+    recipe = AUGMENTATIONS[name].parse(options).build(channels, (64, 96), mirror)
+    assert isinstance(recipe, nn.Sequential)
+    return list(recipe)
+
+
+def test_recipes_have_the_steps_of_their_papers() -> None:
+    crop, jitter, gray, blur, flip = (
+        transforms.RandomResizedCrop,
+        colors.ColorJitter,
+        colors.RandomGrayscale,
+        transforms.RandomBlur,
+        transforms.RandomFlip,
+    )
+    mapl, simclr = steps("mapl", 3, True), steps("simclr", 3, True, blur=True, strength=1.0)
+    assert [type(step) for step in mapl] == [type(step) for step in simclr] == [crop, jitter, gray, blur, flip]
+    assert isinstance(mapl[0], crop)
+    assert isinstance(simclr[0], crop)
+    assert (mapl[0].smallest, simclr[0].smallest) == (0.2, 0.08)
+    assert isinstance(mapl[1], jitter)
+    assert isinstance(simclr[1], jitter)
+    torch.testing.assert_close(mapl[1].ranges, torch.tensor([0.4, 0.4, 0.4, 0.1]))
+    torch.testing.assert_close(simclr[1].ranges, torch.tensor([0.8, 0.8, 0.8, 0.2]))
+    assert mapl[1].p == simclr[1].p == 0.8
+    assert isinstance(mapl[3], blur)
+    assert mapl[3].size == 7  # the odd number nearest to a tenth of 64
+    assert [type(step) for step in steps("mapl", 3, True, no_blur=True)] == [crop, jitter, gray, flip]
+    assert [type(step) for step in steps("mapl", 1, False)] == [crop, jitter, blur]
+    assert [type(step) for step in steps("simclr", 1, False)] == [crop, jitter]
 
 
 def test_simclr_crops_smaller_than_mapl() -> None:
@@ -152,11 +177,32 @@ def test_simclr_crops_smaller_than_mapl() -> None:
     assert narrowest("simclr") < narrowest("mapl") - 0.05
 
 
-def test_simclr_has_options_for_blur_and_strength() -> None:
-    recipes = {blur: AUGMENTATIONS["simclr"].parse({"blur": blur}).build(1, (9, 9), False) for blur in (False, True)}
-    assert [len(list(recipe.children())) for recipe in recipes.values()] == [2, 3]  # type: ignore[attr-defined]
+def test_strength_is_at_most_1() -> None:
     with pytest.raises(OptionErrors, match="strength: should be less than or equal to 1"):
         AUGMENTATIONS["simclr"].parse({"strength": 1.5})
+
+
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 1, 7), (3, 2, 2)])
+def test_single_images_get_views(name: str, shape: tuple[int, int, int]) -> None:
+    """Often no image of the batch is chosen for a change."""
+    for seed in range(30):
+        view = augment(name, images(shape, batch=1), seed)
+        assert view.shape[1:] == shape
+        assert view.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; scripts/check-gpu runs it")
+@pytest.mark.parametrize("name", list(AUGMENTATIONS))
+@pytest.mark.parametrize("batch", [1, 32])
+def test_views_do_not_depend_on_the_device(name: str, batch: int) -> None:
+    for shape in SHAPES:
+        for seed in range(5):
+            pictures = images(shape, batch)
+            on_gpu = augment(name, pictures.cuda(), seed)
+            assert on_gpu.is_cuda
+            torch.testing.assert_close(on_gpu.cpu(), augment(name, pictures, seed), atol=1e-5, rtol=0)
 
 
 # ---- transforms ------------------------------------------------------------------------------------------------
@@ -170,28 +216,26 @@ def test_crops_are_torchvisions(shape: tuple[int, int, int]) -> None:
     boxes = transforms.RandomResizedCrop(0.08).draw(64, size)
     boxes[0] = torch.tensor([0, 0, *size])
     boxes[1] = torch.tensor([size[0] - 1, size[1] - 1, 1, 1])
-    expected = [
-        torchvisions.resized_crop(image, *box.tolist(), list(size)) for image, box in zip(batch, boxes, strict=True)
-    ]
+    expected = [F.resized_crop(image, *box.tolist(), list(size)) for image, box in zip(batch, boxes, strict=True)]
     resized = transforms.resize_crops(batch, boxes)
     torch.testing.assert_close(resized, torch.stack(expected), atol=1e-5, rtol=0)
     torch.testing.assert_close(resized[0], batch[0], atol=1e-5, rtol=0)
 
 
-def test_boxes_have_the_areas_ratios_and_positions_asked_for() -> None:
-    top, left, height, width = transforms.RandomResizedCrop(0.2).draw(4000, (100, 100)).double().T
-    area, ratio = height * width / 10000, width / height
-    assert 0.195 < area.min() < 0.21
-    assert 0.95 < area.max() <= 1
-    assert abs(ratio.log().mean()) < 0.02
-    assert 0.74 < ratio.min() < 0.76
-    assert 1.32 < ratio.max() < 1.36
-    small = area < 0.25  # nearly all of these fit, so that their ratios and positions are as drawn
-    assert abs(ratio[small].log().std() - 0.166) < 0.02  # log-uniform: ln(16/9) / √12
-    for corner, side in ((top, height), (left, width)):
-        assert corner.min() == 0
-        assert (corner + side).max() == 100
-        assert abs(((corner + 0.5) / (101 - side)).mean() - 0.5) < 0.02
+def test_boxes_are_distributed_as_torchvisions() -> None:
+    size = (24, 16)
+    reference = v2.RandomResizedCrop(size, scale=(0.2, 1.0))
+    torch.manual_seed(0)
+    drawn = [reference.make_params([torch.zeros(1, *size)]) for _ in range(4000)]
+    expected = torch.tensor([[box[key] for key in ("top", "left", "height", "width")] for box in drawn]).double()
+    found = transforms.RandomResizedCrop(0.2).draw(4000, size).double()
+    assert ((found.mean(0) - expected.mean(0)).abs() < 0.1 * expected.std(0)).all()
+    assert ((found.std(0) / expected.std(0) - 1).abs() < 0.05).all()
+    torch.testing.assert_close(found.T.corrcoef(), expected.T.corrcoef(), atol=0.08, rtol=0)
+    for column, side in ((2, 24), (3, 16)):
+        assert abs((found[:, column] == side).double().mean() - (expected[:, column] == side).double().mean()) < 0.02
+    assert (found[:, :2] >= 0).all()
+    assert (found[:, :2] + found[:, 2:] <= torch.tensor(size)).all()
 
 
 @pytest.mark.parametrize(
@@ -209,21 +253,40 @@ def test_blur_is_torchvisions(shape: tuple[int, int, int], kernel: int) -> None:
     batch = images(shape, batch=16)
     sigmas = torch.linspace(0.1, 2.0, 16)
     expected = [
-        torchvisions.gaussian_blur(image, [kernel, kernel], [sigma, sigma])
+        F.gaussian_blur(image, [kernel, kernel], [sigma, sigma])
         for image, sigma in zip(batch, sigmas.tolist(), strict=True)
     ]
     torch.testing.assert_close(transforms.blur(batch, sigmas, kernel), torch.stack(expected), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("change", [transforms.RandomBlur(3), transforms.RandomFlip()])
-def test_half_of_the_images_are_blurred_and_flipped(change: torch.nn.Module) -> None:
+def test_half_of_the_images_are_blurred_each_with_its_sigma(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = images((3, 8, 8), batch=256)
+    called: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+
+    def spy(chosen: torch.Tensor, sigmas: torch.Tensor, size: int) -> torch.Tensor:
+        called.append((chosen, sigmas, size))
+        return chosen + 1.0
+
+    monkeypatch.setattr(transforms, "blur", spy)
+    torch.manual_seed(0)
+    changed = transforms.RandomBlur(5)(batch)
+    ((chosen, sigmas, size),) = called
+    assert 96 < len(chosen) == len(sigmas) < 160
+    assert size == 5
+    assert 0.1 <= sigmas.min() < 0.2
+    assert 1.9 < sigmas.max() <= 2.0
+    blurred = (changed != batch).any(dim=(1, 2, 3))
+    assert chosen.equal(batch[blurred])
+    assert changed[blurred].equal(batch[blurred] + 1.0)
+
+
+def test_half_of_the_images_are_flipped() -> None:
     batch = images((3, 8, 8), batch=256)
     torch.manual_seed(0)
-    changed = change(batch)
+    changed = transforms.RandomFlip()(batch)
     same = (changed == batch).all(dim=(1, 2, 3))
     assert 96 < same.sum() < 160
-    if isinstance(change, transforms.RandomFlip):
-        assert changed[~same].equal(batch[~same].flip(3))
+    assert changed[~same].equal(batch[~same].flip(3))
 
 
 def test_a_fifth_of_the_images_become_gray() -> None:
@@ -232,7 +295,7 @@ def test_a_fifth_of_the_images_become_gray() -> None:
     changed = colors.RandomGrayscale()(batch)
     same = (changed == batch).all(dim=(1, 2, 3))
     assert 30 < (~same).sum() < 75
-    expected = torchvisions.rgb_to_grayscale(batch[~same], num_output_channels=3)
+    expected = F.rgb_to_grayscale(batch[~same], num_output_channels=3)
     torch.testing.assert_close(changed[~same], expected, atol=1e-3, rtol=0)
 
 
@@ -254,26 +317,26 @@ def factors(low: float, high: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
-    ("ours", "torchvisions_own"),
+    ("ours", "reference"),
     [
-        (colors.scale_brightness, torchvisions.adjust_brightness),
-        (colors.scale_contrast, torchvisions.adjust_contrast),
-        (colors.scale_saturation, torchvisions.adjust_saturation),
+        (colors.scale_brightness, F.adjust_brightness),
+        (colors.scale_contrast, F.adjust_contrast),
+        (colors.scale_saturation, F.adjust_saturation),
     ],
 )
 def test_brightness_contrast_and_saturation_are_torchvisions(
-    ours: Adjust, torchvisions_own: AdjustOne, channels: int
+    ours: Adjust, reference: AdjustOne, channels: int
 ) -> None:
     amount, batch = factors(0.2, 1.8), colorful()[:, :channels]
     changed = ours(batch, amount.reshape(-1, 1, 1, 1))
-    expected = [torchvisions_own(image, float(factor)) for image, factor in zip(batch, amount, strict=True)]
+    expected = [reference(image, float(factor)) for image, factor in zip(batch, amount, strict=True)]
     torch.testing.assert_close(changed, torch.stack(expected), atol=1e-3, rtol=0)
 
 
 def test_hue_is_torchvisions() -> None:
     turn, batch = factors(-0.5, 0.5), colorful()
     turned = colors.turn_hue(batch, turn.reshape(-1, 1, 1, 1))
-    expected = [torchvisions.adjust_hue(image, float(part)) for image, part in zip(batch, turn, strict=True)]
+    expected = [F.adjust_hue(image, float(part)) for image, part in zip(batch, turn, strict=True)]
     torch.testing.assert_close(turned, torch.stack(expected), atol=1e-5, rtol=0)
 
 
@@ -289,3 +352,34 @@ def test_jitter_leaves_unselected_samples_unchanged() -> None:
     same = (colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8)(batch) == batch).all(dim=(1, 2, 3))
     assert 20 < same[torch.arange(256) % 32 > 5].sum() < 70  # a fifth of 208
     assert torch.equal(colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.0)(batch), batch)
+
+
+def test_jitter_changes_each_chosen_sample_by_its_own_amounts() -> None:
+    """Brightness of flat images: the drawn factor, if the saturation and the contrast stay 1."""
+    levels = torch.linspace(0.3, 0.6, 64).reshape(64, 1, 1, 1)
+    torch.manual_seed(3)
+    changed = colors.ColorJitter(0.4, 0.0, 0.0, 0.0, p=0.5)(levels.expand(64, 1, 4, 4))[:, 0, 0, 0]
+    torch.manual_seed(3)
+    chosen = torch.rand(64) < 0.5
+    factor = 1.0 + 0.4 * (2.0 * torch.rand(64, 4) - 1.0)[:, 0]
+    torch.testing.assert_close(changed, torch.where(chosen, factor, 1.0) * levels.flatten())
+
+
+def test_order_of_color_changes_varies_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("scale_brightness", "scale_contrast", "scale_saturation", "turn_hue")
+    called: list[str] = []
+    for name in names:
+
+        def record(x: torch.Tensor, amount: torch.Tensor, name: str = name) -> torch.Tensor:
+            called.append(name)
+            return x
+
+        monkeypatch.setattr(colors, name, record)
+    orders = set()
+    for seed in range(60):
+        called.clear()
+        torch.manual_seed(seed)
+        colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.8)(images((3, 4, 4)))
+        assert sorted(called) == sorted(names)
+        orders.add(tuple(called))
+    assert len(orders) > 15
