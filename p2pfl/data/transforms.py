@@ -1,7 +1,7 @@
 """Random changes of batches of images, drawn separately for each sample: crops, blur, flips.
 
-The formulas are torchvision's; its own transforms draw once per batch. Like those of ``colors.py``, these draw from
-torch's global RNG on the CPU, so that images on any device get the same views.
+The formulas are torchvision's, whose random transforms draw once per batch. As in ``colors.py``, random numbers come
+from torch's global RNG on the CPU, so that images on any device get the same views.
 """
 
 from __future__ import annotations

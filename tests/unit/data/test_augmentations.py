@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
-from torchvision.transforms import v2
+from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from p2pfl.data import AUGMENTATIONS, colors, transforms
@@ -224,10 +224,10 @@ def test_crops_are_torchvisions(shape: tuple[int, int, int]) -> None:
 
 def test_boxes_are_distributed_as_torchvisions() -> None:
     size = (24, 16)
-    reference = v2.RandomResizedCrop(size, scale=(0.2, 1.0))
+    image, scale, ratio = torch.zeros(1, *size), [0.2, 1.0], [3 / 4, 4 / 3]
     torch.manual_seed(0)
-    drawn = [reference.make_params([torch.zeros(1, *size)]) for _ in range(4000)]
-    expected = torch.tensor([[box[key] for key in ("top", "left", "height", "width")] for box in drawn]).double()
+    drawn = [RandomResizedCrop.get_params(image, scale, ratio) for _ in range(4000)]
+    expected = torch.tensor(drawn).double()
     found = transforms.RandomResizedCrop(0.2).draw(4000, size).double()
     assert ((found.mean(0) - expected.mean(0)).abs() < 0.1 * expected.std(0)).all()
     assert ((found.std(0) / expected.std(0) - 1).abs() < 0.05).all()
@@ -354,7 +354,7 @@ def test_jitter_leaves_unselected_samples_unchanged() -> None:
     assert torch.equal(colors.ColorJitter(0.4, 0.4, 0.4, 0.1, p=0.0)(batch), batch)
 
 
-def test_jitter_changes_each_chosen_sample_by_its_own_amounts() -> None:
+def test_jitter_changes_each_chosen_sample_by_the_amounts_drawn_for_it() -> None:
     """Brightness of flat images: the drawn factor, if the saturation and the contrast stay 1."""
     levels = torch.linspace(0.3, 0.6, 64).reshape(64, 1, 1, 1)
     torch.manual_seed(3)
