@@ -1,6 +1,7 @@
 """Measure speed, memory and disk, and write docs/benchmarks.md.
 
     make bench                                               # everything, 20 to 30 minutes on two cores
+    python -m benchmarks.bench --only gpu                    # on a host with a GPU
     python -m benchmarks.bench --only launch --only scale    # some of it; the rest of the page stays
     python -m benchmarks.bench --quick                       # small sizes, writes nothing: does it work?
     P2PFL_DATA=… python -m benchmarks.bench --only work --turns 3 --rival DECENTRALIZEPY --rival-python PYTHON
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import sizes, transports, work
+from benchmarks.bench import gpu, sizes, transports, work
 from benchmarks.bench.flame import file_name, find_py_spy, profile_peer
 from benchmarks.bench.report import Report, describe_machine, goals_table, markdown_table, write
 from benchmarks.bench.rival import Rival
 from benchmarks.bench.settings import Settings
+from p2pfl.session.gpus import NO_GPU, find_gpus
 
 PROJECT = Path(__file__).parents[2]
 BENCHMARKS: dict[str, Callable[[Settings], Report]] = {
@@ -32,7 +34,9 @@ BENCHMARKS: dict[str, Callable[[Settings], Report]] = {
     "scale": sizes.scale,
     "memory": sizes.memory,
     "checkpoints": work.checkpoints,
+    "gpu": gpu.gpu,
 }
+NEED_A_GPU = {"gpu"}
 EXISTING = click.Path(exists=True, path_type=Path, resolve_path=True)
 
 
@@ -61,6 +65,10 @@ def main(
         raise click.UsageError("give both --rival and --rival-python, or neither")
     if profile:
         find_py_spy()
+    if not find_gpus():
+        if missing := NEED_A_GPU & set(only):
+            raise click.UsageError(f"--only {', '.join(missing)}: {NO_GPU.partition(';')[0]}")
+        only = only or tuple(name for name in BENCHMARKS if name not in NEED_A_GPU)
     other = Rival(rival, rival_python.absolute()) if rival and rival_python else None
     settings = Settings(turns, quick, min(most_peers, 20) if quick else most_peers, other)
     reports = []

@@ -120,9 +120,11 @@ def known(values: Iterable[float | None]) -> list[float]:
 
 def describe_machine(turns: int) -> dict[str, Any]:
     """What figures depend on: processors, memory, versions, commit and the load by other programs."""
-    commit = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:  # a host without git
+        commit = "unknown"
     return {
         "cores": cores(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
@@ -130,7 +132,7 @@ def describe_machine(turns: int) -> dict[str, Any]:
         "torch": version("torch"),
         "pyzmq": version("pyzmq"),
         "load": round(os.getloadavg()[0], 1),
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "turns": turns,
     }
 

@@ -1,0 +1,69 @@
+"""Seconds of a round of peers that share a GPU, against one process that does the peers' work in turn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.bench import play
+from benchmarks.bench.play import RunTree
+from benchmarks.bench.report import Report, Table, median_of, ratio
+from benchmarks.bench.settings import Settings
+from launcher.backends.mps import CONTROL
+from p2pfl.session.gpus import find_gpus
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+PLUGIN = Path(__file__).parents[1] / "claims" / "claim_data.py"
+AT_ONCE = (1, 4, 20)
+"""Peers that compute on the GPU at the same time."""
+
+
+def gpu(settings: Settings) -> Report:
+    """MAPL's Scenario 1 at the paper's size: 20 peers with four architectures on one GPU."""
+    tree = _quick() if settings.quick else _paper_size()
+    ways: dict[str, tuple[int, bool]] = {f"{n} at once": (n, False) for n in AT_ONCE}
+    if shutil.which(CONTROL):
+        ways |= {f"{n} at once, MPS": (n, True) for n in AT_ONCE[1:]}
+    in_turn, seconds = "one process, peers in turn", dict[str, list[float]]()
+    failures: dict[str, str] = {}
+    for turn in range(settings.turns):
+        for way in (in_turn, *ways):
+            settings.progress(f"turn {turn}: {way}")
+            if way == in_turn:
+                played = play.simulate(tree)
+            else:
+                at_once, mps = ways[way]
+                played = play.launch({**tree, "gpu": {"peers_per_gpu": at_once, "mps": mps}})
+            took = None if played.failure else play.seconds_a_round(played.rounds, skip=1)
+            seconds.setdefault(way, []).extend([] if took is None else [took])
+            failures[way] = played.failure or failures.get(way, "")
+    table = Table({"peers": "", "s a round": ".2f", "of one process": ".2f", "failure": ""})
+    for way, measured in seconds.items():
+        table.add(way, [*measured], ratio(median_of(measured), median_of(seconds[in_turn])), failures[way])
+    found = ", ".join(device.name for device in find_gpus())
+    text = (
+        f"{found}; images: {'part of CIFAR-10' if 'plugins' in tree else 'generated'}. MAPL's Scenario 1 at the paper's size (`topologies/paper/mapl-sc1-hetero.yaml`: {tree['peers']} "
+        "peers, four architectures, 24 steps of two views of 64 images a round), all peers on one GPU. A round is "
+        f"the mean without the first and the last. `simulate` is one process that trains the peers in turn; `launch` "
+        "is one process per peer, of which so many compute at once (`gpu.peers_per_gpu`), also under NVIDIA's "
+        "Multi-Process Service (`gpu.mps`)."
+    )
+    return Report("gpu", "Peers that share a GPU", text, [table])
+
+
+def _paper_size() -> RunTree:
+    tree: dict[str, Any] = yaml.safe_load((TOPOLOGIES / "paper" / "mapl-sc1-hetero.yaml").read_text())
+    part = (Path(os.environ.get("P2PFL_DATA", "")) / "cifar10-part").is_dir()
+    synthetic = {"name": "synthetic", "size": 32, "train": 30_000, "test": 5_000}
+    data = {**tree["data"], "dataset": "cifar10-part" if part else synthetic}
+    plugins = {"plugins": [str(PLUGIN)]} if part else {}
+    return {**tree, **plugins, "data": data, "rounds": 5, "device": "cuda", "eval_every": 1000}
+
+
+def _quick() -> RunTree:
+    tree: dict[str, Any] = yaml.safe_load((TOPOLOGIES / "quick4.yaml").read_text())
+    return {**tree, "device": "cuda", "eval_every": 1000}
