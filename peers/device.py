@@ -10,7 +10,7 @@ import torch
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.schema import RunFile
-from p2pfl.session.gpus import NO_GPU, slice_of
+from p2pfl.session.gpus import NO_GPU, peers_at_once, slice_of
 
 
 def claim_device(run: RunFile, me: PeerId) -> torch.device:
@@ -39,5 +39,5 @@ def slots_on(run: RunFile, device: torch.device) -> tuple[int, str]:
     """
     host = socket.gethostname()
     if device.type == "cuda":
-        return run.slots or run.gpu.peers_per_gpu, f"{host}-gpu{device.index}-"
-    return run.slots or max(1, len(os.sched_getaffinity(0)) // run.threads), f"{host}-"
+        return peers_at_once(run, torch.cuda.device_count()), f"{host}-gpu{device.index}-"
+    return peers_at_once(run, 0), f"{host}-"

@@ -45,12 +45,14 @@ def gpu(settings: Settings) -> Report:
     for way, measured in seconds.items():
         table.add(way, [*measured], ratio(median_of(measured), median_of(seconds[in_turn])), failures[way])
     found = ", ".join(device.name for device in find_gpus())
+    images = "part of CIFAR-10" if "plugins" in tree else "generated"
     text = (
-        f"{found}; images: {'part of CIFAR-10' if 'plugins' in tree else 'generated'}. MAPL's Scenario 1 at the paper's size (`topologies/paper/mapl-sc1-hetero.yaml`: {tree['peers']} "
-        "peers, four architectures, 24 steps of two views of 64 images a round), all peers on one GPU. A round is "
-        f"the mean without the first and the last. `simulate` is one process that trains the peers in turn; `launch` "
-        "is one process per peer, of which so many compute at once (`gpu.peers_per_gpu`), also under NVIDIA's "
-        "Multi-Process Service (`gpu.mps`)."
+        f"{found}; images: {images}. MAPL's Scenario 1 at the paper's size "
+        f"(`topologies/paper/mapl-sc1-hetero.yaml`: {tree['peers']} peers, four architectures, 24 steps of two views "
+        "of 64 images a round), all peers on one GPU. A round is the mean without the first and the last. One "
+        "process is `p2pfl simulate`, which trains the peers in turn; the others are `p2pfl launch` with one process "
+        "per peer, of which so many compute at once (`gpu.peers_per_gpu`), also under NVIDIA's Multi-Process Service "
+        "(`gpu.mps`)."
     )
     return Report("gpu", "Peers that share a GPU", text, [table])
 

@@ -296,7 +296,7 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
         f"comparison that is ours: {mine}. {len(store.records)} runs, {hours:.1f} "
         f"core hours; code: {codes}.\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
-        f"ResNet18 in batches of 64 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
+        f"ResNet18 in large batches ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
         f"more a step, {how})."
     )
 

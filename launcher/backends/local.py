@@ -38,7 +38,7 @@ class _Settings:
     rounds: int
     neighbors: tuple[tuple[PeerId, ...], ...]
     mps: bool
-    peers_per_gpu: int
+    peers_per_gpu: int | None
 
     @classmethod
     def of(cls, run: Run) -> _Settings:

@@ -14,15 +14,19 @@ from launcher.errors import LaunchError
 from p2pfl.session.files import write_errors
 
 CONTROL = "nvidia-cuda-mps-control"
+LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 TIMEOUT = 60.0
 """Seconds that the control program may take."""
 
 
 @contextmanager
-def multi_process_service(logs: Path, peers_per_gpu: int, warn: Callable[[str], object]) -> Iterator[dict[str, str]]:
+def multi_process_service(
+    logs: Path, peers_per_gpu: int | None, warn: Callable[[str], object]
+) -> Iterator[dict[str, str]]:
     """Run a control daemon for this run, and yield the environment variables that make a process its client.
 
     The daemon is stopped at the end; if it cannot be, ``warn`` is called with a line, since the run has its results.
+    Each peer's kernels may use 1 / ``peers_per_gpu`` of the GPU's multiprocessors; None: all of them.
     If the launcher is killed, the daemon keeps running for the peers that use it.
 
     Raises:
@@ -40,7 +44,7 @@ def multi_process_service(logs: Path, peers_per_gpu: int, warn: Callable[[str], 
         if problem := _control(["-d"], daemon):
             raise LaunchError(f"{problem}; see {logs}/control.log and nvidia-smi, or set gpu.mps: false")
         try:
-            yield {**daemon, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(max(1, 100 // peers_per_gpu))}
+            yield daemon if peers_per_gpu is None else {**daemon, LIMIT: str(max(1, 100 // peers_per_gpu))}
         finally:
             if problem := _control([], daemon, "quit\n"):
                 warn(f"{problem}; its daemon may still be running: end it with `pkill nvidia-cuda-mps`")

@@ -247,8 +247,9 @@ class Transport(Section):
 class Gpu(Section):
     """How peers share the GPUs of a host; peer i uses GPU i mod n."""
 
-    peers_per_gpu: PositiveInt = 1
-    """Peers that may compute on one GPU at the same time."""
+    peers_per_gpu: PositiveInt | None = None
+    """Peers that may compute on one GPU at the same time; default: cores / threads / GPUs, since launching their
+    kernels takes cores."""
     memory_fraction: float | None = Field(default=None, gt=0.0, le=1.0)
     """Fraction of the GPU's memory that one peer may allocate; default: 1 / (peers placed on that GPU)."""
     mps: bool = False
@@ -310,7 +311,7 @@ class RunFile(Section):
     threads: PositiveInt = 1
     """CPU threads per peer. Another number may change how sums are rounded."""
     slots: PositiveInt | None = None
-    """Peers that compute at the same time on one host; default: cores / threads, or GPUs * peers_per_gpu."""
+    """Peers that compute at the same time on one host; default: cores / threads, or GPUs * ``gpu.peers_per_gpu``."""
     eval_every: PositiveInt = 1
     """Evaluate after every n-th round, and after the last."""
     global_test: bool = False

@@ -37,8 +37,17 @@ class Slice:
 def slices(run: RunFile, gpus: int) -> list[Slice]:
     """Return the part of each of this host's GPUs that a peer gets. GPUs without peers have no slice."""
     on_gpu = [range(index, run.peers, gpus) for index in range(min(gpus, run.peers))]
-    at_once = run.slots or run.gpu.peers_per_gpu
+    at_once = peers_at_once(run, gpus)
     return [Slice(peers, run.gpu.memory_fraction or 1.0 / len(peers), at_once) for peers in on_gpu]
+
+
+def peers_at_once(run: RunFile, gpus: int) -> int:
+    """Return how many peers may compute at the same time on one of this host's GPUs, or on its cores if it has none.
+
+    A peer with small batches spends its time in launching kernels, on a core: more cores keep a GPU busier.
+    """
+    by_cores = max(1, len(os.sched_getaffinity(0)) // run.threads // max(1, gpus))
+    return run.slots or (run.gpu.peers_per_gpu if gpus else None) or by_cores
 
 
 def slice_of(run: RunFile, me: PeerId, gpus: int) -> Slice:

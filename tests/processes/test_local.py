@@ -30,7 +30,7 @@ from launcher.backends.follow import (
     sigterm_notice,
 )
 from launcher.backends.local import resume
-from launcher.backends.mps import CONTROL, multi_process_service
+from launcher.backends.mps import CONTROL, LIMIT, multi_process_service
 from launcher.backends.processes import find_process
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
@@ -421,9 +421,14 @@ def test_mps_runs_as_long_as_the_context(control: Path, tmp_path: Path) -> None:
         assert Path(pipes).is_dir()
         assert len(pipes) < 60
         assert environment["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path / "mps")
-        assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "33"
+        assert environment[LIMIT] == "33"
     assert control.read_text().splitlines()[1:] == [f"{pipes}||quit"]
     assert not Path(pipes).exists()
+
+
+def test_clients_of_mps_are_limited_only_by_peers_per_gpu(control: Path, tmp_path: Path) -> None:
+    with multi_process_service(tmp_path / "mps", None, print) as environment:
+        assert sorted(environment) == ["CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY"]
 
 
 def test_reports_that_mps_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
