@@ -2,7 +2,7 @@
 
     make claims                                                # until all are decided: days on two cores
     make claims MINUTES=60 JOBS=2 ONLY=l2c                     # as many as an hour decides
-    make claims DEVICE=cuda MINUTES=600                        # also those at the papers' own size
+    make claims DEVICE=cuda MINUTES=600 JOBS=16                # also at the papers' own size; a job keeps a core busy
     python -m benchmarks.claims --list                         # what would be played, with the expected minutes
     python -m benchmarks.claims --minutes 0                    # write the page only
 
