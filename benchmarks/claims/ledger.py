@@ -295,7 +295,8 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     return (
         f"{total}; {left} lines of tables and figures that no run can decide. Of these, with a threshold or "
         f"comparison that is ours: {mine}. {len(store.records)} runs, {hours:.1f} "
-        f"core hours, of {commits} (each run's line has its own).\n\nPrices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
+        f"core hours, of {commits} (each run's line has its own).\n\n"
+        f"Prices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
         f"ResNet18 in large batches ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
         f"more a step, {how})."
