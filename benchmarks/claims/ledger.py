@@ -21,6 +21,10 @@ BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by mak
 HEADER = "| | claim | verdict | figure | paper | size here; paper | seeds | cost |\n|---|---|---|---|---|---|---|---|"
 
 
+DIFFERENCE = re.compile(r"([+−]\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
+"""How the text of the paper's figure begins, where that is a difference: its value, and its uncertainty if known."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """A claim with what is known of it.
@@ -46,6 +50,17 @@ class Entry:
     @property
     def interval(self) -> Interval | None:
         return self.claim.interval(list(self.figures.values()))
+
+    @property
+    def excludes_the_papers(self) -> bool:
+        """Whether the claim is undecided, but the interval lies below the paper's difference, and its uncertainty."""
+        found, claim = self.interval, self.claim
+        papers = DIFFERENCE.match(claim.paper)
+        compares = claim.unit.startswith("points") and claim.threshold == 0 and claim.whose == "paper"
+        if self.verdict != "undecided" or found is None or found.n < LEAST_SEEDS or not papers or not compares:
+            return False
+        difference, half = float(papers[1].replace("−", "-")), float(papers[2] or 0)
+        return found.high < difference - half if claim.relation == ">" else found.low > difference + half
 
 
 def keys(settings: Settings, store: Store) -> str:
@@ -104,7 +119,8 @@ def figure_cell(entry: Entry) -> str:
 
 def verdict_cell(entry: Entry) -> str:
     verdict = entry.verdict
-    return f"**{verdict}**" if verdict in ("reproduced", "refuted") else verdict
+    less = ", less than in the paper" if entry.excludes_the_papers else ""
+    return f"**{verdict}**" if verdict in ("reproduced", "refuted") else f"{verdict}{less}"
 
 
 def size_cell(entry: Entry) -> str:
@@ -281,7 +297,10 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     """How many claims have which verdict, and how prices are computed."""
     verdicts: tuple[Verdict, ...] = ("reproduced", "refuted", "undecided", "not tried")
     counted = Counter(one.verdict for found in entries.values() for one in found)
-    total = ", ".join(f"{counted[name]} {name}" for name in verdicts)
+    counts = {name: f"{counted[name]} {name}" for name in verdicts}
+    less = sum(one.excludes_the_papers for found in entries.values() for one in found)
+    counts["undecided"] += f" ({less} of them less than in the paper)"
+    total = ", ".join(counts.values())
     ours = Counter(one.verdict for found in entries.values() for one in found if one.claim.whose == "ours")
     mine = ", ".join(f"{ours[name]} {name}" for name in verdicts[:3])
     left = sum(len(paper.left) for paper in entries)

@@ -128,6 +128,50 @@ def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("paper", "given", "less"),
+    [
+        ("+0.50 (71 against 70)", {}, True),
+        ("+0.15", {}, False),
+        ("+0.50 ± 0.2 (71 against 70)", {}, True),
+        ("+0.50 ± 0.4 (71 against 70)", {}, False),
+        ("−0.50 (70 against 71)", {}, False),
+        ("−0.50 (70 against 71)", {"relation": "<"}, True),
+        ("+0.50 (71 against 70)", {"relation": "<"}, False),
+        ("above", {}, False),
+        ("71 against 70", {}, False),
+        ("+0.50", {"whose": "ours"}, False),
+        ("+0.50", {"unit": "rounds"}, False),
+    ],
+)
+def test_undecided_lines_say_whether_they_exclude_the_papers_difference(
+    paper: str, given: dict[str, Any], less: bool, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    for seed in range(5):
+        record(store, ONE, seed, 70.0 + 0.1 * (seed - 2))  # +0.00 ± 0.20
+        record(store, OTHER, seed, 70.0)
+    found = ledger.entry(replace(claim(**given), paper=paper), store)
+    assert found.verdict == "undecided"
+    assert ledger.verdict_cell(found) == ("undecided, less than in the paper" if less else "undecided")
+
+
+def test_decided_lines_and_those_of_few_seeds_are_not_less_than_in_the_paper(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(5):
+        record(store, OTHER, seed, 70.0)
+        found = ledger.entry(replace(claim(), paper="+5"), store)
+        assert not found.excludes_the_papers
+        record(store, ONE, seed, 70.1 + 0.1 * (seed - 2))
+    decided = ledger.entry(replace(claim(), paper="+5"), store)
+    assert (decided.verdict, decided.excludes_the_papers) == ("undecided", True)
+    for seed in range(5, 10):
+        record(store, OTHER, seed, 70.0)
+        record(store, ONE, seed, 70.2)
+    decided = ledger.entry(replace(claim(), paper="+5"), store)
+    assert (decided.verdict, decided.excludes_the_papers) == ("reproduced", False)
+
+
+@pytest.mark.parametrize(
     ("mean", "half", "n", "text"),
     [
         (1.23456, 0.0312, 5, "1.235 ± 0.031"),
