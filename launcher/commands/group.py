@@ -16,10 +16,17 @@ from p2pfl.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
     from launcher.sweep.grid import Point
     from p2pfl.session.run_folder import RunFolder
+
+
+BROKEN = 20
+"""Least width of a column whose texts a narrow terminal breaks into lines."""
+MOST_COLUMNS = 10_000
+"""Wider than any table."""
 
 
 def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True) -> None:
@@ -159,8 +166,29 @@ PNG = click.option(
 def make_console(*, err: bool = False) -> Console:
     """Return a console for stdout, or for stderr, that escapes control characters in the strings it prints."""
     from rich.console import Console as RichConsole
+    from rich.console import Group
+    from rich.measure import Measurement
+    from rich.segment import Segments
+    from rich.table import Table
 
     class Console(RichConsole):
+        def print(self, *objects: Any, **options: Any) -> None:
+            """Print; tables that the terminal is too narrow for as wide as they are.
+
+            A terminal breaks long lines; of narrower columns, digits would be missing.
+            """
+            parts = [part for each in objects for part in (each.renderables if isinstance(each, Group) else [each])]
+            if not any(isinstance(part, Table) and least_width(part) > self.width for part in parts):
+                super().print(*objects, **options)
+                return
+            for part in parts:
+                if isinstance(part, Table):
+                    wide = self.options.update(max_width=MOST_COLUMNS)
+                    wide = wide.update(width=Measurement.get(self, wide, part).maximum)
+                    super().print(Segments(list(self.render(part, wide))), crop=False, end="", soft_wrap=True)
+                else:
+                    super().print(part, **options)
+
         def on_broken_pipe(self) -> None:
             # The reader has exited (`| head`, or `| tee` after Ctrl-C). Do not abandon running peers for that.
             self.quiet = True
@@ -176,6 +204,26 @@ def make_console(*, err: bool = False) -> Console:
     if not console.is_terminal:
         console.width = 160  # instead of 80, which would truncate tables
     return console
+
+
+def least_width(table: Table) -> int:
+    """Return the columns that a terminal needs to show a table whole.
+
+    Columns of single words are not broken from now on; longer texts are, and names that may be folded.
+    """
+    from rich.cells import cell_len
+
+    least = 0
+    for column in table.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        folds = column.overflow == "fold"
+        column.no_wrap = column.no_wrap or not (folds or any(" " in cell for cell in cells))
+        longest = max(map(cell_len, cells))
+        if not column.no_wrap:
+            words = [] if folds else [cell_len(word) for cell in cells for word in cell.split()]
+            longest = min(longest, max([BROKEN, *words]))
+        least += longest + table.padding[1] + table.padding[3]
+    return least
 
 
 def print_table(head: list[str], rows: list[list[str]]) -> None:
