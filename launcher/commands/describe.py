@@ -269,8 +269,9 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     from launcher.views.partition import describe, draw, rows
     from p2pfl.run_file.load import load
     from p2pfl.session.build import load_data
+    from p2pfl.session.run_folder import RunFolder
 
-    run = load(file, sets)
+    run = load(RunFolder.open(file).run_file if file.is_dir() else file, sets)
     described = describe(run, *load_data(run))
     if png is not None:
         draw(described, png)

@@ -279,9 +279,26 @@ def unknown(found: object, known: Iterable[str], what: str = "") -> str:
     return f"{text}; did you mean {suggestion!r}?" if suggestion else text
 
 
+ALSO_CALLED: Mapping[str, str] = {
+    "alpha": "beta",
+    "batch_size": "batch",
+    "clients": "peers",
+    "epochs": "local_epochs",
+    "gpu": "cuda",
+    "k": "degree",
+    "learning_rate": "lr",
+    "model": "models",
+    "num_clients": "peers",
+    "topology": "graph",
+}
+"""What other programs and papers call names of a run file."""
+
+
 def closest(found: object, known: Iterable[str]) -> str | None:
-    """The known name that ``found`` is probably a misspelling of."""
-    return next(iter(difflib.get_close_matches(str(found), list(known), n=1)), None)
+    """The known name that ``found`` is probably a misspelling of, or another word for."""
+    names = list(known)
+    synonym = ALSO_CALLED.get(str(found))
+    return synonym if synonym in names else next(iter(difflib.get_close_matches(str(found), names, n=1)), None)
 
 
 _EXPECTED = {

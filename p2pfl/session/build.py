@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.models import Group, Model, architecture, build
+from p2pfl.models import BACKBONES, Group, Model, architecture, build
 from p2pfl.models.import_path import parse
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
@@ -77,16 +78,16 @@ def _check_kind(run: Run, dataset: Dataset) -> None:
 
 
 def _check_models(run: Run, dataset: Dataset) -> None:
-    """Check models for other inputs than images, and imported ones, of which the run file tells neither features nor
-    head. Raises RunFileError."""
+    """Check that each architecture takes the inputs, and that features and head suit the algorithm, which the name of
+    a user's model does not tell. Raises RunFileError."""
     models, group = run.file.models, run.file.models.group
     first_of = {architecture(group, peer): peer for peer in reversed(range(run.peers))}
-    if kind_of(dataset.size) == "images" and not any(parse(member) for member in first_of):
-        return
     features: dict[str, int] = {}
     for member, peer in sorted(first_of.items()):
         try:
-            with rng.torch_seeded(run.seed, "check"):
+            # Models of this project need no memory here; those of users may do anything while they are built.
+            users = parse(member) or member.partition("+")[0] in BACKBONES.registered
+            with rng.torch_seeded(run.seed, "check"), nullcontext() if users else torch.device("meta"):
                 model = build(group, peer, dataset.channels, dataset.size, dataset.classes, models.features)
             features[member] = model.features
             if run.algorithm.linear_heads:

@@ -35,7 +35,7 @@ MIN_SAMPLES = 40
 
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """A few classes for each peer, in very unequal amounts; merged pool, disjoint subsets (Figs. 7 and 9).
+    """A few classes for each peer, in very unequal amounts; merged pool, disjoint subsets (FedTGP, Figs. 7 and 9).
 
     Each class goes to the first ⌈M·k/K⌉ peers that have fewer than k classes. All but the last of them take a number
     of samples uniform in [max(m/10, least/K), m), where m is the class size divided by the number of these peers;
@@ -83,7 +83,7 @@ class Pathological(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """The "practical" setting: each class in Dirichlet proportions; merged pool, disjoint subsets (Figs. 8, 10).
+    """The "practical" setting: each class in Dirichlet proportions; merged pool, disjoint subsets (FedTGP, Fig. 8).
 
     ``dirichlet_split`` describes the procedure.
     """

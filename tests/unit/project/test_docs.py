@@ -57,6 +57,15 @@ def test_links_between_pages_resolve(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tables_are_whole(page: Path) -> None:
+    """A blank line ends a table: what follows is shown as text, unless it is another one with its head."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        begins = line.startswith("|") and not before.startswith("|")
+        assert not begins or re.fullmatch(r"\|[-:| ]+\|", after), line
+
+
 # ---- README ------------------------------------------------------------------------------------------------
 
 

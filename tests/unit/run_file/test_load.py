@@ -120,7 +120,7 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "device: cpu",
             "device: gpu",
-            "run.yaml:11: device: unknown 'gpu'; known: auto, cpu, cuda; did you mean 'cpu'?",
+            "run.yaml:11: device: unknown 'gpu'; known: auto, cpu, cuda; did you mean 'cuda'?",
             id="unknown device",
         ),
         pytest.param(
@@ -161,6 +161,13 @@ def test_loads_a_valid_file() -> None:
             "gpu: {peers: 1}",
             "run.yaml:11: gpu.peers: unknown key 'peers'; known: peers_per_gpu, memory_fraction, mps",
             id="unknown key in gpu",
+        ),
+        pytest.param(
+            "warmup: 2",
+            "epochs: 2",
+            f"run.yaml:10: algorithm.epochs: unknown key 'epochs'; known: {hyper_names('mapl')}; "
+            "did you mean 'local_epochs'?",
+            id="another word for a key",
         ),
         pytest.param(
             "warmup: 2",

@@ -14,6 +14,8 @@ from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.messaging.net import Net
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.options import OptionErrors
+from p2pfl.session import build as session_build
+from p2pfl.session.build import load_data
 from p2pfl.session.simulate import simulate
 
 
@@ -142,6 +144,22 @@ def test_masked_test_changes_only_the_evaluation(make_run: Any) -> None:
     for a, b in zip(plain, masked, strict=True):
         assert (a.masked_accuracies, a.unmasked_accuracies) == (b.masked_accuracies, b.unmasked_accuracies)
         assert (a.accuracy, b.accuracy) == (a.unmasked_accuracies["personal"], a.masked_accuracies["personal"])
+
+
+def test_models_are_checked_with_the_data_on_the_meta_device(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[str] = []
+    original = session_build.build
+
+    def recorded(*given: Any) -> Any:
+        model = original(*given)
+        devices.extend(parameter.device.type for parameter in model.parameters())
+        return model
+
+    monkeypatch.setattr(session_build, "build", recorded)
+    load_data(make_run(models="tiny4", algorithm="local"))
+    assert set(devices) == {"meta"}
+    with pytest.raises(RunFileError, match=r"models\.name: images of 8x8 are too small for 2 unpadded 5x5"):
+        load_data(make_run(models="htfe4", algorithm="local"))
 
 
 def test_images_too_small_for_the_model_are_a_run_file_error(make_run: Any) -> None:
