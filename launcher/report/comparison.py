@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -12,6 +13,7 @@ from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
 from launcher.views import formatting
+from launcher.views.compare import differences
 from launcher.views.summary import Summary
 
 SIGNIFICANT = 0.05
@@ -48,7 +50,7 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
         rivals = [
             test.second if test.first == best else test.first
             for test in found
-            if best in (test.first, test.second) and (test.corrected is None or test.corrected >= SIGNIFICANT)
+            if best in (test.first, test.second) and not _is_clear(test)
         ]
         doubt = f"; not clearly more than {', '.join(rivals)}" if rivals else ""
         boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average{doubt}"))
@@ -61,7 +63,17 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
         boxes.append((question, least, unit(costs[least])))
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
+    members = [member.folder for group in groups for member in group.members]
+    remarks += [
+        ("look", f"The runs differ in {key}: {'; '.join(dict.fromkeys(map(json.dumps, values)))}.")
+        for key, values in differences(members).items()
+    ]
     return tiles(boxes) + findings([*remarks, *map(_verdict, found[:6])])
+
+
+def _is_clear(test: several.Test) -> bool:
+    """Whether seeds tell that a difference is no chance."""
+    return test.unit == "seeds" and test.corrected is not None and test.corrected < SIGNIFICANT
 
 
 def _verdict(test: several.Test) -> tuple[str, str]:
@@ -71,8 +83,10 @@ def _verdict(test: several.Test) -> tuple[str, str]:
     text = f"{test.first} against {test.second}: {points:+.1f} points"
     if test.corrected is None:
         return "look", f"{text}, from a single pair: not tested."
+    if test.unit == "peers":
+        return "look", f"{text}, from one seed, whose peers are not independent: run more seeds."
     pairs = f"{test.pairs} paired {test.unit}"
-    if test.corrected < SIGNIFICANT:
+    if _is_clear(test):
         return "good", f"{text}, which is unlikely to be chance (p = {test.corrected:.2g}, {pairs})."
     return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
 

@@ -16,6 +16,8 @@ from launcher.views.summary import Summary
 
 SLOW = 1.8
 """Times the median training time per round from which on a peer is called slow."""
+LEAST_EVALUATIONS = 10
+"""Evaluations of a curve that is called level: the last fifth of fewer is a single one."""
 FEW_POINTS = 0.10
 """Accuracy below the median, at least, of a peer that is called inaccurate; and three times the usual deviation."""
 LITTLE_WEIGHT = 0.5
@@ -214,10 +216,9 @@ def _progress(history: History) -> list[Finding]:
     if len(curve) < 4:
         return []
     values = [row["mean"] for row in curve]
+    fifth = max(1, len(values) // 5)
     best = max(range(len(values)), key=values.__getitem__)
-    since = values[-1 - max(1, len(values) // 5)]
-    seconds = curve[-1]["seconds"]
-    when = f"after {duration(seconds)}"
+    since = values[-1 - fifth]
     if values[best] - values[-1] > 0.02:
         t = int(curve[best]["t"])
         fell = 100 * (values[best] - values[-1])
@@ -227,9 +228,13 @@ def _progress(history: History) -> list[Finding]:
         return [
             Finding("look", f"The mean accuracy still rises ({rose:+.1f} points in the last fifth): train longer.")
         ]
+    level_from = next(i for i in range(len(values)) if all(abs(v - values[-1]) <= 0.01 for v in values[i:]))
+    if len(values) < LEAST_EVALUATIONS or level_from >= len(values) - fifth:
+        return []
     # A mean that a broken peer spoils is no good news.
-    level = "good" if curve[-1]["std"] < FEW_POINTS else "look"
-    return [Finding(level, f"The mean accuracy has settled at {percent(values[-1])} % {when}.")]
+    kind = "good" if curve[-1]["std"] < FEW_POINTS else "look"
+    when = f"since round {int(curve[level_from]['t'])}, after {duration(curve[level_from]['seconds'])}"
+    return [Finding(kind, f"The mean accuracy has been level at {percent(values[-1])} % {when}.")]
 
 
 def _peers(peers: Mapping[int, object] | list[int], *, inner: bool = False) -> str:

@@ -65,7 +65,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Test:
-    """A paired comparison of two groups: of the means by seed, or with a single common seed of the peers.
+    """A paired comparison of two groups: of the means by seed, or with a single common seed of the peers, if these
+    have the same samples.
 
     Attributes:
         unit: ``seeds`` or ``peers``.
@@ -159,11 +160,17 @@ def tests(groups: Sequence[Group]) -> list[Test]:
     return [replace(test, corrected=p) for test, p in zip(found, corrected, strict=True)]
 
 
+def _same_peers(a: Group, b: Group) -> bool:
+    """Whether peer i of one group has the samples of peer i of the other, given equal seeds."""
+    data = [(member.settings.get("peers"), member.settings.get("data")) for member in (*a.members, *b.members)]
+    return all(each == data[0] for each in data)
+
+
 def _test(a: Group, b: Group) -> Test:
     left: Mapping[Any, float] = a.by_seed()
     right: Mapping[Any, float] = b.by_seed()
     unit = "seeds"
-    if len(left.keys() & right.keys()) == 1:
+    if len(left.keys() & right.keys()) == 1 and _same_peers(a, b):
         left, right, unit = a.by_peer(), b.by_peer(), "peers"
     pairs = sorted(left.keys() & right.keys())
     values = [left[pair] - right[pair] for pair in pairs]

@@ -203,6 +203,34 @@ def test_labels_are_doubted_if_predictions_would_be_right_under_other_names(
     assert f"Peer 4 is far less accurate: 20.0 %, the median is 90.0 %.{said}" in [finding.text for finding in found]
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        ([0.2, 0.5, 0.8, *[0.9] * 9], "The mean accuracy has been level at 90.0 % since round 3, after 0:16."),
+        ([0.2, 0.5, 0.8, *[0.9] * 4, 0.8, *[0.9] * 4], "The mean accuracy has been level at 90.0 % since round 8, "),
+        ([0.2, 0.5, *[0.9] * 7], None),  # too few evaluations
+        ([*[0.9] * 9, 0.915, 0.885, 0.9], None),  # within the last fifth it still moves
+        (
+            [0.1 * t for t in range(10)],
+            "The mean accuracy still rises (+20.0 points in the last fifth): train longer.",
+        ),
+        ([*[0.9] * 9, 0.8], "The mean accuracy fell by 10.0 points since its best round, 0."),
+    ],
+)
+def test_says_since_when_the_mean_accuracy_is_level(
+    folder: RunFolder, accuracies: list[float], said: str | None
+) -> None:
+    records = [
+        record(peer, t, personal={"accuracy": accuracy}, elapsed=4.0 * (t + 1))
+        for peer in range(sum(1 for _ in folder.peers()))
+        for t, accuracy in enumerate(accuracies)
+    ]
+    write_records(folder, records)
+    texts = [finding.text for finding in read(folder).findings if "The mean accuracy" in finding.text]
+    assert len(texts) == (said is not None)
+    assert said is None or texts[0].startswith(said)
+
+
 def test_an_even_run_has_nothing_that_stands_out(folder: RunFolder) -> None:
     findings = read(folder).findings
     assert {finding.level for finding in findings} == {"good"}
@@ -427,6 +455,30 @@ def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> N
     (test,) = several.tests(groups_of(make_folder, [0.5], [0.6]))
     assert (test.unit, test.pairs) == ("peers", 2)
     assert test.difference == pytest.approx(-0.1)
+
+
+def test_peers_with_different_samples_are_not_paired(make_folder: MakeFolder) -> None:
+    one, two = make_runs(make_folder, 0.1, [0.5])[0], make_runs(make_folder, 0.2, [0.6])[0]
+    change(two, data={"dataset": "digits", "partition": "iid"})
+    (test,) = several.tests(several.group(several.read([(one, None), (two, None)])))
+    assert (test.unit, test.pairs, test.t) == ("seeds", 1, None)
+
+
+@pytest.mark.usefixtures("short_library")
+def test_peers_of_one_seed_decide_nothing_and_unlike_runs_are_warned_of(
+    make_folder: MakeFolder, invoke: Invoke, tmp_path: Path
+) -> None:
+    one, two = make_runs(make_folder, 0.1, [0.5])[0], make_runs(make_folder, 0.2, [0.6])[0]
+    change(two, rounds=7)
+    result = two.peer(1).result()
+    assert result is not None
+    two.peer(1).write_result(replace(result, accuracy=0.66))
+    assert invoke("report", one.root, two.root, "-o", tmp_path / "all.html").exit_code == 0
+    text = Page((tmp_path / "all.html").read_text()).text
+    assert "-12.0 points, from one seed, whose peers are not independent: run more seeds." in text
+    assert "The runs differ in rounds: " in text
+    assert "not clearly more than" in text
+    assert "unlikely to be chance" not in text
 
 
 @pytest.mark.usefixtures("short_library")
