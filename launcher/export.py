@@ -2,6 +2,7 @@
 
     exported/mesh20-20261122-093000.csv            --format csv
     exported/mesh20-20261122-093000.parquet        --format parquet
+    exported/quick4-20261122-093000/mapl-seed=0.csv    of a sweep
     exported/mesh20-20261122-093000/peer-03/events.out.tfevents.…     --format tensorboard; `mean` is over the peers
 
 The columns are those of ``RecordedRun.metrics()``. Each file is complete or not there.
@@ -19,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from launcher.sweep.folder import is_sweep
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.session import tidy
 from p2pfl.session.files import write_atomically, write_errors
@@ -41,7 +43,7 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
         "parquet": _parquet,
         "tensorboard": _tensorboard,
     }
-    names = [folder.root.name for folder in folders]
+    names = [_name(folder.root) for folder in folders]
     for folder, name in zip(folders, names, strict=True):
         if names.count(name) > 1:
             raise RunFolderError(f"{folder.root}: another run is called {name} too; export them into two folders")
@@ -52,8 +54,17 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
         rows = list(tidy.rows(folder))
         if not rows:
             raise RunFolderError(f"{folder.root}: no records: no peer has completed a round")
+        with write_errors(out / name):
+            (out / name).parent.mkdir(exist_ok=True)
         written += writers[form](folder, rows, out / name)
     return written
+
+
+def _name(run: Path) -> Path:
+    """Name a run's file or folder; those of a sweep, whose runs are called alike, are in a folder of its name."""
+    root = run.resolve()
+    sweep = root.parent.parent
+    return Path(sweep.name) / root.name if is_sweep(sweep) else Path(root.name)
 
 
 def columns(rows: Rows) -> list[str]:

@@ -231,6 +231,13 @@ def test_shows_data_of_each_peer(ring: Path, invoke: Invoke) -> None:
     assert rest[-1] == "300 training samples in all peers, 300 distinct; 50 to 50 per peer, 50.0 on average"
 
 
+def test_shows_data_of_a_run_folder(make_folder: MakeFolder, ring: Path, invoke: Invoke) -> None:
+    folder = make_folder()
+    folder.run_file.write_text(ring.read_text())
+    assert invoke("data", "show", folder.root).stdout == invoke("data", "show", ring).stdout
+    assert invoke("data", "show", folder.root.parent).exit_code == 1
+
+
 def test_shows_data_as_json(ring: Path, invoke: Invoke) -> None:
     found = json.loads(invoke("data", "show", ring, "--set", CLUSTERS, "--json").stdout)
     assert found["dataset"]["classes"] == 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,6 +78,21 @@ def test_runs_of_one_name_are_refused(run: RunFolder, tmp_path: Path, invoke: In
     outcome = invoke("export", run.root, run.root, "--format", "csv", "-o", tmp_path / "out")
     assert outcome.exit_code == 1
     assert "another run is called toy.a too; export them into two folders" in outcome.stderr
+
+
+def test_runs_of_sweeps_are_in_folders_of_their_names(run: RunFolder, tmp_path: Path, invoke: Invoke) -> None:
+    made = []
+    for name in ("one", "two"):
+        made.append(tmp_path / name / "runs" / "mapl-seed=0")
+        shutil.copytree(run.root, made[-1])
+        (tmp_path / name / "sweep.yaml").write_text("")
+    for form, files in (("csv", ["mapl-seed=0.csv"]), ("tensorboard", ["mean", "peer-00", "peer-01"])):
+        out = tmp_path / form
+        outcome = invoke("export", *made, "--format", form, "-o", out)
+        assert outcome.exit_code == 0, outcome.stderr
+        for name in ("one", "two"):
+            folder = out / name if form == "csv" else out / name / "mapl-seed=0"
+            assert sorted(path.name for path in folder.iterdir()) == files
 
 
 @pytest.mark.parametrize(
