@@ -12,6 +12,7 @@ import torch
 from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.messaging.net import Net
+from p2pfl.models import build
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.session import build as session_build
@@ -148,10 +149,9 @@ def test_masked_test_changes_only_the_evaluation(make_run: Any) -> None:
 
 def test_models_are_checked_with_the_data_on_the_meta_device(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     devices: list[str] = []
-    original = session_build.build
 
     def recorded(*given: Any) -> Any:
-        model = original(*given)
+        model = build(*given)
         devices.extend(parameter.device.type for parameter in model.parameters())
         return model
 
