@@ -124,7 +124,9 @@ def _distinct(values: Iterable[Any]) -> int:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as a label."""
+    """Return a value as a label; of plug-ins, their names and the first digits of their hashes."""
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "sha256" in each for each in value):
+        return ", ".join(f"{each.get('name')}@{str(each['sha256'])[:8]}" for each in value)
     text = value if isinstance(value, str) else "–" if value is None else json.dumps(value, default=str)
     return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 

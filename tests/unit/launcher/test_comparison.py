@@ -97,6 +97,11 @@ def test_the_algorithm_names_groups_before_other_keys() -> None:
     assert names(*runs) == ["a, lr=1", "a, lr=2", "b, lr=1"]
 
 
+def test_versions_of_a_plug_in_are_named_by_the_first_digits_of_their_hashes() -> None:
+    parts = group([member(plugins=[{"name": "method", "sha256": digit * 64}]) for digit in "ab"])
+    assert [part.labels for part in parts] == [{"plugins": f"method@{digit * 8}"} for digit in "ab"]
+
+
 def test_labels_of_a_sweep_name_its_groups() -> None:
     runs = [
         member(labels={"algorithm": "mine"}, algorithm__lr=1),
