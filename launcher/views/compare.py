@@ -132,13 +132,15 @@ def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def table(compared: Sequence[Line]) -> Table:
-    """Return a table with one run per row. ``acc %`` and the columns after it are masked or not as the lines are."""
+    """Return a table with one run per row, masked or not as the lines are; the others only where they differ."""
+    differ = any(line.other_accuracy != line.accuracy for line in compared)
     has_global = any(line.global_accuracy for line in compared)
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     result.add_column("run", overflow="fold")  # the only column that a narrow terminal breaks into lines
     result.add_column("algorithm", no_wrap=True)
     chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
-    columns = ("peers", chosen, "worst 10 %", "best %", other, *["global %"] * has_global, "messages", "sent", "time")
+    more = [*[other] * differ, *["global %"] * has_global]
+    columns = ("peers", chosen, "worst 10 %", "best %", *more, "messages", "sent", "time")
     for column in columns:
         result.add_column(column, justify="right", no_wrap=True)
     for line in compared:
@@ -149,7 +151,7 @@ def table(compared: Sequence[Line]) -> Table:
             _spread(line.accuracy),
             formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),
             _spread(line.best),
-            _spread(line.other_accuracy),
+            *[_spread(line.other_accuracy)] * differ,
             *[_spread(line.global_accuracy)] * has_global,
             str(line.messages),
             formatting.size(line.bytes_sent),

@@ -219,12 +219,16 @@ def render(status: RunStatus, height: int | None = None) -> RenderableType:
         hidden = len(status.peers) - len(shown)
         more = [f"… and {hidden} peers more that are further ahead"] * bool(hidden)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues"):
-        left = column in ("state", "waits for")
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
-    for line in shown:
-        table.add_row(*map(_cell, _columns(line, status.rounds)))
     whole = height is None
+    columns = ("peer", "state", "round", "done", "acc %", "waits for", "for", "sent", "recv", "memory", "queues")
+    rows = [_columns(line, status.rounds) for line in shown]
+    # In a live view, columns stay where they are.
+    kept = [at for at in range(len(columns)) if not whole or any(row[at] for row in rows)]
+    for at in kept:
+        left = columns[at] in ("state", "waits for")
+        table.add_column(columns[at], justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row[at]) for at in kept))
     texts = [
         Text(printable(text), no_wrap=not whole, overflow="fold" if whole else "ellipsis")
         for text in (_head(status), *more, *lines)

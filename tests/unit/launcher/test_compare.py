@@ -54,6 +54,13 @@ def test_prints_one_run_per_row(make_folder: MakeFolder, invoke: Invoke) -> None
     assert outcome.stderr == ""
 
 
+def test_accuracies_that_masking_does_not_change_are_shown_once(make_folder: MakeFolder, invoke: Invoke) -> None:
+    same = {p: {**found, "masked_accuracies": found["unmasked_accuracies"]} for p, found in peers(0.8).items()}
+    folders = [make_folder("one", results=same), make_folder("two", results=same)]
+    head = invoke("compare", *[folder.root for folder in folders]).stdout.splitlines()[0]
+    assert " ".join(head.split()) == "run algorithm peers unmasked % worst 10 % best % messages sent time"
+
+
 def test_warns_about_other_differences(make_folder: MakeFolder, invoke: Invoke) -> None:
     one, two = make_folder("one", results=peers(0.8)), make_folder("two", results=peers(0.6))
     change(two, seed=7, data={"dataset": {"name": "mnist"}})
