@@ -81,7 +81,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
         history=recorded,
         events=logged,
         learned=found,
-        findings=findings.find(summary, recorded, logged, found),
+        findings=findings.find(summary, recorded, found),
     )
 
 

@@ -1,9 +1,8 @@
-"""Faults, restarts and warnings of a run, from the peers' logs."""
+"""Faults, warnings and restarts of a run, from the peers' logs."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,23 +23,19 @@ class Events:
     shown: the first events, each with ``at``, ``peers``, ``level`` and ``text``; equal ones of several peers
         are one, with the time of the first.
     count: number of all events.
-    restarts: number of times that each peer was started again.
     """
 
     shown: list[dict[str, Any]] = field(default_factory=list)
     count: int = 0
-    restarts: dict[int, int] = field(default_factory=dict)
 
 
 def read(folder: RunFolder) -> Events:
     """Read the logs of all peers, merged by time; without any, there are no events."""
-    events, starts, resumed = Events(), defaultdict(int), defaultdict(int)  # type: Events, dict[int, int], dict[int, int]
+    events = Events()
     equal: dict[tuple[str, str], dict[str, Any]] = {}
     try:
         entries = read_all(open_logs(folder, ()), lambda text: True)
         for entry in entries:
-            starts[entry.peer] += " started peer=" in entry.text
-            resumed[entry.peer] += " resumed t=" in entry.text
             found = SHOWN.match(entry.text)
             if found is None:
                 continue
@@ -55,6 +50,4 @@ def read(folder: RunFolder) -> Events:
                 events.shown.append(event)
     except RunFolderError:  # no log: a run of nobody yet
         return events
-    counts = {peer: max(starts[peer] - 1, resumed[peer]) for peer in (*starts, *resumed)}
-    events.restarts = {peer: count for peer, count in counts.items() if count > 0}
     return events

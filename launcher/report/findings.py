@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from launcher.backends.processes import RUNNING
-from launcher.report.events import Events
 from launcher.report.history import History
 from launcher.report.learned import Learned
 from launcher.views.formatting import duration, ids, percent
+from launcher.views.print_summary import restarted
 from launcher.views.summary import Summary
 
 SLOW = 1.8
@@ -32,10 +32,10 @@ class Finding:
     text: str
 
 
-def find(summary: Summary, history: History, events: Events, learned: Learned) -> list[Finding]:
+def find(summary: Summary, history: History, learned: Learned) -> list[Finding]:
     """Return what stands out, the worst first; a good word if nothing does."""
     found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(history)]
-    found += _isolated(history) + _lost(summary, history) + _restarted(events) + _progress(history)
+    found += _isolated(history) + _lost(summary, history) + _restarted(summary) + _progress(history)
     order = {"bad": 0, "look": 1, "good": 2}
     if not any(finding.level != "good" for finding in found):
         found.insert(0, Finding("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
@@ -199,13 +199,9 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
     return found
 
 
-def _restarted(events: Events) -> list[Finding]:
-    restarts: Mapping[int, int] = events.restarts
-    if not restarts:
-        return []
-    were = "was" if len(restarts) == 1 else "were"
-    text = f"{_peers(restarts)} {were} restarted, {sum(restarts.values())} times in all."
-    return [Finding("look", text)]
+def _restarted(summary: Summary) -> list[Finding]:
+    text = restarted(summary.peers)
+    return [Finding("look", f"{text[0].upper()}{text[1:]}.")] if text else []
 
 
 def _progress(history: History) -> list[Finding]:

@@ -221,7 +221,7 @@ def _peers(run: Collected) -> str:
                 f"{spent.get('waiting', 0.0):.1f}",
                 f"{peer.cost['cpu_seconds']:.1f}" if "cpu_seconds" in peer.cost else "–",
                 *([f"{sum(peer.cost.get(key, 0.0) for key in JOULES):.0f}"] if joules else []),
-                str(run.events.restarts.get(peer.peer, 0)),
+                str(peer.restarts),
                 peer.ended,
             ]
         )

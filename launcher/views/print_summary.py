@@ -25,6 +25,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(_traffic_table(summary))
     for line in _lost_message_lines(summary.peers):
         console.print(line)
+    if text := restarted(summary.peers):
+        console.print(text)
     if summary.collaboration is not None:
         console.print()
         _print_collaboration(summary.collaboration, console)
@@ -68,6 +70,17 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
         elif spread is not None:
             lines.append(f"{label}: {spread}")
     return lines + [f"{name}: {spread}" for name, spread in summary.metrics.items()]
+
+
+def restarted(peers: Sequence[PeerSummary]) -> str:
+    """Say which peers were restarted, and how often; empty if none was."""
+    again = {peer.peer: peer.restarts for peer in peers if peer.restarts}
+    if not again:
+        return ""
+    total = sum(again.values())
+    if len(again) == 1:
+        return f"peer {formatting.ids(again)} was restarted {'once' if total == 1 else f'{total} times'}"
+    return f"peers {formatting.ids(again)} were restarted, {total} times in all"
 
 
 def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:

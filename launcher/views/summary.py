@@ -45,6 +45,7 @@ import yaml
 
 from launcher.backends.processes import RUNNING, is_alive, outcome
 from launcher.views import formatting
+from launcher.views.logs import restarts
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.session.files import read_json, write_json
@@ -73,6 +74,7 @@ class PeerSummary:
     missing: int
     dropped: dict[str, int]
     expired: int
+    restarts: int
     seconds: float
     cost: dict[str, float]
     ended: str
@@ -312,6 +314,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
+        restarts=restarts(files),
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
         cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),
