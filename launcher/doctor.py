@@ -178,11 +178,13 @@ def _data_root() -> Iterator[Finding]:
 
 
 def _data(run: Run) -> Iterator[Finding]:
-    from p2pfl.session.build import load_data
+    from p2pfl.session.build import check_models, load_data
 
-    yield from _checked(
-        "data", f"{run.file.data.dataset.name} found and divided among the peers", lambda: load_data(run)
-    )
+    def check() -> None:
+        dataset, _ = load_data(run)
+        check_models(run, dataset)
+
+    yield from _checked("data", f"{run.file.data.dataset.name} found and divided among the peers", check)
 
 
 def _ports(run: Run) -> Iterator[Finding]:

@@ -38,11 +38,16 @@ class LaunchRequest:
     """This process, not the child that prepares the run (``in_child``)."""
 
     def load(self) -> Run:
-        """Check the run file, and load and partition its dataset once before any peer starts. Raises RunFileError."""
-        from p2pfl.session.build import load_data  # imports torch: not before the warm process has begun to
+        """Check the run file and its models, and load and partition its dataset once before any peer starts.
+
+        Raises:
+            RunFileError: something is wrong with one of them.
+        """
+        from p2pfl.session.build import check_models, load_data  # imports torch: not before the warm process
 
         run = self.check()
-        load_data(run)
+        dataset, _ = load_data(run)
+        check_models(run, dataset)
         if run.file.report and importlib.util.find_spec("vl_convert") is None:
             raise run.error_at("report", MissingExtra("vl-convert-python", "report", "writing a report"))
         return run

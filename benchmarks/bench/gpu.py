@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import click
 import yaml
 
 from benchmarks.bench import play
@@ -24,6 +25,8 @@ AT_ONCE = (1, 4, 20)
 
 def gpu(settings: Settings) -> Report:
     """MAPL's Scenario 1 at the paper's size: 20 peers with four architectures on one GPU."""
+    if len(found := find_gpus()) > 1:
+        raise click.UsageError(f"{len(found)} GPUs: set CUDA_VISIBLE_DEVICES to one of them")
     tree = _quick() if settings.quick else _paper_size()
     ways: dict[str, tuple[int, bool]] = {f"{n} at once": (n, False) for n in AT_ONCE}
     if shutil.which(CONTROL):
@@ -44,17 +47,16 @@ def gpu(settings: Settings) -> Report:
     table = Table({"peers": "", "s a round": ".2f", "of one process": ".2f", "failure": ""})
     for way, measured in seconds.items():
         table.add(way, [*measured], ratio(median_of(measured), median_of(seconds[in_turn])), failures[way])
-    found = ", ".join(device.name for device in find_gpus())
     images = "part of CIFAR-10" if "plugins" in tree else "generated"
     text = (
-        f"{found}; images: {images}. MAPL's Scenario 1 at the paper's size "
+        f"{', '.join(device.name for device in found)}; images: {images}. MAPL's Scenario 1 at the paper's size "
         f"(`topologies/paper/mapl-sc1-hetero.yaml`: {tree['peers']} peers, four architectures, 24 steps of two views "
         "of 64 images a round), all peers on one GPU. A round is the mean without the first and the last. One "
         "process is `p2pfl simulate`, which trains the peers in turn; the others are `p2pfl launch` with one process "
         "per peer, of which so many compute at once (`gpu.peers_per_gpu`), also under NVIDIA's Multi-Process Service "
         "(`gpu.mps`)."
     )
-    return Report("gpu", "Peers that share a GPU", text, [table])
+    return Report("gpu", "A round on one GPU", text, [table])
 
 
 def _paper_size() -> RunTree:

@@ -304,8 +304,9 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     ours = Counter(one.verdict for found in entries.values() for one in found if one.claim.whose == "ours")
     mine = ", ".join(f"{ours[name]} {name}" for name in verdicts[:3])
     left = sum(len(paper.left) for paper in entries)
-    codes = sorted({record["code"].partition(", ")[::2] for record in store.records.values()})
-    commits = f"{len({commit for commit, _ in codes})} commits, {', '.join(sorted({torch for _, torch in codes}))}"
+    codes = {record["code"].partition(", ")[::2] for record in store.records.values()}
+    commits = len({commit.removesuffix("-dirty") for commit, _ in codes})
+    versions = f"{commits} commits, {', '.join(sorted({torch for _, torch in codes}))}"
     hours = sum(record["cpu_seconds"] for record in store.records.values()) / 3600
     speeds = prices.speeds(store.folder)
     cpu, gpu = speeds.get("cpu"), speeds.get("cuda", prices.ASSUMED_GPU)
@@ -314,10 +315,10 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     return (
         f"{total}; {left} lines of tables and figures that no run can decide. Of these, with a threshold or "
         f"comparison that is ours: {mine}. {len(store.records)} runs, {hours:.1f} "
-        f"core hours, of {commits} (each run's line has its own).\n\n"
+        f"core hours, of {versions} (each run's line has its own).\n\n"
         f"Prices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
-        f"ResNet18 in large batches ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
+        f"ResNet18 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
         f"more a step, {how})."
     )
 

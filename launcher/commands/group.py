@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,25 +168,24 @@ def make_console(*, err: bool = False) -> Console:
     """Return a console for stdout, or for stderr, that escapes control characters in the strings it prints."""
     from rich.console import Console as RichConsole
     from rich.console import Group
-    from rich.measure import Measurement
     from rich.segment import Segments
     from rich.table import Table
 
     class Console(RichConsole):
         def print(self, *objects: Any, **options: Any) -> None:
-            """Print; tables that the terminal is too narrow for as wide as they are.
+            """Print; a table that the terminal is too narrow for as wide as it is.
 
             A terminal breaks long lines; of narrower columns, digits would be missing.
             """
-            parts = [part for each in objects for part in (each.renderables if isinstance(each, Group) else [each])]
-            if not any(isinstance(part, Table) and least_width(part) > self.width for part in parts):
+            if not any(isinstance(each, Group | Table) for each in objects):
                 super().print(*objects, **options)
                 return
-            for part in parts:
-                if isinstance(part, Table):
-                    wide = self.options.update(max_width=MOST_COLUMNS)
-                    wide = wide.update(width=Measurement.get(self, wide, part).maximum)
-                    super().print(Segments(list(self.render(part, wide))), crop=False, end="", soft_wrap=True)
+            for part in chain.from_iterable(
+                each.renderables if isinstance(each, Group) else [each] for each in objects
+            ):
+                if isinstance(part, Table) and least_width(part) > self.width:
+                    whole = self.render(part, self.options.update(max_width=MOST_COLUMNS))
+                    super().print(Segments(list(whole)), crop=False, end="", soft_wrap=True)
                 else:
                     super().print(part, **options)
 
@@ -207,22 +207,19 @@ def make_console(*, err: bool = False) -> Console:
 
 
 def least_width(table: Table) -> int:
-    """Return the columns that a terminal needs to show a table whole.
+    """Return the columns that a terminal needs to show a table; decide how its columns are broken if it has as many.
 
-    Columns of single words are not broken from now on; longer texts are, and names that may be folded.
+    Single words are not broken, unless the column folds them as names; longer texts are, and nothing is cut off.
     """
     from rich.cells import cell_len
 
     least = 0
     for column in table.columns:
-        cells = [str(cell) for cell in (column.header, *column.cells)]
-        folds = column.overflow == "fold"
-        column.no_wrap = column.no_wrap or not (folds or any(" " in cell for cell in cells))
+        cells = [printable(str(cell)) for cell in (column.header, *column.cells)]
+        breaks = not column.no_wrap and (column.overflow == "fold" or any(" " in cell for cell in cells))
+        column.no_wrap, column.overflow = not breaks, "fold"
         longest = max(map(cell_len, cells))
-        if not column.no_wrap:
-            words = [] if folds else [cell_len(word) for cell in cells for word in cell.split()]
-            longest = min(longest, max([BROKEN, *words]))
-        least += longest + table.padding[1] + table.padding[3]
+        least += (min(longest, BROKEN) if breaks else longest) + table.padding[1] + table.padding[3]
     return least
 
 

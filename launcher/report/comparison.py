@@ -64,9 +64,11 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
     members = [member.folder for group in groups for member in group.members]
+    compared = {key for group in groups for key in group.keys} | {"seed"}
     remarks += [
         ("look", f"The runs differ in {key}: {'; '.join(dict.fromkeys(map(json.dumps, values)))}.")
         for key, values in differences(members).items()
+        if not any(f".{key}".endswith(f".{name}") for name in compared)
     ]
     return tiles(boxes) + findings([*remarks, *map(_verdict, found[:6])])
 

@@ -37,10 +37,16 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed. ``name``: what sets them apart from the other groups."""
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        name: what sets them apart from the other groups.
+        keys: the dotted keys, or ends of them, in its name.
+    """
 
     name: str
     members: list[Member]
+    keys: tuple[str, ...] = ()
 
     def accuracy(self, member: Member) -> float | None:
         return member.summary.accuracy.mean if member.summary.accuracy else None
@@ -129,6 +135,7 @@ def group(members: Sequence[Member]) -> list[Group]:
         Group(
             part.name if part.labels else of[id(part.members[0])].summary.algorithm,
             [of[id(member)] for member in part.members],
+            tuple(part.labels),
         )
         for part in grouping.group([member.compared for member in members])
     ]
@@ -161,9 +168,12 @@ def tests(groups: Sequence[Group]) -> list[Test]:
 
 
 def _same_peers(a: Group, b: Group) -> bool:
-    """Whether peer i of one group has the samples of peer i of the other, given equal seeds."""
-    data = [(member.settings.get("peers"), member.settings.get("data")) for member in (*a.members, *b.members)]
-    return all(each == data[0] for each in data)
+    """Whether peer i of one group has the samples of peer i of the other, given the one seed that both have."""
+    common = a.by_seed().keys() & b.by_seed().keys()
+    members = [member for member in (*a.members, *b.members) if member.summary.seed in common]
+    keys = ("peers", "data.dataset", "data.partition")
+    settings = [{k: v for k, v in flatten(member.settings) if k.startswith(keys)} for member in members]
+    return all(each == settings[0] for each in settings)
 
 
 def _test(a: Group, b: Group) -> Test:

@@ -160,7 +160,7 @@ class FedFomo(Algorithm[Hyper]):
             self.w = {self.me: 1.0}
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        """Nothing is learned: all affinities stay equal."""
+        """All affinities stay equal."""
         asked = await self.ask(t, net)
         await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
         await self.exchange_models(net, asked, Parameters(parameters_of(self.model)))

@@ -311,7 +311,8 @@ class RunFile(Section):
     threads: PositiveInt = 1
     """CPU threads per peer. Another number may change how sums are rounded."""
     slots: PositiveInt | None = None
-    """Peers that compute at the same time on one host; default: cores / threads, or GPUs * ``gpu.peers_per_gpu``."""
+    """Peers that compute at the same time on one host, or on each of its GPUs; default: cores / threads, or
+    ``gpu.peers_per_gpu``."""
     eval_every: PositiveInt = 1
     """Evaluate after every n-th round, and after the last."""
     global_test: bool = False

@@ -16,7 +16,7 @@ from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.models import BACKBONES, Group, Model, architecture, build
+from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
 from p2pfl.models.import_path import parse
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
@@ -63,7 +63,8 @@ def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
             "or more"
         )
         raise run.error_at("data.partition.validation", reason)
-    _check_models(run, dataset)
+    if kind_of(dataset.size) != "images" or any(parse(member) for member in _first_peers(run)):
+        check_models(run, dataset)  # of the others, the run file tells features and head
     return dataset, subsets
 
 
@@ -77,16 +78,24 @@ def _check_kind(run: Run, dataset: Dataset) -> None:
         raise run.error_at("algorithm", DataError(f"{run.algorithm.name} needs images, but {name} has {given}"))
 
 
-def _check_models(run: Run, dataset: Dataset) -> None:
-    """Check that each architecture takes the inputs, and that features and head suit the algorithm, which the name of
-    a user's model does not tell. Raises RunFileError."""
+def _first_peers(run: Run) -> dict[str, PeerId]:
+    """The first peer of each architecture."""
+    return {architecture(run.file.models.group, peer): peer for peer in reversed(range(run.peers))}
+
+
+def check_models(run: Run, dataset: Dataset) -> None:
+    """Check before a run that each architecture takes the inputs, and that features and head suit the algorithm.
+
+    Raises:
+        RunFileError: one does not.
+    """
     models, group = run.file.models, run.file.models.group
-    first_of = {architecture(group, peer): peer for peer in reversed(range(run.peers))}
     features: dict[str, int] = {}
-    for member, peer in sorted(first_of.items()):
+    for member, peer in sorted(_first_peers(run).items()):
         try:
             # Models of this project need no memory here; those of users may do anything while they are built.
-            users = parse(member) or member.partition("+")[0] in BACKBONES.registered
+            backbone, _, head = member.partition("+")
+            users = parse(member) or backbone in BACKBONES.registered or head in HEADS.registered
             with rng.torch_seeded(run.seed, "check"), nullcontext() if users else torch.device("meta"):
                 model = build(group, peer, dataset.channels, dataset.size, dataset.classes, models.features)
             features[member] = model.features

@@ -208,8 +208,7 @@ def _notes(virtual: VirtualRun) -> list[str]:
     run, chaos = virtual.run, virtual.run.file.chaos
     notes = []
     if differs := run.algorithm.dry_round.__doc__:  # what would be learned
-        text = " ".join(differs.replace("`", "").split())
-        notes.append(f"{run.file.algorithm.name} learns nothing in a prediction: {text[0].lower()}{text[1:]}")
+        notes.append(f"{run.file.algorithm.name}, in a prediction: {' '.join(differs.replace('`', '').split())}")
     ignored = [name for name in ("kill", "pause", "partition") if getattr(chaos, name)]
     ignored += [f"link.{name}" for name in ("jitter", "loss", "bandwidth") if getattr(chaos.link, name)]
     if ignored:

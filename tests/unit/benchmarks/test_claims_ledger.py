@@ -140,6 +140,7 @@ def test_line_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
         ("above", {}, False),
         ("71 against 70", {}, False),
         ("+0.50", {"whose": "ours"}, False),
+        ("+0.50", {"threshold": 0.1}, False),
         ("+0.50", {"unit": "rounds"}, False),
     ],
 )

@@ -109,6 +109,11 @@ def test_without_torch_nothing_else_is_examined(
     assert findings[1].text == f"cannot be imported: {reason}"
 
 
+def test_a_model_that_does_not_fit_the_data_is_a_problem(file: Path) -> None:
+    problems = [finding for finding in examine(file, ("models=htfe-cnn",)) if finding.level == "problem"]
+    assert ["images of 8x8 are too small" in problem.text for problem in problems] == [True]
+
+
 def test_shows_how_gpus_will_be_shared(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "find_gpus", lambda: [H100, H100, H100, H100])
     findings = examine(file, ("gpu.peers_per_gpu=2", "peers=6"))

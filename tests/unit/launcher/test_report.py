@@ -209,6 +209,7 @@ def test_labels_are_doubted_if_predictions_would_be_right_under_other_names(
         ([0.2, 0.5, 0.8, *[0.9] * 9], "The mean accuracy has been level at 90.0 % since round 3, after 0:16."),
         ([0.2, 0.5, 0.8, *[0.9] * 4, 0.8, *[0.9] * 4], "The mean accuracy has been level at 90.0 % since round 8, "),
         ([0.2, 0.5, *[0.9] * 7], None),  # too few evaluations
+        ([0.2, 0.5, *[0.9] * 8], "The mean accuracy has been level at 90.0 % since round 2, "),
         ([*[0.9] * 9, 0.915, 0.885, 0.9], None),  # within the last fifth it still moves
         (
             [0.1 * t for t in range(10)],
@@ -409,12 +410,17 @@ def test_code_of_a_collection_is_not_executed(folder: RunFolder, tmp_path: Path)
 # ---- several runs -------------------------------------------------------------------------------------------
 
 
-def make_runs(make_folder: MakeFolder, lr: float, accuracies: list[float], **keys: Any) -> list[RunFolder]:
+def make_runs(
+    make_folder: MakeFolder, lr: float, accuracies: list[float], peers: int = 2, **keys: Any
+) -> list[RunFolder]:
     made = []
     for seed, accuracy in enumerate(accuracies):
-        one = make_folder(f"lr{lr}-{seed}", results={p: {"accuracy": accuracy + 0.02 * p} for p in range(2)})
+        results = {p: {"accuracy": accuracy + 0.02 * p} for p in range(peers)}
+        one = make_folder(f"lr{lr}-{seed}", peers=peers, results=results)
         change(one, seed=seed, algorithm={"name": "local", "lr": lr, **keys})
-        write_records(one, [record(peer, t, personal={"accuracy": accuracy}) for peer in range(2) for t in range(3)])
+        write_records(
+            one, [record(peer, t, personal={"accuracy": accuracy}) for peer in range(peers) for t in range(3)]
+        )
         made.append(one)
     return made
 
@@ -456,26 +462,40 @@ def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> N
     assert test.difference == pytest.approx(-0.1)
 
 
-def test_peers_with_different_samples_are_not_paired(make_folder: MakeFolder) -> None:
+@pytest.mark.parametrize(
+    ("changed", "unit"),
+    [
+        ({"data": {"dataset": {"name": "digits"}, "partition": {"name": "iid"}}}, "seeds"),
+        ({"peers": 3}, "seeds"),
+        ({"data": {"dataset": {"name": "digits"}, "root": "/elsewhere"}}, "peers"),
+    ],
+)
+def test_only_peers_with_the_same_samples_are_paired(
+    changed: dict[str, Any], unit: str, make_folder: MakeFolder
+) -> None:
     one, two = make_runs(make_folder, 0.1, [0.5])[0], make_runs(make_folder, 0.2, [0.6])[0]
-    change(two, data={"dataset": "digits", "partition": "iid"})
+    change(one, data={"dataset": {"name": "digits"}})
+    change(two, data={"dataset": {"name": "digits"}})
+    change(two, **changed)
     (test,) = several.tests(several.group(several.read([(one, None), (two, None)])))
-    assert (test.unit, test.pairs, test.t) == ("seeds", 1, None)
+    assert (test.unit, test.pairs) == (unit, 1 if unit == "seeds" else 2)
 
 
 @pytest.mark.usefixtures("short_library")
 def test_peers_of_one_seed_decide_nothing_and_unlike_runs_are_warned_of(
     make_folder: MakeFolder, invoke: Invoke, tmp_path: Path
 ) -> None:
-    one, two = make_runs(make_folder, 0.1, [0.5])[0], make_runs(make_folder, 0.2, [0.6])[0]
+    one, two = (make_runs(make_folder, lr, [lr], peers=8)[0] for lr in (0.5, 0.6))
     change(two, rounds=7)
-    result = two.peer(1).result()
-    assert result is not None
-    two.peer(1).write_result(replace(result, accuracy=0.66))
+    for peer in range(8):
+        result = two.peer(peer).result()
+        assert result is not None
+        assert result.accuracy is not None
+        two.peer(peer).write_result(replace(result, accuracy=result.accuracy + 0.002 * peer))
     assert invoke("report", one.root, two.root, "-o", tmp_path / "all.html").exit_code == 0
     text = Page((tmp_path / "all.html").read_text()).text
-    assert "-12.0 points, from one seed, whose peers are not independent: run more seeds." in text
-    assert "The runs differ in rounds: " in text
+    assert "-10.7 points, from one seed, whose peers are not independent: run more seeds." in text
+    assert re.findall("The runs differ in ([^:]*):", text) == ["rounds"]
     assert "not clearly more than" in text
     assert "unlikely to be chance" not in text
 
@@ -490,6 +510,7 @@ def test_several_runs_give_one_page_with_tests_and_differences(
     assert outcome.stdout.split() == [str(tmp_path / "all.html")]
     found = Page((tmp_path / "all.html").read_text())
     assert found.of("data-chart") == ["compared"]
+    assert "The runs differ in" not in found.text  # but in seeds, and what is compared
     for words in (
         "4 runs compared",
         "not clearly more than lr=0.1",

@@ -123,6 +123,14 @@ def test_a_low_screen_shows_the_peers_that_failed_hold_up_others_or_are_behind()
     assert len(shown(run_status(peers))) == 104
 
 
+def test_empty_columns_are_shown_in_a_live_view_only() -> None:
+    status = run_status([replace(LINE, waiting_for=[], memory=None)])
+    assert "waits for" not in shown(status)[1]
+    assert "sent" in shown(status)[1]
+    assert "waits for" in shown(status, height=20)[1]
+    assert "queues" in shown(run_status([replace(LINE, unread=2)]))[1]
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_no_line_wraps_on_a_narrow_screen(width: int) -> None:
     peers = [replace(line, peer=k) for k, line in enumerate(8 * lines({0: (1, 2, 3), 4: (1,)}))]

@@ -63,6 +63,23 @@ def test_texts_are_broken_and_single_words_are_not() -> None:
     assert printed(30, texts())[1].split("  ")[0] == RUN
 
 
+def test_columns_of_texts_lose_nothing_at_any_width() -> None:
+    table = Table("name", "one", "two", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    path = "/a/long/path/that/has/no/spaces/and/an/end.txt"
+    table.add_row("\x1b[31m\x1b[0m", f"see {path}", " ".join(["word"] * 20))
+    for width in (20, least_width(table), least_width(table) + 5, 150, 400):
+        shown = "".join(printed(width, table)).replace(" ", "")
+        assert shown.count("word") == 20
+        assert "\\x1b[31m\\x1b[0m" in shown
+        assert "…" not in shown
+    assert path in "".join(printed(150, table))
+
+
+def test_a_table_that_fits_is_not_widened_by_its_neighbor() -> None:
+    both = printed(50, Group(texts(), runs()))
+    assert both == [*printed(50, texts()), *printed(50, runs())]
+
+
 def test_lines_around_a_wide_table_are_printed_as_always() -> None:
     assert printed(30, Group("before", runs(), "after")) == ["before", *printed(30, runs()), "after"]
     assert printed(30, "before", "after") == ["before after"]

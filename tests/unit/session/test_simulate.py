@@ -147,6 +147,26 @@ def test_masked_test_changes_only_the_evaluation(make_run: Any) -> None:
         assert (a.accuracy, b.accuracy) == (a.unmasked_accuracies["personal"], a.masked_accuracies["personal"])
 
 
+NETS = """
+import math
+import numpy as np
+import torch
+from p2pfl import plugins
+from torch import nn
+
+@plugins.head("numpy-head")
+def orthogonal(features, classes):
+    layer = nn.Linear(features, classes)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.linalg.qr(layer.weight.detach().numpy().T)[0].T))
+    return layer
+
+@plugins.backbone("numpy-net", features=8)
+def net(channels, size, features):
+    return nn.Sequential(nn.Flatten(), orthogonal(channels * math.prod(size), features))
+"""
+
+
 def test_models_are_checked_with_the_data_on_the_meta_device(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     devices: list[str] = []
 
@@ -156,10 +176,22 @@ def test_models_are_checked_with_the_data_on_the_meta_device(make_run: Any, monk
         return model
 
     monkeypatch.setattr(session_build, "build", recorded)
-    load_data(make_run(models="tiny4", algorithm="local"))
+    run = make_run(models="tiny4", algorithm="local")
+    dataset, _ = load_data(run)
+    assert devices == []  # a peer builds its model only
+    session_build.check_models(run, dataset)
     assert set(devices) == {"meta"}
+    run = make_run(models="htfe4", algorithm="local")
     with pytest.raises(RunFileError, match=r"models\.name: images of 8x8 are too small for 2 unpadded 5x5"):
-        load_data(make_run(models="htfe4", algorithm="local"))
+        session_build.check_models(run, load_data(run)[0])
+
+
+@pytest.mark.parametrize("models", ["numpy-net", "tiny-cnn+numpy-head"])
+def test_models_of_users_are_checked_on_the_cpu(models: str, make_run: Any, tmp_path: Path) -> None:
+    """They may do anything while they are built, e.g. use NumPy."""
+    (tmp_path / "nets.py").write_text(NETS)
+    run = make_run(models=models, algorithm="local", plugins=[str(tmp_path / "nets.py")])
+    session_build.check_models(run, load_data(run)[0])
 
 
 def test_images_too_small_for_the_model_are_a_run_file_error(make_run: Any) -> None:
