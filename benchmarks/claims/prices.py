@@ -5,7 +5,8 @@
 Training on an image costs three forward passes of its network, which are counted. On a GPU a step cannot take less
 than the launches of its kernels, however small its batch, and most of the papers' batches are. Speeds are those of
 ResNet18 on 32x32 images. Without a measured GPU ``ASSUMED_GPU`` is assumed: prices then tell an hour from a month, no
-more. On a GPU they are upper limits: peers that share one launch their kernels at the same time.
+more: on an H200, a step of MAPL's networks took one process five times as long as one of ResNet18, and under MPS,
+twenty processes half as long.
 """
 
 from __future__ import annotations
