@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -20,6 +20,8 @@ class LocalHub:
         self.endpoints: dict[PeerId, Endpoint] = {}
         self.finished: set[PeerId] = set()
         self.memo: dict[str, Tensors] = {}
+        self._active: PeerId | None = None
+        """A peer that could go on at the last check: with many peers, most checks need not look at another."""
 
     def join(self, endpoint: Endpoint) -> None:
         self.endpoints[endpoint.me] = endpoint
@@ -32,20 +34,38 @@ class LocalHub:
         self.finished.add(peer)
         self.check()
 
+    @property
+    def local(self) -> Collection[PeerId]:
+        """The peers of this process."""
+        return self.endpoints
+
     def check(self) -> None:
-        """Raise Deadlock in every waiting peer if all of them wait: no message is ever in flight here."""
-        waits = {
-            peer: endpoint.mailbox.waits_for for peer, endpoint in self.endpoints.items() if peer not in self.finished
-        }
-        if not waits or not all(waits.values()):
-            return
+        """End the waits of all peers with a Deadlock if none of them can go on: no message is ever in flight here."""
+        if not self.some_can_go_on() and len(self.finished) < len(self.endpoints):
+            self.deadlocked()
+
+    def some_can_go_on(self) -> bool:
+        """Return whether a peer of this process computes, or what it waited for has arrived."""
+        if not self._can_go_on(self._active):
+            self._active = next(filter(self._can_go_on, reversed(list(self.local))), None)
+        return self._active is not None
+
+    def _can_go_on(self, peer: PeerId | None) -> bool:
+        return peer is not None and peer not in self.finished and not self.endpoints[peer].mailbox.blocked
+
+    def deadlocked(self) -> None:
+        """End the waits of this process's peers with an error that names them."""
         lines = [
             f"peer {peer} waits for {kind} of peer {sender} in round {t}"
-            for peer, keys in waits.items()
-            for t, kind, sender in keys
+            for peer in self.local
+            for t, kind, sender in self.endpoints[peer].mailbox.waits_for
         ]
-        for peer in waits:
-            self.endpoints[peer].fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
+        self.fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
+
+    def fail(self, error: Exception) -> None:
+        """End the waits of this process's peers with an error."""
+        for peer in self.local:
+            self.endpoints[peer].fail(error)
 
 
 class LocalLink:

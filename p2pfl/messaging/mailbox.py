@@ -68,7 +68,7 @@ class Mailbox:
         self.taken_bytes = dict.fromkeys(senders, 0)
         """Window that each sender's messages no longer use: they were taken or discarded. Any thread may read it."""
         self.awaited: frozenset[PeerId] = frozenset()
-        """Senders of the messages waited for when the last wait began. Any thread may read it."""
+        """Senders of the messages waited for when the last wait began or ended. Any thread may read it."""
         self.failure: BaseException | None = None
         """Ends every wait."""
         self.expired = 0
@@ -124,7 +124,7 @@ class Mailbox:
             return 0.0
         deadline = Deadline(asyncio.get_running_loop().time() + policy.seconds * patience)
         self._waits.append(wait)
-        self.awaited = frozenset(wait.missing)
+        self._note_awaited()
         self.on_block()
         try:
             if self.failure is None and not await deadline.allows(wait.ended.wait()):
@@ -134,7 +134,9 @@ class Mailbox:
                     await deadline.allows(wait.ended.wait())
         finally:
             self._waits.remove(wait)
-            self.awaited = frozenset()
+            self._note_awaited()
+            if self._waits:  # of other tasks: unless this one soon waits again, they alone decide
+                asyncio.get_running_loop().call_soon(self.on_block)
         if self.failure is not None:
             raise self.failure
         return wait.wasted
@@ -157,10 +159,18 @@ class Mailbox:
         for wait in self._waits:
             self._settle(wait, sender)
 
+    def _note_awaited(self) -> None:
+        self.awaited = frozenset().union(*(wait.missing for wait in self._waits))
+
     @property
     def waits_for(self) -> list[Key]:
         """Keys whose messages are being waited for."""
         return [key for wait in self._waits for key in wait.missing.values()]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something is waited for and none of the waits has ended: no task here can go on by itself."""
+        return bool(self._waits) and not any(wait.ended.is_set() for wait in self._waits)
 
     @property
     def unread(self) -> int:

@@ -29,10 +29,9 @@ from typing import Any
 import torch
 
 from p2pfl import PeerId
-from p2pfl.errors import Deadlock, P2pflError, PluginError, RunFailed, error_text
+from p2pfl.errors import P2pflError, PluginError, RunFailed, error_text
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.journal import JournalEntry, Place
-from p2pfl.messaging.mailbox import Key
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result
 from p2pfl.session.session import Session, Stopped
@@ -103,6 +102,7 @@ class ForkedHub(ReplayingHub):
         """The process of each peer."""
         self.bus = Bus(processes)
         self._me = PARENT
+        self._local: list[PeerId] = []
         self._sent = [0] * processes
         """Messages to each other process that may end a wait there."""
         self._received = [0] * processes
@@ -115,7 +115,12 @@ class ForkedHub(ReplayingHub):
     def become(self, process: int) -> None:
         """Keep the peers of a process, in that process."""
         self._me = process
+        self._local = self.owned(process)
         self.bus.become(process)
+
+    @property
+    def local(self) -> list[PeerId]:
+        return self._local
 
     def owned(self, process: int) -> list[PeerId]:
         return [peer for peer, owner in self.owner.items() if owner == process]
@@ -171,26 +176,10 @@ class ForkedHub(ReplayingHub):
 
     def check(self) -> None:
         """Tell the parent if no peer of this process can go on before a message arrives from another process."""
-        waits = self._waits()
-        waiting = all(waits.values()) if waits else self.done
-        if waiting and self._me != PARENT and not self.failed:
+        if self._me == PARENT or self.failed or self.some_can_go_on():
+            return
+        if self.done or not self.finished.issuperset(self.local):
             self.bus.send(PARENT, "idle", tuple(self._sent), tuple(self._received))
-
-    def deadlocked(self) -> None:
-        """End all waits with an error that names them."""
-        keys = [(peer, *key) for peer, missing in self._waits().items() for key in missing]
-        lines = [f"peer {peer} waits for {kind} of peer {sender} in round {t}" for peer, t, kind, sender in keys]
-        self.fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
-
-    def fail(self, error: Exception) -> None:
-        """End the waits of this process's peers with an error."""
-        for peer in self.owned(self._me):
-            self.endpoints[peer].fail(error)
-
-    def _waits(self) -> dict[PeerId, list[Key]]:
-        """What each unfinished peer of this process waits for."""
-        unfinished = set(self.owned(self._me)) - self.finished
-        return {peer: self.endpoints[peer].mailbox.waits_for for peer in sorted(unfinished)}
 
 
 # ---- the parent ----------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def test_deadlock_is_noticed_though_a_checkpoint_is_written_during_the_waits(mon
         hub.become(me)
         monkeypatch.setattr(hub.bus, "send", partial(send, me))
         journal = SimpleNamespace(drop=lambda *what: dropped.append(what))
-        mailbox = SimpleNamespace(waits_for=[(0, "Parameters", 1 - me)], nothing=lambda *what: None)
+        mailbox = SimpleNamespace(blocked=True, waits_for=[(0, "Parameters", 1 - me)], nothing=lambda *what: None)
         for peer in (0, 1):
             endpoint: Any = SimpleNamespace(neighbors=[1 - peer], journal=journal, mailbox=mailbox)
             hub.endpoints[peer] = endpoint

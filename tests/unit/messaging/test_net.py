@@ -231,6 +231,44 @@ async def test_no_deadlock_is_reported_while_a_peer_can_continue(local: Any) -> 
     assert outcomes == ["start 0 1 2", "start 0 1", "start 0", "start"]
 
 
+async def test_the_senders_that_several_tasks_wait_for_are_known_until_each_wait_ends(local: Any) -> None:
+    net, *others = (endpoint.begin(0) for endpoint in await local.open(complete(3), LAYOUTS))
+    mailbox = local.hub.endpoints[0].mailbox
+    tasks = [asyncio.create_task(net.gather(Word, of=[sender])) for sender in (1, 2)]
+    for other, left in zip(others, [{2}, set()], strict=True):
+        await asyncio.sleep(0)
+        assert mailbox.awaited == left | {other.me}
+        await other.send(0, Word("arrived"))
+        await tasks.pop(0)
+        assert mailbox.awaited == left
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_of_a_peer_with_several_tasks_a_deadlock_is_reported_only_when_none_can_continue(
+    local: Any, answers: bool
+) -> None:
+    first, second, third = (endpoint.begin(0) for endpoint in await local.open(complete(3), LAYOUTS))
+
+    async def answer() -> None:
+        await first.gather(Word, of=[1])
+        if answers:
+            await first.send(2, Word("answer"))
+
+    async def end() -> None:
+        await third.gather(Word, of=[0])
+        await third.broadcast(Word("end"))
+
+    async def start() -> None:
+        await second.send(0, Word("start"))
+        await second.gather(Word, of=[2])
+
+    waits = asyncio.gather(answer(), first.gather(Word, of=[2]), end(), start(), return_exceptions=True)
+    async with asyncio.timeout(10):
+        outcomes = await waits
+    deadlocked = [isinstance(outcome, Deadlock) for outcome in outcomes]
+    assert deadlocked == [False, *[not answers] * 3]
+
+
 async def test_in_one_process_bodies_are_checked_copied_and_not_kept(local: Any) -> None:
     endpoints = await local.open(complete(3), LAYOUTS)
     body = vector(1, 2, 3)
