@@ -102,6 +102,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         try:
             named = Named.model_validate(Named.from_value(value))
         except ValueError:  # already reported
+            problems[:] = (_naming(problem, loc, value, table) for problem in problems)
             return None
         try:
             return table.find(named.name).parse(named.given, base)
@@ -145,6 +146,17 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     parts = (hyper, graph, topology, schedule, dataset, partition, augmentation)
     plugins += plugin_files.used_of_announced(_names(file))
     return Run(file, *parts, tuple(plugins), source.locate)  # type: ignore[arg-type]
+
+
+def _naming(problem: OptionProblem, loc: Loc, given: object, table: Table[Any]) -> OptionProblem:
+    """Add the known names to the problem that a mapping has no ``name``, and the key that was written instead."""
+    if not problem.missing or problem.path != (*loc, "name"):
+        return problem
+    text = f"missing; known: {', '.join(table)}"
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        if isinstance(value, str) and value in table:
+            text += f"; did you mean 'name: {value}' by '{key}: {value}'?"
+    return problem._replace(message=text)
 
 
 def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: Sequence[str]) -> list[Plugin]:

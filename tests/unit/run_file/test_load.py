@@ -199,8 +199,14 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "name: mapl, ",
             "",
-            "run.yaml:10: algorithm.name: missing; it has no default",
+            f"run.yaml:10: algorithm.name: missing; known: {', '.join(ALGORITHMS)}",
             id="missing name of a named thing",
+        ),
+        pytest.param(
+            "graph: ring",
+            "graph: {type: ring, degree: [2]}",
+            f"run.yaml:5: graph.name: missing; known: {', '.join(GRAPHS)}; did you mean 'name: ring' by 'type: ring'?",
+            id="name of a named thing under another key",
         ),
         pytest.param(
             "graph: ring",
