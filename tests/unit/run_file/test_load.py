@@ -205,7 +205,8 @@ def test_loads_a_valid_file() -> None:
         pytest.param(
             "graph: ring",
             "graph: {type: ring, degree: [2]}",
-            f"run.yaml:5: graph.name: missing; known: {', '.join(GRAPHS)}; did you mean 'name: ring' by 'type: ring'?",
+            f"run.yaml:5: graph.name: missing; known: {', '.join(GRAPHS)}; "
+            "did you mean 'name: ring' by 'type: ring'?",
             id="name of a named thing under another key",
         ),
         pytest.param(
