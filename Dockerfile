@@ -5,7 +5,7 @@
 #              Empty for PyPI's builds, which include CUDA: `--build-arg TORCH_INDEX=`
 # UID          user id that peers run as
 #
-# Layers are ordered by how rarely they change: a change to the project's code adds a layer of 2 MB, and torch is
+# Layers are ordered by how rarely they change: a change to the project's code adds a layer of 6 MB, and torch is
 # downloaded again only if the dependencies change.
 ARG BASE=python:3.12-slim-bookworm
 

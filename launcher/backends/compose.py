@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from p2pfl import PeerId
     from p2pfl.run_file.run import Run
 
+RESTARTS = 10
+"""How often the engine restarts a container that fails, so that a peer that can never start does not try for ever."""
 BUILD = {
     "BASE": "${BASE:-python:3.12-slim-bookworm}",
     "TORCH_INDEX": "${TORCH_INDEX-https://download.pytorch.org/whl/cpu}",
@@ -79,7 +81,9 @@ class ComposeFile:
         if self.keys is not None:
             check(self.keys, run.peers, range(run.peers), transport.public_keys)
             if self.owner_of_keys == 0:
-                raise KeysError(f"{self.keys}: owned by root, but peers run as another user; chown them to that user")
+                raise KeysError(
+                    f"{self.keys}: owned by root, but peers run as another user; `chown -R 1000 {self.keys}`"
+                )
         elif transport.public_keys is not None:
             raise run.error_at("transport.public_keys", ValueError("pass the folder of keys as --keys, or remove it"))
         if self.image is None and (installed := [plugin.name for plugin in run.plugins if not plugin.sources]):
@@ -146,7 +150,7 @@ class _Writer:
         yield ""
         yield "x-peer: &peer"
         yield "  <<: *container"
-        yield "  restart: on-failure"
+        yield f"  restart: on-failure:{RESTARTS}"
         yield "  stop_grace_period: 1m"
         yield "  depends_on:"
         for service in self._setup_names():

@@ -86,7 +86,7 @@ def test_restricts_containers(file: Path) -> None:
         assert service.get("cap_add", []) == (["CHOWN"] if name == "keys" else [])
         assert service.get("user") == ("root" if name == "keys" else None)
         if name.startswith(("peer-", "gpu-")):
-            assert service["restart"] == "on-failure"
+            assert service["restart"] == "on-failure:10"
             assert set(service["depends_on"]) == {"keys", "data"}
             assert "healthcheck" not in service  # that of the image
 
