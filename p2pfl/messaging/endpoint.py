@@ -106,6 +106,8 @@ class Endpoint:
         """Results of ``Net.memoized``; set where several peers share a process."""
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
+        self._waiting = 0  # waits in progress, in several tasks of the method
+        self._wait_began = 0.0
         self._reset_counters()
 
     # ---- rounds
@@ -340,10 +342,17 @@ class Endpoint:
 
         async with self.idle(still_missing):
             clock = asyncio.get_running_loop().time
-            began = clock()
-            waiting = self.mailbox.wait(keys.values(), self.wait_policy, patience, addressed=addressed)
-            self.wasted_wait += await waiting
-            self.waited += clock() - began
+            if self._waiting == 0:
+                self._wait_began = clock()
+            self._waiting += 1  # waits of several tasks overlap: each second counts once
+            try:
+                waiting = self.mailbox.wait(keys.values(), self.wait_policy, patience, addressed=addressed)
+                wasted = await waiting
+            finally:
+                self._waiting -= 1
+            if self._waiting == 0:
+                self.wasted_wait += wasted
+                self.waited += clock() - self._wait_began
 
     # ---- state
 

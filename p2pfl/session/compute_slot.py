@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from p2pfl.session.cost import CostMeter
 
@@ -30,8 +30,8 @@ class FreeSlot:
 class HeldSlot:
     """The slot of one session: tracks whether it is held, and the time spent in the queue for it.
 
-    It belongs to the task that computes the round. Other tasks answer neighbors: they neither queue for the slot,
-    which that task might be waiting without, nor release it.
+    A method may wait in several tasks. Any wait releases the slot, because the tasks that do not wait for neighbors
+    usually wait for this one; and the first task that can go on takes it for all of them.
     """
 
     def __init__(self, slot: Slot, meter: CostMeter | None = None) -> None:
@@ -41,26 +41,20 @@ class HeldSlot:
         self.queued = 0.0
         """Seconds; the session resets it in every round."""
         self._held = False
-        self._owner: asyncio.Task[Any] | None = None
+        self._queue = asyncio.Lock()
+        """Of the tasks of this session: one queues for the slot, the others for it."""
 
     async def acquire(self) -> None:
-        """Wait for the slot. The calling task becomes its owner if there is none, or if that one has ended."""
-        if self._foreign():
-            return
-        self._owner = asyncio.current_task()
-        if not self._held:
-            began = perf_counter()
-            await self.slot.acquire()
-            self._held = True
-            self.queued += perf_counter() - began
-        self.meter.begin()
+        async with self._queue:
+            if not self._held:
+                began = perf_counter()
+                await self.slot.acquire()
+                self._held = True
+                self.queued += perf_counter() - began
+            self.meter.begin()
 
     def release(self) -> None:
-        if self._held and not self._foreign():
+        if self._held:
             self.meter.end()
             self.slot.release()
             self._held = False
-
-    def _foreign(self) -> bool:
-        """Return whether the slot belongs to another task than the current one."""
-        return self._owner not in (None, asyncio.current_task()) and not self._owner.done()

@@ -259,6 +259,8 @@ class _Peer:
         self.written = 0
         self.gone = False
         self._holds_slot = False
+        self._queue = asyncio.Lock()
+        """Of a method's tasks: one queues for the slot, the others for it."""
         self._owed = 0.0
         """Seconds of CPU for messages that were not worked off yet."""
         self._queued = 0.0
@@ -338,11 +340,12 @@ class _Peer:
         await asyncio.sleep(owed)
 
     async def _acquire(self) -> None:
-        if not self._holds_slot:
-            began = self._clock()
-            await self.host.slots.acquire()
-            self._holds_slot = True
-            self._queued += self._clock() - began
+        async with self._queue:
+            if not self._holds_slot:
+                began = self._clock()
+                await self.host.slots.acquire()
+                self._holds_slot = True
+                self._queued += self._clock() - began
 
     def _release(self) -> None:
         if self._holds_slot:

@@ -223,6 +223,12 @@ def test_run_with_plugins_is_bit_identical_after_crashes(project: Project) -> No
     check_parity(project(), crash=True)
 
 
+def test_method_that_waits_in_another_task_needs_no_second_compute_slot(project: Project) -> None:
+    text = METHOD.replace("await net.exchange(Head(local))", "await asyncio.create_task(net.exchange(Head(local)))")
+    text = text.replace("from collections.abc", "import asyncio\nfrom collections.abc", 1)
+    check_parity(project(f"{RUN}slots: 1\ntransport: {{deadline: 20}}\n", my_method=text))
+
+
 def test_parity_names_the_first_difference(project: Project) -> None:
     """The losses seen so far are not part of the state: a peer that crashed has forgotten them."""
     text = METHOD.replace(

@@ -1,4 +1,4 @@
-"""HeldSlot: only the task that computes takes the slot."""
+"""HeldSlot: one slot for all tasks of a peer."""
 
 from __future__ import annotations
 
@@ -31,34 +31,35 @@ async def wait_without(slot: HeldSlot, event: asyncio.Event) -> None:
     await slot.acquire()
 
 
-async def test_answer_that_had_to_wait_leaves_the_slot_to_others() -> None:
-    """The computing task still waits, so the peer must not hold the only slot of the host."""
+async def test_a_wait_in_a_task_of_the_round_releases_the_slot_until_one_can_go_on() -> None:
+    """The neighbors may need the only slot of the host to send what is waited for."""
     slot = HeldSlot(host := OnlySlot())
-    sent, received = asyncio.Event(), asyncio.Event()
-
-    async def round() -> None:
-        await slot.acquire()
-        await wait_without(slot, received)
-
-    computing = asyncio.create_task(round())
-    await asyncio.sleep(0)
-    answering = asyncio.create_task(wait_without(slot, sent))
-    await asyncio.sleep(0)
-    sent.set()
-    await answering
-    assert host.free
-    received.set()
-    await computing
-    assert not host.free
-
-
-async def test_answer_does_not_release_the_slot_of_the_computing_task() -> None:
-    slot = HeldSlot(host := OnlySlot())
+    events = [asyncio.Event(), asyncio.Event()]
     await slot.acquire()
-    answering = asyncio.create_task(wait_without(slot, asyncio.Event()))
+    waits = [asyncio.create_task(wait_without(slot, event)) for event in events]
     await asyncio.sleep(0)
-    assert not host.free
-    answering.cancel()
+    for event, wait in zip(events, waits, strict=True):
+        assert host.free
+        event.set()
+        await wait
+        assert not host.free
+        slot.release()
+    assert host.free
+
+
+async def test_tasks_that_go_on_at_once_take_one_slot_together() -> None:
+    slot = HeldSlot(host := OnlySlot())
+    event = asyncio.Event()
+    waits = asyncio.gather(*(wait_without(slot, event) for _ in range(3)))
+    await asyncio.sleep(0)
+    await host.acquire()  # another peer computes
+    event.set()
+    await asyncio.sleep(0)
+    host.release()
+    async with asyncio.timeout(10):
+        await waits
+    slot.release()
+    assert host.free
 
 
 async def test_next_round_and_the_end_of_the_session_inherit_the_slot() -> None:
