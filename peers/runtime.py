@@ -19,6 +19,7 @@ from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, RunF
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
+from p2pfl.run_file.plugin_files import logging_warnings
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
@@ -80,7 +81,7 @@ def run_peer(
             files.write_status(status)
 
     try:
-        with stop_by_exception():
+        with stop_by_exception(), logging_warnings(log):
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
             last = files.status() or Status(me, 0)  # an earlier process has achieved this

@@ -44,20 +44,14 @@ class Columns(click.ParamType[tuple[str, ...]]):
     name = "columns"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from launcher.comparison.tables import COLUMNS
-        from p2pfl.run_file.options import unknown
-
-        names = tuple(name.strip() for name in str(value).split(","))
-        for name in names:
-            if name not in COLUMNS:
-                self.fail(unknown(name, COLUMNS), param, ctx)
-        return names
+        return tuple(name.strip() for name in str(value).split(","))
 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @MASKED
 @click.option("--baseline", metavar="GROUP", help="Group to test the others against, e.g. local or lr=0.01.")
+@click.option("--metric", metavar="NAME", help="Test this metric of the run files; default: accuracy.")
 @click.option(
     "--test", type=click.Choice(["t", "wilcoxon"]), default="t", show_default=True, help="Paired test over seeds."
 )
@@ -78,7 +72,8 @@ class Columns(click.ParamType[tuple[str, ...]]):
     "--columns",
     metavar="NAME,…",
     type=Columns(),
-    help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p.",
+    help="Only these, in this order: seeds, accuracy, worst, rounds, at-bytes, at-time, sent, time, difference, p, "
+    "or metrics of the run files.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="table", show_default=True)
 @JSON
@@ -129,7 +124,7 @@ def show(
     """
     from launcher.comparison.groups import Member
     from launcher.comparison.results import results
-    from launcher.comparison.tables import COLUMNS, texts
+    from launcher.comparison.tables import texts
     from launcher.views.compare import differences, lines
 
     folders = [folder for folder, _ in members]
@@ -142,9 +137,9 @@ def show(
         if form == "json":
             _show_json(compared, differences(folders), grouped_results, more or {})
         elif form == "table":
-            _show_groups(grouped_results, columns or COLUMNS)
+            _show_groups(grouped_results, columns)
         else:
-            for line in texts(form, grouped_results, columns or COLUMNS):
+            for line in texts(form, grouped_results, columns):
                 echo(line)
     return all(line.finished == line.peers for line in compared)
 
@@ -186,7 +181,7 @@ def _show_json(
     echo(json.dumps({**more, "runs": runs, "different": different, "groups": groups, "comparison": plain}))
 
 
-def _show_groups(found: Results, columns: Sequence[str]) -> None:
+def _show_groups(found: Results, columns: Sequence[str] | None) -> None:
     from rich.table import Table
 
     from launcher.comparison.tables import page

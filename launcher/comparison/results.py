@@ -11,7 +11,9 @@ from typing import Any
 from launcher.comparison import curves
 from launcher.comparison.groups import Group, Member, find_baseline, group, varied
 from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm
+from launcher.errors import CompareError
 from launcher.views.compare import Line
+from p2pfl.run_file.options import unknown
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,13 @@ class Options:
     Attributes:
         target: accuracy; count the rounds until each run reaches it.
         baseline: name or labels of the group that the others are tested against; None: the first.
+        metric: of the run files, in which they are tested; None: accuracy.
         at_bytes, at_seconds: budgets; None: the largest that every run reaches.
     """
 
     target: float | None = None
     baseline: str | None = None
+    metric: str | None = None
     test: Test = "t"
     at_bytes: float | None = None
     at_seconds: float | None = None
@@ -44,6 +48,7 @@ class GroupLine:
         at_bytes, at_seconds: accuracy when the budget was used up.
         rounds_to_target: of the runs that have reached it, whose number is its ``n``.
         bytes_sent, seconds: of one run.
+        metrics: those that the run files name.
         versus: against the baseline; None for the baseline, and without common seeds.
     """
 
@@ -59,6 +64,7 @@ class GroupLine:
     rounds_to_target: Statistic | None
     bytes_sent: Statistic | None
     seconds: Statistic | None
+    metrics: Mapping[str, Statistic]
     versus: Comparison | None = None
 
 
@@ -76,6 +82,7 @@ class Results:
 
     Attributes:
         masked: accuracies count only the scores of local classes.
+        metric: in which groups are tested; None: accuracy.
         bytes_budget, seconds_budget: for ``at_bytes`` and ``at_seconds``; None if no run has sent or taken any.
         differ: the keys of the run files, besides the seed, in which groups differ.
     """
@@ -83,6 +90,7 @@ class Results:
     masked: bool
     lines: list[GroupLine]
     baseline: str
+    metric: str | None
     test: Test
     target: float | None
     bytes_budget: float | None
@@ -106,7 +114,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         lines: the results of the members, in the same order.
 
     Raises:
-        CompareError: there is no such baseline.
+        CompareError: there is no such baseline, or metric.
         RunFolderError: records are damaged.
     """
     runs: dict[int, _Run] = {}
@@ -124,7 +132,12 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         min(sent, default=None) if options.at_bytes is None else options.at_bytes,
         min(took, default=None) if options.at_seconds is None else options.at_seconds,
     )
-    figures = {id(part): _accuracies([runs[id(m)] for m in part.members if id(m) in runs]) for part in groups}
+    metrics = dict.fromkeys(name for run in counted for name in run.line.metrics)
+    if options.metric is not None and options.metric not in metrics:
+        raise CompareError(unknown(options.metric, metrics, "metric"))
+    figures = {
+        id(part): _tested(options.metric, [runs[id(m)] for m in part.members if id(m) in runs]) for part in groups
+    }
     others = [part for part in groups if part is not baseline]
     compared = [compare(figures[id(part)], figures[id(baseline)], options.test) for part in others]
     adjusted = holm([None if found is None else found.p for found in compared])
@@ -142,6 +155,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
             for part in groups
         ],
         baseline=baseline.name,
+        metric=options.metric,
         test=options.test,
         target=options.target,
         bytes_budget=budgets[0],
@@ -161,12 +175,13 @@ def _differ(groups: Sequence[Group]) -> dict[str, list[Difference]]:
     return found
 
 
-def _accuracies(runs: Sequence[_Run]) -> dict[int, float]:
-    """Return the accuracy of each seed; of runs with the same seed, the mean."""
+def _tested(metric: str | None, runs: Sequence[_Run]) -> dict[int, float]:
+    """Return the metric or the accuracy of each seed; of runs with the same seed, the mean."""
     by_seed: dict[int, list[float]] = defaultdict(list)
     for run in runs:
-        if run.line.accuracy is not None:
-            by_seed[run.member.seed].append(run.line.accuracy.mean)
+        figure = run.line.accuracy if metric is None else run.line.metrics.get(metric)
+        if figure is not None:
+            by_seed[run.member.seed].append(figure.mean)
     return {seed: fmean(found) for seed, found in by_seed.items()}
 
 
@@ -184,6 +199,10 @@ def _line(
                 by_seed[run.member.seed].append(found)
         return Statistic.of(fmean(found) for found in by_seed.values())
 
+    def metric(name: str) -> Statistic | None:
+        return over_seeds(lambda run: run.line.metrics[name].mean if name in run.line.metrics else None)
+
+    metrics = {name: metric(name) for name in dict.fromkeys(name for run in runs for name in run.line.metrics)}
     most, longest = budgets
     target = options.target
     return GroupLine(
@@ -199,4 +218,5 @@ def _line(
         rounds_to_target=None if target is None else over_seeds(lambda run: curves.rounds_to(run.points, target)),
         bytes_sent=over_seeds(lambda run: run.line.bytes_sent),
         seconds=over_seeds(lambda run: run.line.seconds),
+        metrics={name: found for name, found in metrics.items() if found is not None},
     )

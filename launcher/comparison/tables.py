@@ -12,7 +12,9 @@ from typing import Literal
 from launcher.comparison.groups import value_text
 from launcher.comparison.results import Difference, GroupLine, Results
 from launcher.comparison.statistics import Statistic
+from launcher.errors import CompareError
 from launcher.views.formatting import duration, percent, size
+from p2pfl.run_file.options import unknown
 from p2pfl.terminal import printable
 
 Format = Literal["table", "markdown", "latex", "csv", "json"]
@@ -47,15 +49,34 @@ class _Column:
 
 
 COLUMNS = ("seeds", "accuracy", "worst", "rounds", "at-bytes", "at-time", "sent", "time", "difference", "p")
-"""What ``--columns`` may choose from."""
+"""What ``--columns`` may choose from, besides metrics."""
 
 
-def page(results: Results, chosen: Sequence[str] = COLUMNS) -> Page:
+def columns_of(results: Results, chosen: Sequence[str] | None) -> Sequence[str]:
+    """Return the names of the ``chosen`` columns; None: all of COLUMNS and the metrics. Raises CompareError."""
+    metrics = _metrics(results)
+    after = COLUMNS.index("worst") + 1
+    known = (*COLUMNS[:after], *metrics, *COLUMNS[after:])
+    for name in chosen or ():
+        if name not in known:
+            raise CompareError(unknown(name, known, "column"))
+    return chosen or known
+
+
+def _metrics(results: Results) -> list[str]:
+    return sorted({name for line in results.lines for name in line.metrics} - {*COLUMNS})
+
+
+def page(results: Results, chosen: Sequence[str] | None = None) -> Page:
     """Return the table of all groups, and notes.
 
     Args:
-        chosen: of COLUMNS; those for which there are no figures are left out.
+        chosen: columns; those for which there are no figures are left out. None: all.
+
+    Raises:
+        CompareError: there is no such column.
     """
+    chosen = columns_of(results, chosen)
     lines = results.lines
     keys = list(lines[0].labels)
     names = [_Column(_short_key(key, keys), _label(key)) for key in keys] or [_Column("", lambda line: line.name)]
@@ -80,6 +101,7 @@ def _figures(results: Results) -> dict[str, _Column]:
         "sent": _Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)),
         "time": _Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)),
     }
+    columns |= {name: _Column(name, _metric(name)) for name in _metrics(results)}
     if results.target is not None:
         columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _rounds)
     if several and results.bytes_budget is not None:
@@ -106,7 +128,7 @@ def _one_line(text: str) -> str:
     return " ".join(printable(text).split())
 
 
-def notes(results: Results, chosen: Sequence[str] = COLUMNS) -> list[str]:
+def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
     lines = results.lines
     found = []
@@ -117,7 +139,8 @@ def notes(results: Results, chosen: Sequence[str] = COLUMNS) -> list[str]:
     if len(lines) > 1 and {"difference", "p"} & set(chosen):
         compared = [line.versus for line in lines if line.versus is not None]
         tested = sum(versus.p is not None for versus in compared)
-        text = f"Δ: percentage points against {results.baseline}, over the seeds of both."
+        unit = "percentage points" if results.metric is None else f"difference in {results.metric}"
+        text = f"Δ: {unit} against {results.baseline}, over the seeds of both."
         if tested:
             plural = "s" if tested > 1 else ""
             text += f" p: {TESTS[results.test]}, two-sided, Holm's correction for {tested} comparison{plural}."
@@ -152,6 +175,16 @@ def _label(key: str) -> Callable[[GroupLine], str]:
     return lambda line: line.labels[key]
 
 
+def _metric(name: str) -> Callable[[GroupLine], str]:
+    def text(line: GroupLine) -> str:
+        figure = line.metrics.get(name)
+        if figure is None:
+            return DASH
+        return f"{figure.mean:.4f}" + ("" if figure.std is None else f" ± {figure.std:.4f}")
+
+    return text
+
+
 def _seeds(line: GroupLine) -> str:
     """The number of seeds; of how many runs, if some have not ended or several have one seed."""
     if line.runs == line.all_runs == len(line.seeds):
@@ -180,7 +213,10 @@ def _seconds(seconds: float) -> str:
 def _difference(line: GroupLine, results: Results) -> str:
     if line.name == results.baseline:
         return "baseline"
-    return DASH if line.versus is None else f"{100 * line.versus.difference:+.1f}"
+    if line.versus is None:
+        return DASH
+    found = line.versus.difference
+    return f"{100 * found:+.1f}" if results.metric is None else f"{found:+.4f}"
 
 
 def _p(line: GroupLine, results: Results) -> str:
@@ -257,18 +293,20 @@ def latex(shown: Page) -> str:
 
 
 def comma_separated(results: Results) -> str:
-    """Return a line per group with plain numbers: accuracies as fractions, bytes, seconds."""
+    """Return a line per group with plain numbers: accuracies as fractions, bytes, seconds, metrics."""
     keys = list(results.lines[0].labels)
     figures = ("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "bytes_sent", "seconds")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    head = [*keys, "runs", "all_runs", "seeds", *(f"{name}_{part}" for name in figures for part in ("mean", "std"))]
+    metrics = _metrics(results)
+    means = [f"{name}_{part}" for name in (*figures, *metrics) for part in ("mean", "std")]
+    head = [*keys, "runs", "all_runs", "seeds", *means]
     writer.writerow([*head, "difference", "common_seeds", "p", "p_holm"])
     for line in results.lines:
         row: list[object] = [_one_line(line.labels[key]) for key in keys]
         row += [line.runs, line.all_runs, " ".join(map(str, line.seeds))]
-        for name in figures:
-            figure: Statistic | None = getattr(line, name)
+        found: list[Statistic | None] = [getattr(line, name) for name in figures]
+        for figure in found + [line.metrics.get(name) for name in metrics]:
             row += [None, None] if figure is None else [figure.mean, figure.std]
         versus = line.versus
         row += [None] * 4 if versus is None else [versus.difference, versus.n, versus.p, versus.adjusted]
@@ -276,7 +314,7 @@ def comma_separated(results: Results) -> str:
     return text.getvalue().rstrip("\n")
 
 
-def texts(form: Format, results: Results, chosen: Sequence[str] = COLUMNS) -> Sequence[str]:
+def texts(form: Format, results: Results, chosen: Sequence[str] | None = None) -> Sequence[str]:
     """Return the lines of a format for files; ``table`` and ``json`` are printed elsewhere."""
     if form == "csv":
         return comma_separated(results).splitlines()

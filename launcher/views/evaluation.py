@@ -6,7 +6,8 @@ As JSON:
      "peers": [{"peer": 3, "model": "…", "personal": {…} | null, "global": {…} | null, "metrics": {…},
                 "extra_metrics": {"peak": {…}, …}}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,
-     "global_accuracy": …, "metrics": …, "extra_metrics": …, "masked_accuracies": …, "unmasked_accuracies": …}
+     "global_accuracy": …, "metrics": …, "nonfinite_metrics": …, "extra_metrics": …, "masked_accuracies": …,
+     "unmasked_accuracies": …}
 
 Evaluations are those of a round record (p2pfl/session/metrics.py), the rest is that of summary.json (summary.py).
 """
@@ -19,7 +20,8 @@ from typing import Any
 from rich.table import Table
 
 from launcher.views import formatting
-from launcher.views.summary import MetricSpread, Spread, metric_spreads, spreads
+from launcher.views.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
+from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder
 
 
@@ -38,6 +40,7 @@ class RunEvaluation:
     accuracy: Spread | None
     global_accuracy: Spread | None
     metrics: dict[str, MetricSpread]
+    nonfinite_metrics: dict[str, list[PeerId]]
     extra_metrics: dict[str, Spread]
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
@@ -76,6 +79,7 @@ def evaluate_run(folder: RunFolder, masked: bool | None, device: str) -> RunEval
         accuracy=Spread.of(one.personal.accuracy for one in evaluations if one.personal),
         global_accuracy=Spread.of(one.whole.accuracy for one in evaluations if one.whole),
         metrics=metric_spreads(one.metrics for one in evaluations),
+        nonfinite_metrics=nonfinite_metrics({peer.peer: peer.evaluations.metrics for peer in found}),
         extra_metrics=spreads({name: extra.accuracy for name, extra in one.extra.items()} for one in evaluations),
         masked_accuracies=spreads({name: one.masked_accuracy for name, one in each.items()} for each in scored),
         unmasked_accuracies=spreads({name: one.unmasked_accuracy for name, one in each.items()} for each in scored),

@@ -69,7 +69,11 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
             lines += [f"{label}, {mask}: {found}" for mask, found in both]
         elif spread is not None:
             lines.append(f"{label}: {spread}")
-    return lines + [f"{name}: {spread}" for name, spread in summary.metrics.items()]
+    lines += [f"{name}: {spread}" for name, spread in summary.metrics.items()]
+    return lines + [
+        f"{name}: NaN or infinite at peer{'s' * (len(peers) > 1)} {formatting.ids(peers)}"
+        for name, peers in summary.nonfinite_metrics.items()
+    ]
 
 
 def restarted(peers: Sequence[PeerSummary]) -> str:
@@ -94,7 +98,11 @@ def _lost_message_lines(peers: Sequence[PeerSummary]) -> list[str]:
         ("dropped as invalid, from", dropped),
         ("expired before they were used, at", expired),
     )
-    return [
+    nothing = peers and all(peer.missing and not peer.bytes_in for peer in peers)
+    lines = [f"no message has reached any peer, though they waited for {sum(p.missing for p in peers)}"] * bool(
+        nothing
+    )
+    return lines + [
         f"messages {way} {'peer' if len(counts) == 1 else 'peers'} {formatting.ids(counts)}: {sum(counts.values())}"
         for way, counts in ways
         if counts

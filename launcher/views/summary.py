@@ -13,6 +13,7 @@
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
      "best": …, "global_accuracy": …,           likewise
      "metrics": {"macro-f1": {"mean": …, "std": …, "lowest": …, "highest": …}, …},   those that the run file names
+     "nonfinite_metrics": {"macro-f1": [3, 5], …},           the peers where it is NaN or infinite
      "extra_metrics": {"peak": {"mean": …, …}, …},           additional evaluations of the algorithm, likewise
      "masked_accuracies": {"personal": {"mean": …, …}, "peak": …},     only scores of each peer's local classes count
      "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
@@ -167,6 +168,7 @@ class Summary:
     best: Spread | None
     global_accuracy: Spread | None
     metrics: dict[str, MetricSpread]
+    nonfinite_metrics: dict[str, list[PeerId]]
     extra_metrics: dict[str, Spread]
     masked_accuracies: dict[str, Spread]
     unmasked_accuracies: dict[str, Spread]
@@ -276,6 +278,7 @@ def _summary(
         best=Spread.of(peer.best for peer in peers),
         global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
         metrics=metric_spreads(result.metrics for result in results),
+        nonfinite_metrics=nonfinite_metrics({result.peer: result.metrics for result in results}),
         extra_metrics=spreads(result.extra_metrics for result in results),
         masked_accuracies=spreads(result.masked_accuracies for result in results),
         unmasked_accuracies=spreads(result.unmasked_accuracies for result in results),
@@ -340,6 +343,16 @@ def metric_spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, MetricSp
             if math.isfinite(value):
                 values[name].append(value)
     return {name: MetricSpread(fmean(v), pstdev(v), min(v), max(v)) for name, v in sorted(values.items())}
+
+
+def nonfinite_metrics(by_peer: Mapping[PeerId, Mapping[str, float]]) -> dict[str, list[PeerId]]:
+    """Return the peers where each metric is NaN or infinite, of those metrics that are so anywhere."""
+    found: dict[str, list[PeerId]] = defaultdict(list)
+    for peer, named in by_peer.items():
+        for name, value in named.items():
+            if not math.isfinite(value):
+                found[name].append(peer)
+    return dict(sorted(found.items()))
 
 
 def _weighted_accuracy(results: Iterable[Result]) -> float | None:

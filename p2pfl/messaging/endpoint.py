@@ -212,10 +212,14 @@ class Endpoint:
         reached = self.joined if self.rounds is None else self.topology_at(self.t).receivers[self.me]
         return {neighbor for neighbor in reached if self.edges.receives(neighbor, self.t)}
 
-    async def send(self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False) -> B | None:
+    async def send(
+        self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False, checked: bool = False
+    ) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
 
         Args:
+            checked: this peer accepts the same bodies of this kind as the receivers, so that one that it would refuse
+                is refused here. The receivers would drop it, and all of them wait in vain.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
                 them is left, or somebody has deleted the file.
         """
@@ -229,6 +233,8 @@ class Endpoint:
                 f"a body of {encoded.size} bytes cannot be sent: transport.max_message is {self.max_message}; "
                 "set it higher"
             )
+        if checked and encoded.kind in self.schema.kinds:
+            self.check(encoded.header)
         entry = self.journal.append(encoded, receivers)
         copy = self._stored(body, encoded, entry) if stored else None
         for receiver in receivers:

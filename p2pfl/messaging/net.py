@@ -156,17 +156,19 @@ class Net:
     async def broadcast(self, body: Body, to: Iterable[PeerId] | None = None) -> None:
         """Send ``body`` to every receiver, or to some of them.
 
-        Raises NotANeighbor, and sends nothing, if one of ``to`` is not a receiver.
+        Raises:
+            NotANeighbor: one of ``to`` is not a receiver. Nothing is sent.
+            Unexpected: this peer accepts bodies of this kind, but not this one. Nothing is sent.
         """
         receivers = await self._receivers_among(to)
-        await self._endpoint.send(receivers, body)
+        await self._endpoint.send(receivers, body, checked=True)
 
     async def publish(self, body: B) -> B:
         """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
 
         They may be modified; that modifies neither ``body`` nor the journal.
         """
-        stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True)
+        stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True, checked=True)
         if stored is None:
             return with_tensors(body, {path: tensor.clone() for path, tensor in tensors_of(body).items()})
         return stored

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -169,6 +169,10 @@ class MessageSchema:
         self._layouts: dict[str, list[Layout]] = {}
         for layout in layouts:
             self._layouts.setdefault(layout.body.kind(), []).append(layout)
+
+    @property
+    def kinds(self) -> Collection[str]:
+        return self._layouts
 
     def largest(self, limit: int) -> int:
         """Return the bytes of the largest message that fits, if no tensor exceeds ``limit`` bytes."""

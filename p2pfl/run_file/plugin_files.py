@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from p2pfl.errors import P2pflError, PluginError, Unexpected
 from p2pfl.plugins import TABLES
@@ -298,6 +300,31 @@ def _text(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         hint = "; install it, or put it beside the plug-in"
     return f"{type(error).__name__}: {text}{hint}" if text else type(error).__name__
+
+
+@contextmanager
+def logging_warnings(log: logging.Logger) -> Iterator[None]:
+    """Log the warnings about plug-ins, such as that of a coroutine that is not awaited."""
+    show = warnings.showwarning
+
+    def showwarning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if _is_plugin(filename):
+            log.warning("%s:%d: %s: %s", _FILES.get(filename, filename), lineno, category.__name__, message)
+        else:
+            show(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = showwarning
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 def _is_plugin(file: str) -> bool:

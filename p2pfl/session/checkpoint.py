@@ -15,7 +15,8 @@ import hashlib
 import io
 import logging
 import mmap
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -50,6 +51,31 @@ def damaged(path: Path) -> Path:
 
 
 _IMMUTABLE = (int, float, bool, str, type(None))
+_ATOMS = (bytes, bytearray, complex, torch.dtype, torch.device, Counter)
+_COLLECTIONS = (list, tuple, set, torch.Size)
+
+
+class Unstorable(TypeError):
+    """A value of a type that is not read back ``weights_only``, or only as another type."""
+
+    def __init__(self, value: object) -> None:
+        name = type(value).__qualname__
+        hint = "; convert it by `.item()` or `torch.from_numpy`" if type(value).__module__ == "numpy" else ""
+        super().__init__(
+            f"of type {name}, which a checkpoint cannot contain: use tensors, numbers, strings, None, and lists, "
+            f"tuples, sets and dicts of these{hint}"
+        )
+        self.value = value
+
+    def place(self, within: Any, name: str) -> str | None:
+        """Return the expression for the value's place in ``within``, which is called ``name``; None if not there."""
+        if within is self.value:
+            return name
+        if isinstance(within, Mapping):
+            items: Iterable[tuple[Any, Any]] = within.items()
+        else:
+            items = enumerate(within) if isinstance(within, list | tuple) else ()
+        return next(filter(None, (self.place(item, f"{name}[{key!r}]") for key, item in items)), None)
 
 
 class _Place(NamedTuple):
@@ -77,7 +103,12 @@ class KeptState:
         self._state: State = {}
 
     def write(self, state: State) -> None:
-        """Copy ``state`` in place of what was kept; later training does not modify the copy. Raises WriteError."""
+        """Copy ``state`` in place of what was kept; later training does not modify the copy.
+
+        Raises:
+            Unstorable: a value could not be read back from a checkpoint.
+            WriteError: the disk is full.
+        """
         self._size = 0
         with write_errors(self._folder):
             self._state = self._put(state)
@@ -100,20 +131,22 @@ class KeptState:
             end = write_all(self._file.fileno(), raw(value).numpy().data, place.at)
             self._size = -(-end // _ALIGNMENT) * _ALIGNMENT
             return place
-        if isinstance(value, dict):
+        if type(value) in (dict, OrderedDict):
             return {key: self._put(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if type(value) in _COLLECTIONS:
             return type(value)([self._put(item) for item in value])
-        return copy.deepcopy(value)
+        if type(value) in _ATOMS:
+            return copy.copy(value)
+        raise Unstorable(value)
 
     def _get(self, value: Any, file: mmap.mmap | None) -> Any:
         if isinstance(value, _Place):
             assert file is not None
             count = value.shape.numel()
             return torch.frombuffer(file, dtype=value.dtype, count=count, offset=value.at).view(value.shape)
-        if isinstance(value, dict):
+        if type(value) is dict:
             return {key: self._get(item, file) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if type(value) in _COLLECTIONS:
             return type(value)([self._get(item, file) for item in value])
         return value
 

@@ -15,14 +15,14 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import PluginError, error_text
+from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
 from p2pfl.messaging.schema import Layout
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults, NoFaults
-from p2pfl.run_file.plugin_files import naming_lines
+from p2pfl.run_file.plugin_files import definition, naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
@@ -330,7 +330,10 @@ class Session:
 
     def _take_snapshot(self) -> None:
         """Keep the state between two rounds; a stop during a round rolls back to it."""
-        if self.saver is not None:
+        if self.saver is None:
+            return
+        state = self.algorithm.state_dict()
+        try:
             self.saver.keep(
                 {
                     "format": checkpoint.FORMAT,
@@ -338,12 +341,18 @@ class Session:
                     "peer": self.me,
                     "rounds_done": self.rounds_done,
                     "finished": self.algorithm.finished,
-                    "algorithm": self.algorithm.state_dict(),
+                    "algorithm": state,
                     "streams": self.streams.state_dict(),
                     "endpoint": self.endpoint.state_dict(),
                     "totals": vars(self.totals),  # copied by ``keep``, like everything else
                 }
             )
+        except checkpoint.Unstorable as error:
+            places = (error.place(value, f"self.{name}") for name, value in state.items())
+            place = next(filter(None, places), "the state")
+            defined = definition(type(self.algorithm).round if self.rounds_done else type(self.algorithm).setup)
+            text = f"{place} is {error}"
+            raise (PluginError(*defined, text) if defined else P2pflError(text)) from None
 
     def resume(self) -> None:
         """Restore the last usable checkpoint, if there is one.

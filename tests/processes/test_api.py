@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ import p2pfl
 from p2pfl import api
 from p2pfl.errors import MissingExtra, RunFailed, RunFileError, RunFolderError
 from p2pfl.session.build import load_data
+from p2pfl.session.run_folder import RunFolder
 from p2pfl.testing import check_parity, first_difference
 from tests.conftest import tree
 from tests.plugin_fixtures import METHOD, RUN, Project
@@ -227,6 +229,15 @@ def test_method_that_waits_in_another_task_needs_no_second_compute_slot(project:
     text = METHOD.replace("await net.exchange(Head(local))", "await asyncio.create_task(net.exchange(Head(local)))")
     text = text.replace("from collections.abc", "import asyncio\nfrom collections.abc", 1)
     check_parity(project(f"{RUN}slots: 1\ntransport: {{deadline: 20}}\n", my_method=text))
+
+
+def test_warnings_about_a_plug_in_are_in_the_peers_log(project: Project, tmp_path: Path) -> None:
+    text = METHOD.replace("(await net.exchange(Head(local))).items()", "(net.broadcast(Head(local)) and {}).items()")
+    line = text[: text.index("net.broadcast")].count("\n") + 1
+    p2pfl.load(project(my_method=text)).launch(tmp_path / "run").wait()
+    expected = rf" WARNING my_method\.py:{line}: RuntimeWarning: coroutine 'Net\.broadcast' was never awaited\n"
+    for peer in range(4):
+        assert re.search(expected, RunFolder(tmp_path / "run").peer(peer).log.read_text())
 
 
 def test_parity_names_the_first_difference(project: Project) -> None:

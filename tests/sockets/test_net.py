@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2pfl.errors import Unexpected
 from p2pfl.messaging.endpoint import Counts, Endpoint
 from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.net import Net
@@ -42,6 +43,15 @@ async def test_messages_of_one_sender_and_kind_keep_their_order(mesh: Any) -> No
     words = [texts(await net.gather(Word))[1] for _ in range(40)]
     assert vectors == list(range(40))
     assert words == list(map(str, range(40)))
+
+
+async def test_a_body_that_all_receivers_would_drop_is_refused_by_its_sender(mesh: Any) -> None:
+    here, _ = await mesh.open(PAIR, LAYOUTS)
+    net = here.begin(0)
+    for sending in (net.exchange, net.broadcast, net.publish):
+        with pytest.raises(Unexpected, match=r"^Vector: x must be float32\[3\], got float32\[2\]$"):
+            await sending(vector(1, 2))
+    assert here.sent == {}
 
 
 @pytest.mark.parametrize("topology", [line(4), line(1), star(5), star(5, hub=3), complete(5)], ids=str)

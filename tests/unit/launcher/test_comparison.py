@@ -199,6 +199,7 @@ def made(make_folder: MakeFolder, name: str, seed: int, accuracy: float, algorit
         "masked_accuracies": {"personal": accuracy},
         "sent": {"1": {"Shared": [3, 300, 0]}},
         "seconds": {"total": 4.0},
+        "metrics": {"f1": accuracy**2},
     }
     folder = make_folder(name, peers=1, results={0: result})
     plain = yaml.safe_load(folder.run_file.read_text())
@@ -227,9 +228,9 @@ def test_seeds_of_plain_runs_are_grouped(runs: list[Path], invoke: Invoke) -> No
     assert outcome.exit_code == 0
     head, local, mapl, *rest = outcome.stdout.splitlines()
     assert words(head) == (
-        "algorithm seeds unmasked % worst 10 % rounds to 60.0 % % at 200 B % at 2.0 s sent time Δ p"
+        "algorithm seeds unmasked % worst 10 % f1 rounds to 60.0 % % at 200 B % at 2.0 s sent time Δ p"
     )
-    assert words(local).startswith("local 3 60.0 ± 10.0 60.0 ± 10.0 2.0 ± 0.0 (2 of 3) 60.0 ± 10.0 ")
+    assert words(local).startswith("local 3 60.0 ± 10.0 60.0 ± 10.0 0.3667 ± 0.1201 2.0 ± 0.0 (2 of 3) 60.0 ± 10.0 ")
     assert words(local).endswith("300 B 0:04 baseline")
     p = stats.ttest_rel([0.6, 0.71, 0.79], [0.5, 0.6, 0.7]).pvalue
     assert words(mapl).endswith(f"+10.0 {p:.3f}")
@@ -304,9 +305,29 @@ def test_columns_can_be_chosen(runs: list[Path], invoke: Invoke) -> None:
     assert re.fullmatch(r"\| mapl \| 0\.\d+ \| \*\*70.0 ± 9.5\*\* \|", mapl)
     assert not any("worst" in line or "bytes" in line for line in rest)
     wrong = invoke("compare", *runs, "--columns", "acuracy")
-    assert wrong.exit_code == 2
-    assert "unknown 'acuracy'; known: seeds, accuracy" in words(wrong.stderr)
+    assert wrong.exit_code == 1
+    assert "unknown column 'acuracy'; known: seeds, accuracy, worst, f1, rounds" in words(wrong.stderr)
     assert "did you mean 'accuracy'?" in words(wrong.stderr)
+
+
+def test_metrics_of_the_run_files_are_columns_and_can_be_tested(runs: list[Path], invoke: Invoke) -> None:
+    mapl = [accuracy**2 for accuracy in (0.6, 0.71, 0.79)]
+    local = [accuracy**2 for accuracy in (0.5, 0.6, 0.7)]
+    head, *_, row = invoke("compare", *runs, "--format", "csv", "--metric", "f1").stdout.splitlines()
+    found = dict(zip(head.split(","), row.split(","), strict=True))
+    assert float(found["f1_mean"]) == pytest.approx(np.mean(mapl))
+    assert float(found["f1_std"]) == pytest.approx(np.std(mapl, ddof=1))
+    assert float(found["difference"]) == pytest.approx(np.mean(mapl) - np.mean(local))
+    assert float(found["p"]) == pytest.approx(stats.ttest_rel(mapl, local).pvalue)
+    table = invoke("compare", *runs, "--metric", "f1").stdout
+    assert words(table.splitlines()[0]).startswith("algorithm seeds unmasked % worst 10 % f1 % at")
+    assert f" {np.mean(mapl):.4f} ± {np.std(mapl, ddof=1):.4f} " in table
+    assert f" {np.mean(mapl) - np.mean(local):+.4f} " in table
+    assert "Δ: difference in f1 against local" in words(table)
+    plain = json.loads(invoke("compare", *runs, "--json").stdout)
+    assert [group["metrics"]["f1"]["n"] for group in plain["groups"]] == [3, 3]
+    wrong = invoke("compare", *runs, "--metric", "f2")
+    assert (wrong.exit_code, wrong.stderr) == (1, "error: unknown metric 'f2'; known: f1\n")
 
 
 def test_an_unknown_baseline_exits_with_1(runs: list[Path], invoke: Invoke) -> None:
@@ -342,11 +363,12 @@ def made_results(*labels: str) -> Results:
             rounds_to_target=None,
             bytes_sent=Statistic(1000.0, 0.0, 3),
             seconds=Statistic(3.0, 0.0, 3),
+            metrics={},
             versus=Comparison(-0.1, 3, 0.0001, 0.0002) if number else None,
         )
         for number, label in enumerate(labels)
     ]
-    return Results(False, lines, labels[0], "t", None, None, None)
+    return Results(False, lines, labels[0], None, "t", None, None, None)
 
 
 def test_latex_escapes_everything_special() -> None:
@@ -401,8 +423,8 @@ def test_a_sweep_stands_for_its_runs(make_folder: MakeFolder, tmp_path: Path, in
         made(make_folder, f"s/runs/x-seed={seed}", seed, 0.5 + 0.1 * seed)
     outcome = invoke("compare", tmp_path / "s")
     assert outcome.exit_code == 0
-    assert words(outcome.stdout.splitlines()[0]) == "algorithm seeds unmasked % worst 10 % sent time"
-    assert words(outcome.stdout.splitlines()[1]) == "x 2 55.0 ± 7.1 55.0 ± 7.1 300 B 0:04"
+    assert words(outcome.stdout.splitlines()[0]) == "algorithm seeds unmasked % worst 10 % f1 sent time"
+    assert words(outcome.stdout.splitlines()[1]) == "x 2 55.0 ± 7.1 55.0 ± 7.1 0.3050 ± 0.0778 300 B 0:04"
 
 
 def test_a_sweep_in_which_nothing_has_begun_exits_with_1(tmp_path: Path, invoke: Invoke) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from statistics import pstdev
 
 import pytest
@@ -111,6 +112,23 @@ def test_names_the_peers_whose_messages_were_lost(make_folder: MakeFolder) -> No
     plain = summary.to_dict()["peers"][0]
     assert (plain["dropped"], plain["expired"]) == ({"3": 5, "7": 1}, 0)
     assert "messages " not in printed(summarize(make_folder("calm")))
+
+
+def test_says_that_no_message_has_reached_any_peer(make_folder: MakeFolder) -> None:
+    line = "no message has reached any peer, though they waited for 6"
+    silent = {"missing": 3, "received": {}}
+    assert printed(summarize(make_folder("silent", peers=2, results={0: silent, 1: silent}))).splitlines()[-1] == line
+    heard = {**silent, "received": {"0": {"Head": [1, 100, 10]}}}
+    assert line not in printed(summarize(make_folder("partly", peers=2, results={0: silent, 1: heard})))
+
+
+def test_names_the_peers_where_a_metric_is_not_finite(make_folder: MakeFolder) -> None:
+    values = {0: {"f1": 0.5, "x": math.nan}, 1: {"f1": math.inf, "x": math.nan}, 2: {"f1": 0.25}}
+    folder = make_folder(peers=3, results={peer: {"metrics": named} for peer, named in values.items()})
+    text = printed(summarize(folder))
+    assert "f1: 0.3750 ± 0.1250, lowest 0.2500, highest 0.5000\n" in text
+    assert "f1: NaN or infinite at peer 1\nx: NaN or infinite at peers 0-1\n" in text
+    assert json.loads(folder.summary.read_text())["nonfinite_metrics"] == {"f1": [1], "x": [0, 1]}
 
 
 def test_says_which_peers_were_restarted(make_folder: MakeFolder) -> None:

@@ -115,6 +115,34 @@ def test_message_that_layouts_does_not_list_is_reported_where_it_is_sent(project
     assert re.search(rf"my_method\.py:{line}: peer 0: round 0: Head: unexpected tensors .*layouts should list", shown)
 
 
+@pytest.mark.parametrize(
+    ("method", "assigned", "place"),
+    [
+        (
+            "def setup",
+            "self.seen = {'peers': [1, object()]}",
+            r"peer \d: self\.seen\['peers'\]\[1\] is of type object",
+        ),
+        ("async def round", "self.seen = np.mean([t, 1])", r"peer \d: round 0: self\.seen is of type float64"),
+    ],
+)
+def test_state_that_no_checkpoint_can_contain_is_an_error_at_once(
+    method: str, assigned: str, place: str, project: Project, tmp_path: Path
+) -> None:
+    text = METHOD.replace(
+        "    def setup(", "    seen = 0\n    state = ('model', 'optimizer', 'seen')\n\n    def setup("
+    )
+    text = text.replace("from torch import", "import numpy as np\nfrom torch import", 1)
+    begin, end = text[: text.index(f"    {method}")], text[text.index(f"    {method}") :]
+    signature, _, body = end.partition("\n")
+    run = load(project(my_method=f"{begin}{signature}\n        {assigned}\n{body}"))
+    folder = RunFolder.create(tmp_path / "run", range(run.peers))
+    folder.write_info({"id": "0" * 16})
+    line = begin.count("\n") + 1
+    with pytest.raises(PluginError, match=rf"my_method\.py:{line}: {place}, which a checkpoint cannot contain"):
+        simulate(run, folder)
+
+
 @pytest.mark.parametrize("error", ["raise SystemExit('enough')", "exit('enough')"])
 def test_end_of_the_program_in_a_round_is_an_error_of_its_line(error: str, project: Project, tmp_path: Path) -> None:
     """A SystemExit that leaves a task would end the event loop of all simulated peers."""

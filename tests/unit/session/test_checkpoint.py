@@ -8,10 +8,11 @@ import io
 import logging
 import os
 import pickle
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -107,6 +108,48 @@ def test_keeps_tensors_of_any_kind(kept: checkpoint.KeptState, tensor: torch.Ten
     assert (found["x"].dtype, found["x"].shape) == (tensor.dtype, tensor.shape)
     assert found["x"].is_contiguous()
     assert found["before"] == found["after"] == 1.0
+
+
+def test_values_keep_their_types_in_a_checkpoint(kept: checkpoint.KeptState, path: Path) -> None:
+    state = {
+        "a": [
+            1,
+            1.5,
+            True,
+            None,
+            "s",
+            b"x",
+            bytearray(b"x"),
+            1j,
+            torch.float32,
+            torch.device("cpu"),
+            torch.Size([2]),
+        ],
+        "b": {(0, 1): {"x", 2}, 3: Counter("aab")},
+    }
+    kept.write(state)
+    checkpoint.save(path, kept.read())
+    found = checkpoint.read(path)
+    assert found == state
+    assert [*map(type, found["a"]), type(found["b"][3])] == [*map(type, state["a"]), Counter]
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), np.float64(0.5), np.zeros(3), deque([1]), defaultdict(list), frozenset([1]), Pair(1, 2), lambda: 0],
+    ids=lambda value: type(value).__name__,
+)
+def test_names_the_place_of_a_value_that_could_not_be_read_again(kept: checkpoint.KeptState, value: object) -> None:
+    state = {"fine": [1], "a": {"b": (0, [value])}}
+    with pytest.raises(checkpoint.Unstorable, match=f"^of type {type(value).__name__}, which a checkpoint") as caught:
+        kept.write(state)
+    assert caught.value.place(state, "state") == "state['a']['b'][1][0]"
+    assert ("item" in str(caught.value)) == isinstance(value, np.generic | np.ndarray)
 
 
 def test_keeps_the_last_state_only(kept: checkpoint.KeptState) -> None:
