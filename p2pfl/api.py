@@ -140,8 +140,13 @@ class PlannedRun:
             run_dir: as in ``simulate``.
 
         Raises:
-            RunFailed: the peers could not be started.
+            RunFailed: the peers could not be started, or lack what only this program has registered.
         """
+        for kind, name in run_files.registered_by_main(self._run.file):
+            raise RunFailed(
+                f"{kind} {name!r}: this program has registered it, but each peer is another one; "
+                "put its code into a file, and that into `plugins`"
+            )
         root = create_unique(self._run) if run_dir is None else Path(run_dir)
         scratch = Path(tempfile.mkdtemp(prefix="p2pfl-"))
         launched = LaunchedRun(self._run, root, scratch)

@@ -100,6 +100,8 @@ def compare(
         echo(f"no run of {', '.join(map(str, runs))} has begun", err=True)
         sys.exit(1)
     options = Options(**wanted)
+    if columns is not None and (as_json or form in ("csv", "json")):
+        raise click.UsageError("--columns: csv and json have all columns")
     grouped = any(map(is_sweep, runs)) or options != Options() or columns is not None
     form = "json" if as_json else form
     sys.exit(0 if show(members, masked, options, form, grouped=grouped, columns=columns) else 1)

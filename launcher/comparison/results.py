@@ -133,6 +133,10 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         min(took, default=None) if options.at_seconds is None else options.at_seconds,
     )
     metrics = dict.fromkeys(name for run in counted for name in run.line.metrics)
+    if options.metric is not None and not metrics:
+        raise CompareError(
+            f"--metric {options.metric}: no run has metrics; they are recorded for the scores of masked_test only"
+        )
     if options.metric is not None and options.metric not in metrics:
         raise CompareError(unknown(options.metric, metrics, "metric"))
     figures = {

@@ -50,11 +50,13 @@ class _Column:
 
 COLUMNS = ("seeds", "accuracy", "worst", "rounds", "at-bytes", "at-time", "sent", "time", "difference", "p")
 """What ``--columns`` may choose from, besides metrics."""
+FIGURES = ("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "bytes_sent", "seconds")
+"""Of a group, in CSV: mean and standard deviation of each."""
 
 
 def columns_of(results: Results, chosen: Sequence[str] | None) -> Sequence[str]:
     """Return the names of the ``chosen`` columns; None: all of COLUMNS and the metrics. Raises CompareError."""
-    metrics = _metrics(results)
+    metrics = metric_columns(results)
     after = COLUMNS.index("worst") + 1
     known = (*COLUMNS[:after], *metrics, *COLUMNS[after:])
     for name in chosen or ():
@@ -63,8 +65,10 @@ def columns_of(results: Results, chosen: Sequence[str] | None) -> Sequence[str]:
     return chosen or known
 
 
-def _metrics(results: Results) -> list[str]:
-    return sorted({name for line in results.lines for name in line.metrics} - {*COLUMNS})
+def metric_columns(results: Results) -> dict[str, str]:
+    """Return the metrics by the names of their columns."""
+    names = sorted({name for line in results.lines for name in line.metrics})
+    return {f"metric:{name}" if name in COLUMNS or name in FIGURES else name: name for name in names}
 
 
 def page(results: Results, chosen: Sequence[str] | None = None) -> Page:
@@ -101,7 +105,7 @@ def _figures(results: Results) -> dict[str, _Column]:
         "sent": _Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)),
         "time": _Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)),
     }
-    columns |= {name: _Column(name, _metric(name)) for name in _metrics(results)}
+    columns |= {head: _Column(head, _metric(name)) for head, name in metric_columns(results).items()}
     if results.target is not None:
         columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _rounds)
     if several and results.bytes_budget is not None:
@@ -295,18 +299,17 @@ def latex(shown: Page) -> str:
 def comma_separated(results: Results) -> str:
     """Return a line per group with plain numbers: accuracies as fractions, bytes, seconds, metrics."""
     keys = list(results.lines[0].labels)
-    figures = ("accuracy", "worst_tenth", "at_bytes", "at_seconds", "rounds_to_target", "bytes_sent", "seconds")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    metrics = _metrics(results)
-    means = [f"{name}_{part}" for name in (*figures, *metrics) for part in ("mean", "std")]
+    metrics = metric_columns(results)
+    means = [f"{name}_{part}" for name in (*FIGURES, *metrics) for part in ("mean", "std")]
     head = [*keys, "runs", "all_runs", "seeds", *means]
     writer.writerow([*head, "difference", "common_seeds", "p", "p_holm"])
     for line in results.lines:
         row: list[object] = [_one_line(line.labels[key]) for key in keys]
         row += [line.runs, line.all_runs, " ".join(map(str, line.seeds))]
-        found: list[Statistic | None] = [getattr(line, name) for name in figures]
-        for figure in found + [line.metrics.get(name) for name in metrics]:
+        found: list[Statistic | None] = [getattr(line, name) for name in FIGURES]
+        for figure in found + [line.metrics.get(name) for name in metrics.values()]:
             row += [None, None] if figure is None else [figure.mean, figure.std]
         versus = line.versus
         row += [None] * 4 if versus is None else [versus.difference, versus.n, versus.p, versus.adjusted]

@@ -107,7 +107,7 @@ class Endpoint:
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._waiting = 0  # waits in progress, in several tasks of the method
-        self._wait_began = 0.0
+        self._wait_began = self._wasted = 0.0
         self._reset_counters()
 
     # ---- rounds
@@ -349,15 +349,15 @@ class Endpoint:
         async with self.idle(still_missing):
             clock = asyncio.get_running_loop().time
             if self._waiting == 0:
-                self._wait_began = clock()
+                self._wait_began, self._wasted = clock(), 0.0
             self._waiting += 1  # waits of several tasks overlap: each second counts once
             try:
                 waiting = self.mailbox.wait(keys.values(), self.wait_policy, patience, addressed=addressed)
-                wasted = await waiting
+                self._wasted = max(self._wasted, await waiting)
             finally:
                 self._waiting -= 1
             if self._waiting == 0:
-                self.wasted_wait += wasted
+                self.wasted_wait += self._wasted
                 self.waited += clock() - self._wait_began
 
     # ---- state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable
 
 import torch
@@ -12,6 +13,9 @@ from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.tensors import Tensors
 
+PASSES = 50
+"""Turns of the event loop in which no peer must be able to go on before that is a deadlock."""
+
 
 class LocalHub:
     """Connects the endpoints of one process, and detects when all of them wait for one another."""
@@ -20,6 +24,7 @@ class LocalHub:
         self.endpoints: dict[PeerId, Endpoint] = {}
         self.finished: set[PeerId] = set()
         self.memo: dict[str, Tensors] = {}
+        self._looking = False
         self._active: PeerId | None = None
         """A peer that could go on at the last check: with many peers, most checks need not look at another."""
 
@@ -40,8 +45,30 @@ class LocalHub:
         return self.endpoints
 
     def check(self) -> None:
-        """End the waits of all peers with a Deadlock if none of them can go on: no message is ever in flight here."""
-        if not self.some_can_go_on() and len(self.finished) < len(self.endpoints):
+        """See whether any peer can go on: no message is ever in flight here."""
+        if self._looking or self.some_can_go_on():
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self.stuck()
+        else:
+            self._looking = True
+            self._look_again(PASSES)
+
+    def _look_again(self, passes: int) -> None:
+        """Let the tasks that are ready run first: one may have begun, or go on because another has ended."""
+        if self.some_can_go_on():
+            self._looking = False
+        elif passes:
+            asyncio.get_running_loop().call_soon(self._look_again, passes - 1)
+        else:
+            self._looking = False
+            self.stuck()
+
+    def stuck(self) -> None:
+        """End the waits of all peers with a Deadlock: none of them can go on."""
+        if len(self.finished) < len(self.endpoints):
             self.deadlocked()
 
     def some_can_go_on(self) -> bool:

@@ -169,7 +169,7 @@ class Mailbox:
 
     @property
     def blocked(self) -> bool:
-        """Whether something is waited for and none of the waits has ended: no task here can go on by itself."""
+        """Whether something is waited for, and none of the waits has ended."""
         return bool(self._waits) and not any(wait.ended.is_set() for wait in self._waits)
 
     @property

@@ -158,10 +158,10 @@ class Net:
 
         Raises:
             NotANeighbor: one of ``to`` is not a receiver. Nothing is sent.
-            Unexpected: this peer accepts bodies of this kind, but not this one. Nothing is sent.
+            Unexpected: without ``to``: this peer accepts bodies of this kind, but not this one. Nothing is sent.
         """
         receivers = await self._receivers_among(to)
-        await self._endpoint.send(receivers, body, checked=True)
+        await self._endpoint.send(receivers, body, checked=to is None)
 
     async def publish(self, body: B) -> B:
         """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.

@@ -16,6 +16,7 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.models.import_path import parse
+from p2pfl.plugins import TABLES
 from p2pfl.run_file import plugin_files, plugin_sources
 from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
 from p2pfl.run_file.graphs import GRAPHS, TimeVaryingGraph
@@ -197,6 +198,12 @@ def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: 
     plugin_files.announced()
     plugin_files.activate(list(found.values()), silent)
     return list(found.values())
+
+
+def registered_by_main(file: RunFile) -> list[tuple[str, str]]:
+    """Return the kinds and names in a run file that the main program, or a notebook, has registered itself."""
+    used = [(kind, name, TABLES[kind].registered.get(name)) for kind, name in _names(file)]
+    return [(kind, name) for kind, name, value in used if getattr(value, "__module__", "") == "__main__"]
 
 
 def _names(file: RunFile) -> list[tuple[str, str]]:

@@ -51,19 +51,21 @@ def damaged(path: Path) -> Path:
 
 
 _IMMUTABLE = (int, float, bool, str, type(None))
-_ATOMS = (bytes, bytearray, complex, torch.dtype, torch.device, Counter)
-_COLLECTIONS = (list, tuple, set, torch.Size)
+_ATOMS = (bytes, bytearray, complex, torch.dtype, torch.device)
+_COLLECTIONS = (list, tuple, torch.Size)
+_MAPPINGS = (dict, OrderedDict, Counter)
 
 
 class Unstorable(TypeError):
-    """A value of a type that is not read back ``weights_only``, or only as another type."""
+    """A value of a type that is not read back ``weights_only``, or only as another type, or without a fixed order."""
 
     def __init__(self, value: object) -> None:
-        name = type(value).__qualname__
+        kind = type(value)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         hint = "; convert it by `.item()` or `torch.from_numpy`" if type(value).__module__ == "numpy" else ""
         super().__init__(
             f"of type {name}, which a checkpoint cannot contain: use tensors, numbers, strings, None, and lists, "
-            f"tuples, sets and dicts of these{hint}"
+            f"tuples and dicts of these{hint}"
         )
         self.value = value
 
@@ -73,6 +75,8 @@ class Unstorable(TypeError):
             return name
         if isinstance(within, Mapping):
             items: Iterable[tuple[Any, Any]] = within.items()
+            if any(self.place(key, "key") for key in within):
+                return f"a key of {name}"
         else:
             items = enumerate(within) if isinstance(within, list | tuple) else ()
         return next(filter(None, (self.place(item, f"{name}[{key!r}]") for key, item in items)), None)
@@ -84,6 +88,16 @@ class _Place(NamedTuple):
     at: int
     dtype: torch.dtype
     shape: torch.Size
+
+
+def _checked(key: Any) -> Any:
+    """Return a key of a mapping. Raises Unstorable."""
+    if type(key) is tuple:
+        for part in key:
+            _checked(part)
+    elif type(key) not in _IMMUTABLE and type(key) not in _ATOMS:
+        raise Unstorable(key)
+    return key
 
 
 class KeptState:
@@ -131,8 +145,8 @@ class KeptState:
             end = write_all(self._file.fileno(), raw(value).numpy().data, place.at)
             self._size = -(-end // _ALIGNMENT) * _ALIGNMENT
             return place
-        if type(value) in (dict, OrderedDict):
-            return {key: self._put(item) for key, item in value.items()}
+        if type(value) in _MAPPINGS:
+            return type(value)({_checked(key): self._put(item) for key, item in value.items()})
         if type(value) in _COLLECTIONS:
             return type(value)([self._put(item) for item in value])
         if type(value) in _ATOMS:
@@ -144,8 +158,8 @@ class KeptState:
             assert file is not None
             count = value.shape.numel()
             return torch.frombuffer(file, dtype=value.dtype, count=count, offset=value.at).view(value.shape)
-        if type(value) is dict:
-            return {key: self._get(item, file) for key, item in value.items()}
+        if type(value) in _MAPPINGS:
+            return type(value)({key: self._get(item, file) for key, item in value.items()})
         if type(value) in _COLLECTIONS:
             return type(value)([self._get(item, file) for item in value])
         return value

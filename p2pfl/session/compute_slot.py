@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
 
@@ -31,7 +33,8 @@ class HeldSlot:
     """The slot of one session: tracks whether it is held, and the time spent in the queue for it.
 
     A method may wait in several tasks. Any wait releases the slot, because the tasks that do not wait for neighbors
-    usually wait for this one; and the first task that can go on takes it for all of them.
+    usually wait for this one. When a wait ends, its task takes the slot again, while others still wait only until it
+    suspends: the neighbors may need the slot to send what those wait for.
     """
 
     def __init__(self, slot: Slot, meter: CostMeter | None = None) -> None:
@@ -41,6 +44,7 @@ class HeldSlot:
         self.queued = 0.0
         """Seconds; the session resets it in every round."""
         self._held = False
+        self._waits = 0
         self._queue = asyncio.Lock()
         """Of the tasks of this session: one queues for the slot, the others for it."""
 
@@ -52,6 +56,24 @@ class HeldSlot:
                 self._held = True
                 self.queued += perf_counter() - began
             self.meter.begin()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Release the slot for a wait of the calling task, which then calls ``take_back``."""
+        self._waits += 1
+        self.release()
+        try:
+            yield
+        finally:
+            self._waits -= 1
+
+    async def take_back(self) -> None:
+        await self.acquire()
+        asyncio.get_running_loop().call_soon(self._release_for_others)
+
+    def _release_for_others(self) -> None:
+        if self._waits:
+            self.release()
 
     def release(self) -> None:
         if self._held:

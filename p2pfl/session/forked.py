@@ -175,8 +175,12 @@ class ForkedHub(ReplayingHub):
         self.check()
 
     def check(self) -> None:
-        """Tell the parent if no peer of this process can go on before a message arrives from another process."""
-        if self._me == PARENT or self.failed or self.some_can_go_on():
+        if self._me != PARENT and not self.failed:
+            super().check()
+
+    def stuck(self) -> None:
+        """Tell the parent that no peer of this process can go on before a message arrives from another process."""
+        if self.failed:
             return
         if self.done or not self.finished.issuperset(self.local):
             self.bus.send(PARENT, "idle", tuple(self._sent), tuple(self._received))

@@ -280,11 +280,11 @@ class Session:
     @asynccontextmanager
     async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
         """Release the compute slot during a wait for neighbors."""
-        self.slot.release()
-        self._enter("waiting", self.status.t, waits_for)
-        yield
+        with self.slot.released():
+            self._enter("waiting", self.status.t, waits_for)
+            yield
         self._enter("queued", self.status.t)
-        await self.slot.acquire()
+        await self.slot.take_back()
         self.faults.wait_ended()
         self._enter("training", self.status.t)
 
@@ -340,7 +340,7 @@ class Session:
                     "run": self.run_id,
                     "peer": self.me,
                     "rounds_done": self.rounds_done,
-                    "finished": self.algorithm.finished,
+                    "finished": bool(self.algorithm.finished),
                     "algorithm": state,
                     "streams": self.streams.state_dict(),
                     "endpoint": self.endpoint.state_dict(),

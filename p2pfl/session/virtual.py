@@ -259,6 +259,7 @@ class _Peer:
         self.written = 0
         self.gone = False
         self._holds_slot = False
+        self._waits = 0
         self._queue = asyncio.Lock()
         """Of a method's tasks: one queues for the slot, the others for it."""
         self._owed = 0.0
@@ -355,10 +356,18 @@ class _Peer:
     @asynccontextmanager
     async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
         await self._work_off()
+        self._waits += 1
         self._release()
         yield
+        self._waits -= 1
         await self._acquire()
+        asyncio.get_running_loop().call_soon(self._release_for_others)
         await self._work_off()
+
+    def _release_for_others(self) -> None:
+        """While other tasks of a method wait, the neighbors may need the slot to send what those wait for."""
+        if self._waits:
+            self._release()
 
     # -- the link (p2pfl/messaging/link.py)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -216,6 +217,27 @@ def test_script_needs_no_main_guard(project: Project) -> None:
     (file.parent / "train.py").write_text(textwrap.dedent(script))
     done = subprocess.run([sys.executable, "train.py"], cwd=file.parent, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("4 graph\n", 0), done.stderr
+
+
+def test_launch_refuses_names_that_only_this_program_has_registered(tmp_path: Path) -> None:
+    lines = """
+        import p2pfl
+        from p2pfl import plugins
+
+        @plugins.metric("mine")
+        def mine(scores, labels):
+            return 0.5
+
+        run = p2pfl.load("run.yaml", metrics=["mine"])
+        print([result.metrics["mine"] for result in run.simulate("simulated").results()])
+        run.launch("launched")
+    """
+    (tmp_path / "run.yaml").write_text(json.dumps(SMALL))
+    (tmp_path / "train.py").write_text(textwrap.dedent(lines))
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "[0.5, 0.5, 0.5]\n", done.stderr
+    assert "p2pfl.errors.RunFailed: metric 'mine': this program has registered it" in done.stderr
+    assert not (tmp_path / "launched").exists()
 
 
 # ---- parity ----------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def made(make_folder: MakeFolder, name: str, seed: int, accuracy: float, algorit
         "masked_accuracies": {"personal": accuracy},
         "sent": {"1": {"Shared": [3, 300, 0]}},
         "seconds": {"total": 4.0},
-        "metrics": {"f1": accuracy**2},
+        "metrics": {"f1": accuracy**2, "time": accuracy},
     }
     folder = make_folder(name, peers=1, results={0: result})
     plain = yaml.safe_load(folder.run_file.read_text())
@@ -228,9 +228,11 @@ def test_seeds_of_plain_runs_are_grouped(runs: list[Path], invoke: Invoke) -> No
     assert outcome.exit_code == 0
     head, local, mapl, *rest = outcome.stdout.splitlines()
     assert words(head) == (
-        "algorithm seeds unmasked % worst 10 % f1 rounds to 60.0 % % at 200 B % at 2.0 s sent time Δ p"
+        "algorithm seeds unmasked % worst 10 % f1 metric:time rounds to 60.0 % % at 200 B % at 2.0 s sent time Δ p"
     )
-    assert words(local).startswith("local 3 60.0 ± 10.0 60.0 ± 10.0 0.3667 ± 0.1201 2.0 ± 0.0 (2 of 3) 60.0 ± 10.0 ")
+    assert words(local).startswith(
+        "local 3 60.0 ± 10.0 60.0 ± 10.0 0.3667 ± 0.1201 0.6000 ± 0.1000 2.0 ± 0.0 (2 of 3) 60.0 ± 10.0 "
+    )
     assert words(local).endswith("300 B 0:04 baseline")
     p = stats.ttest_rel([0.6, 0.71, 0.79], [0.5, 0.6, 0.7]).pvalue
     assert words(mapl).endswith(f"+10.0 {p:.3f}")
@@ -306,8 +308,11 @@ def test_columns_can_be_chosen(runs: list[Path], invoke: Invoke) -> None:
     assert not any("worst" in line or "bytes" in line for line in rest)
     wrong = invoke("compare", *runs, "--columns", "acuracy")
     assert wrong.exit_code == 1
-    assert "unknown column 'acuracy'; known: seeds, accuracy, worst, f1, rounds" in words(wrong.stderr)
+    assert "unknown column 'acuracy'; known: seeds, accuracy, worst, f1, metric:time, rounds" in words(wrong.stderr)
     assert "did you mean 'accuracy'?" in words(wrong.stderr)
+    for form in ("csv", "json"):
+        ignored = invoke("compare", *runs, "--columns", "accuracy", "--format", form)
+        assert (ignored.exit_code, "csv and json have all columns" in ignored.stderr) == (2, True)
 
 
 def test_metrics_of_the_run_files_are_columns_and_can_be_tested(runs: list[Path], invoke: Invoke) -> None:
@@ -320,14 +325,16 @@ def test_metrics_of_the_run_files_are_columns_and_can_be_tested(runs: list[Path]
     assert float(found["difference"]) == pytest.approx(np.mean(mapl) - np.mean(local))
     assert float(found["p"]) == pytest.approx(stats.ttest_rel(mapl, local).pvalue)
     table = invoke("compare", *runs, "--metric", "f1").stdout
-    assert words(table.splitlines()[0]).startswith("algorithm seeds unmasked % worst 10 % f1 % at")
+    assert words(table.splitlines()[0]).startswith("algorithm seeds unmasked % worst 10 % f1 metric:time % at")
     assert f" {np.mean(mapl):.4f} ± {np.std(mapl, ddof=1):.4f} " in table
     assert f" {np.mean(mapl) - np.mean(local):+.4f} " in table
     assert "Δ: difference in f1 against local" in words(table)
     plain = json.loads(invoke("compare", *runs, "--json").stdout)
     assert [group["metrics"]["f1"]["n"] for group in plain["groups"]] == [3, 3]
+    masked = invoke("compare", *runs, "--metric", "f1", "--masked")
+    assert (masked.exit_code, "no run has metrics; they are recorded for" in words(masked.stderr)) == (1, True)
     wrong = invoke("compare", *runs, "--metric", "f2")
-    assert (wrong.exit_code, wrong.stderr) == (1, "error: unknown metric 'f2'; known: f1\n")
+    assert (wrong.exit_code, wrong.stderr) == (1, "error: unknown metric 'f2'; known: f1, time\n")
 
 
 def test_an_unknown_baseline_exits_with_1(runs: list[Path], invoke: Invoke) -> None:
@@ -423,8 +430,11 @@ def test_a_sweep_stands_for_its_runs(make_folder: MakeFolder, tmp_path: Path, in
         made(make_folder, f"s/runs/x-seed={seed}", seed, 0.5 + 0.1 * seed)
     outcome = invoke("compare", tmp_path / "s")
     assert outcome.exit_code == 0
-    assert words(outcome.stdout.splitlines()[0]) == "algorithm seeds unmasked % worst 10 % f1 sent time"
-    assert words(outcome.stdout.splitlines()[1]) == "x 2 55.0 ± 7.1 55.0 ± 7.1 0.3050 ± 0.0778 300 B 0:04"
+    assert words(outcome.stdout.splitlines()[0]) == "algorithm seeds unmasked % worst 10 % f1 metric:time sent time"
+    assert (
+        words(outcome.stdout.splitlines()[1])
+        == "x 2 55.0 ± 7.1 55.0 ± 7.1 0.3050 ± 0.0778 0.5500 ± 0.0707 300 B 0:04"
+    )
 
 
 def test_a_sweep_in_which_nothing_has_begun_exits_with_1(tmp_path: Path, invoke: Invoke) -> None:

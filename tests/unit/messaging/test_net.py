@@ -231,6 +231,30 @@ async def test_no_deadlock_is_reported_while_a_peer_can_continue(local: Any) -> 
     assert outcomes == ["start 0 1 2", "start 0 1", "start 0", "start"]
 
 
+async def test_no_deadlock_is_reported_while_a_task_begins_or_another_has_just_ended(local: Any) -> None:
+    first, second, third = (endpoint.begin(0) for endpoint in await local.open(complete(3), LAYOUTS))
+
+    async def answer() -> None:
+        waits = asyncio.gather(first.gather(Word, of=[1]), first.broadcast(Word("begun")))
+        other = asyncio.create_task(first.gather(Word, of=[2]))
+        await waits
+        await first.send(2, Word("answer"))
+        await other
+
+    async def relay() -> None:
+        await third.gather(Word, of=[0])
+        await third.gather(Word, of=[0])
+        await third.broadcast(Word("end"))
+
+    async def start() -> None:
+        await second.gather(Word, of=[0])
+        await second.send(0, Word("start"))
+        await second.gather(Word, of=[2])
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(relay(), start(), answer())
+
+
 async def test_the_senders_that_several_tasks_wait_for_are_known_until_each_wait_ends(local: Any) -> None:
     net, *others = (endpoint.begin(0) for endpoint in await local.open(complete(3), LAYOUTS))
     mailbox = local.hub.endpoints[0].mailbox

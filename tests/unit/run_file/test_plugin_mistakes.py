@@ -123,7 +123,7 @@ def test_message_that_layouts_does_not_list_is_reported_where_it_is_sent(project
             "self.seen = {'peers': [1, object()]}",
             r"peer \d: self\.seen\['peers'\]\[1\] is of type object",
         ),
-        ("async def round", "self.seen = np.mean([t, 1])", r"peer \d: round 0: self\.seen is of type float64"),
+        ("async def round", "self.seen = np.mean([t, 1])", r"peer \d: round 0: self\.seen is of type numpy\.float64"),
     ],
 )
 def test_state_that_no_checkpoint_can_contain_is_an_error_at_once(

@@ -8,7 +8,7 @@ import io
 import logging
 import os
 import pickle
-from collections import Counter, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -125,13 +125,13 @@ def test_values_keep_their_types_in_a_checkpoint(kept: checkpoint.KeptState, pat
             torch.device("cpu"),
             torch.Size([2]),
         ],
-        "b": {(0, 1): {"x", 2}, 3: Counter("aab")},
+        "b": {(0, 1): OrderedDict(x=2), 3: Counter("aab")},
     }
     kept.write(state)
     checkpoint.save(path, kept.read())
     found = checkpoint.read(path)
     assert found == state
-    assert [*map(type, found["a"]), type(found["b"][3])] == [*map(type, state["a"]), Counter]
+    assert [*map(type, found["a"]), *map(type, found["b"].values())] == [*map(type, state["a"]), OrderedDict, Counter]
 
 
 class Pair(NamedTuple):
@@ -141,15 +141,36 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize(
     "value",
-    [object(), np.float64(0.5), np.zeros(3), deque([1]), defaultdict(list), frozenset([1]), Pair(1, 2), lambda: 0],
+    [
+        object(),
+        np.float64(0.5),
+        np.zeros(3),
+        deque([1]),
+        defaultdict(list),
+        frozenset([1]),
+        {1},
+        Pair(1, 2),
+        lambda: 0,
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_names_the_place_of_a_value_that_could_not_be_read_again(kept: checkpoint.KeptState, value: object) -> None:
     state = {"fine": [1], "a": {"b": (0, [value])}}
-    with pytest.raises(checkpoint.Unstorable, match=f"^of type {type(value).__name__}, which a checkpoint") as caught:
+    with pytest.raises(
+        checkpoint.Unstorable, match=rf"^of type (\w+\.)*{type(value).__name__}, which a checkpoint"
+    ) as caught:
         kept.write(state)
     assert caught.value.place(state, "state") == "state['a']['b'][1][0]"
     assert ("item" in str(caught.value)) == isinstance(value, np.generic | np.ndarray)
+
+
+@pytest.mark.parametrize("key", [np.int64(1), np.str_("a"), (1, np.int64(2)), frozenset(), torch.zeros(1)], ids=repr)
+def test_names_the_place_of_a_key_that_could_not_be_read_again(kept: checkpoint.KeptState, key: object) -> None:
+    for mapping in ({key: 1}, Counter({key: 1})):
+        state = {"a": [mapping]}
+        with pytest.raises(checkpoint.Unstorable) as caught:
+            kept.write(state)
+        assert caught.value.place(state, "state") == "a key of state['a'][0]"
 
 
 def test_keeps_the_last_state_only(kept: checkpoint.KeptState) -> None:

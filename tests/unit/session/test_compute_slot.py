@@ -26,26 +26,28 @@ class OnlySlot:
 
 async def wait_without(slot: HeldSlot, event: asyncio.Event) -> None:
     """Wait as a session does."""
-    slot.release()
-    await event.wait()
-    await slot.acquire()
+    with slot.released():
+        await event.wait()
+    await slot.take_back()
 
 
-async def test_a_wait_in_a_task_of_the_round_releases_the_slot_until_one_can_go_on() -> None:
+async def test_the_slot_is_free_while_any_task_of_the_peer_waits_and_the_others_are_suspended() -> None:
     """The neighbors may need the only slot of the host to send what is waited for."""
     slot = HeldSlot(host := OnlySlot())
     events = [asyncio.Event(), asyncio.Event()]
     await slot.acquire()
     waits = [asyncio.create_task(wait_without(slot, event)) for event in events]
-    await asyncio.sleep(0)
     free = []
     for event, wait in zip(events, waits, strict=True):
+        await asyncio.sleep(0)
         free.append(host.free)
         event.set()
         await wait
-        free.append(host.free)
-        slot.release()
-    assert [*free, host.free] == [True, False, True, False, True]
+        await asyncio.sleep(0)
+    assert free == [True, True]
+    assert not host.free
+    slot.release()
+    assert host.free
 
 
 async def test_tasks_that_go_on_at_once_take_one_slot_together() -> None:
