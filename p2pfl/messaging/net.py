@@ -167,6 +167,8 @@ class Net:
         """Send ``body`` to every receiver, and return a copy that takes no memory: its tensors are in the journal.
 
         They may be modified; that modifies neither ``body`` nor the journal.
+
+        Raises Unexpected, and sends nothing, if this peer accepts bodies of this kind, but not this one.
         """
         stored = await self._endpoint.send(sorted(await self._endpoint.receivers()), body, stored=True, checked=True)
         if stored is None:

@@ -68,6 +68,7 @@ class HeldSlot:
             self._waits -= 1
 
     async def take_back(self) -> None:
+        """Queue for the slot again after a wait."""
         await self.acquire()
         asyncio.get_running_loop().call_soon(self._release_for_others)
 
