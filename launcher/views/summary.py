@@ -335,22 +335,22 @@ def spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
     return {name: spread for name, spread in found.items() if spread is not None}
 
 
-def metric_spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, MetricSpread]:
+def metric_spreads(by_peer: Iterable[Mapping[str, float | None]]) -> dict[str, MetricSpread]:
     """Return the spread of each metric over the peers that have one that is finite."""
     values: dict[str, list[float]] = defaultdict(list)
     for named in by_peer:
         for name, value in named.items():
-            if math.isfinite(value):
+            if value is not None and math.isfinite(value):
                 values[name].append(value)
     return {name: MetricSpread(fmean(v), pstdev(v), min(v), max(v)) for name, v in sorted(values.items())}
 
 
-def nonfinite_metrics(by_peer: Mapping[PeerId, Mapping[str, float]]) -> dict[str, list[PeerId]]:
+def nonfinite_metrics(by_peer: Mapping[PeerId, Mapping[str, float | None]]) -> dict[str, list[PeerId]]:
     """Return the peers where each metric is NaN or infinite, of those metrics that are so anywhere."""
     found: dict[str, list[PeerId]] = defaultdict(list)
     for peer, named in by_peer.items():
         for name, value in named.items():
-            if not math.isfinite(value):
+            if value is None or not math.isfinite(value):
                 found[name].append(peer)
     return dict(sorted(found.items()))
 

@@ -280,14 +280,18 @@ def unknown(found: object, known: Iterable[str], what: str = "") -> str:
 
 
 ALSO_CALLED: Mapping[str, str] = {
+    "alpha": "beta",
     "batch_size": "batch",
     "clients": "peers",
     "epochs": "local_epochs",
     "gpu": "cuda",
     "k": "degree",
     "learning_rate": "lr",
+    "min_partition_size": "least",
     "model": "models",
+    "nodes": "peers",
     "num_clients": "peers",
+    "num_nodes": "peers",
     "topology": "graph",
 }
 """What other programs and papers call names of a run file."""

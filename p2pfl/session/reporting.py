@@ -14,7 +14,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import Counts
 from p2pfl.session.evaluation import Evaluations
-from p2pfl.session.metrics import RoundRecord, Totals
+from p2pfl.session.metrics import RoundRecord, Totals, number
 from p2pfl.session.peer_log import details
 from p2pfl.session.run_folder import FINAL, PeerFolder, Phase, Result, Status
 
@@ -157,11 +157,11 @@ def make_result(
         model=algorithm.model.name,
         group=algorithm.data.group,
         accuracy=personal.accuracy if personal else None,
-        loss=personal.loss if personal else None,
+        loss=number(personal.loss) if personal else None,
         correct=personal.correct if personal else 0,
         samples=personal.samples if personal else 0,
         global_accuracy=evaluations.whole.accuracy if evaluations.whole else None,
-        metrics=dict(evaluations.metrics),
+        metrics={name: number(value) for name, value in evaluations.metrics.items()},
         extra_metrics={name: evaluation.accuracy for name, evaluation in evaluations.extra.items()},
         masked_accuracies={name: evaluation.masked_accuracy for name, evaluation in scored.items()},
         unmasked_accuracies={name: evaluation.unmasked_accuracy for name, evaluation in scored.items()},

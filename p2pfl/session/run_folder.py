@@ -100,7 +100,7 @@ class Result:
         group: the peer's group in the partition.
         accuracy, loss, correct, samples: last evaluation on the local test split, as ``masked_test`` asks.
         global_accuracy: last evaluation on the whole test set, if enabled.
-        metrics: further metrics of the local test split, by name; NaN of a model that has diverged.
+        metrics: further metrics of the local test split, by name; None where the model has diverged.
         extra_metrics: accuracies of the algorithm's additional evaluations by name.
         masked_accuracies: accuracies by name where only scores of the peer's local classes count: ``personal``, on
             the local test split, and those of ``extra_metrics``. Empty in runs of earlier versions.
@@ -127,7 +127,7 @@ class Result:
     correct: int = 0
     samples: int = 0
     global_accuracy: float | None = None
-    metrics: dict[str, Loss] = field(default_factory=dict)
+    metrics: dict[str, Loss | None] = field(default_factory=dict)
     extra_metrics: dict[str, float] = field(default_factory=dict)
     masked_accuracies: dict[str, float] = field(default_factory=dict)
     unmasked_accuracies: dict[str, float] = field(default_factory=dict)

@@ -92,6 +92,17 @@ def test_metrics_are_a_row_per_peer_and_round(simulated: api.RecordedRun) -> Non
         assert int(frame[frame["peer"] == result.peer]["sent.bytes"].sum()) == sent
 
 
+def test_files_of_a_diverged_run_are_valid_json(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    settings = tree(algorithm={"name": "local", "lr": 1e30}, peers=2, rounds=1, metrics=["macro-f1"])
+    run = p2pfl.load(settings).simulate(tmp_path / "run")
+    for file in (*run.folder.glob("peers/*/*.json"), *run.folder.glob("*.json")):
+        json.loads(file.read_text(), parse_constant=refuse)
+    assert [(result.loss, result.metrics) for result in run.results()] == [(None, {"macro-f1": None})] * 2
+
+
 def test_metrics_need_pandas(simulated: api.RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingExtra, match=r"pip install 'p2pfl-mesh\[pandas\]'"):

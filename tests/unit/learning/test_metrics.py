@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -175,13 +176,13 @@ def test_a_run_records_and_shows_its_metrics(tmp_path: Path) -> None:
     results = simulate(run, folder)
     for result in results:
         last = metrics.read(folder.peer(result.peer).metrics)[-1]
-        assert last["metrics"] == {name: round(value, 6) for name, value in result.metrics.items()}
+        assert last["metrics"] == {name: value and round(value, 6) for name, value in result.metrics.items()}
         assert set(last["metrics"]) == {"macro-f1", "largest"}
         assert "metrics" not in last["personal"]
     again = {one.peer: dict(one.evaluations.metrics) for one in evaluate_run(run, folder)}
     assert again == {result.peer: result.metrics for result in results}
     summary = summarize(folder)
-    assert summary.metrics["macro-f1"].mean == pytest.approx(sum(r.metrics["macro-f1"] for r in results) / 4)
+    assert summary.metrics["macro-f1"].mean == pytest.approx(fmean(r.metrics["macro-f1"] or 0 for r in results))
     assert f"macro-f1: {summary.metrics['macro-f1']}" in accuracy_lines(summary)
     (line,) = lines([folder])
     assert json.loads(json.dumps(asdict(line)))["metrics"]["largest"]["highest"] >= line.metrics["largest"].lowest
