@@ -301,6 +301,7 @@ class LaunchedRun(RecordedRun):
     def __init__(self, run: Run, root: Path, scratch: Path) -> None:
         super().__init__(RunFolder(root.absolute()))
         self._planned = run
+        self._stopped = False
         self._file = scratch / "run.yaml"
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         write_run(RunFolder(scratch), run)
@@ -343,7 +344,7 @@ class LaunchedRun(RecordedRun):
             raise
         if not ended:
             raise TimeoutError(f"{self.folder}: still running after {timeout} s")
-        if self._process.returncode and not {status.phase for status in self.status()} <= {"stopped", "finished"}:
+        if self._process.returncode and not self._all_ended_well():
             raise RunFailed(self._reason())
         return RecordedRun(self._folder)
 
@@ -353,6 +354,7 @@ class LaunchedRun(RecordedRun):
         `p2pfl resume` continues the run.
         """
         if self._process.poll() is None:
+            self._stopped = True
             self._process.send_signal(signal.SIGINT)
         self._ended(None)
         return RecordedRun(self._folder)
@@ -390,6 +392,12 @@ class LaunchedRun(RecordedRun):
         except subprocess.TimeoutExpired:
             return False
         return True
+
+    def _all_ended_well(self) -> bool:
+        if not self._folder.run_file.exists():
+            return False
+        phases = [status and status.phase for status in (files.status() for files in self._folder.peers())]
+        return set(phases) <= {"stopped", "finished", *[None] * self._stopped}  # None: has not started
 
     def _reason(self) -> str:
         """Why the run failed: the errors of its peers, or else what the launcher wrote."""

@@ -57,6 +57,7 @@ class Injector:
         }
         self._active: set[str] = set()
         """Names of the partitions in effect."""
+        self._partitioning = threading.RLock()  # timers heal partitions while the event loop begins others
         self._timers: dict[str, tuple[threading.Timer, Blow]] = {}
         self._injecting = threading.Lock()
         self._round_began = time.monotonic()
@@ -118,30 +119,33 @@ class Injector:
     # ---- partitions
 
     def _update_partitions(self, t: int) -> None:
-        for name, partition in self._partitions.items():
-            if t >= partition.round and name not in self._active and not _is_over(partition, t):
-                self._log.warning("fault injected: partition t=%d cut_off=%s", t, _some(partition.cuts_off(self._me)))
-                if partition.rounds is None:
-                    self._record({"name": name, "what": "partition", "t": t})
-                self._active.add(name)
-                if partition.seconds is not None:
-                    timer = threading.Timer(partition.seconds, self._heal, [name])
-                    timer.daemon = True
-                    timer.start()
-        for name in [name for name in self._active if _is_over(self._partitions[name], t)]:
-            self._heal(name)
-        self._apply_partitions()
+        with self._partitioning:
+            for name, partition in self._partitions.items():
+                if t >= partition.round and name not in self._active and not _is_over(partition, t):
+                    self._begin_partition(name, partition, t)
+            for name in [name for name in self._active if _is_over(self._partitions[name], t)]:
+                self._heal(name)
+            self._apply_partitions()
+
+    def _begin_partition(self, name: str, partition: Partition, t: int) -> None:
+        self._log.warning("fault injected: partition t=%d cut_off=%s", t, _some(partition.cuts_off(self._me)))
+        if partition.rounds is None:
+            self._record({"name": name, "what": "partition", "t": t})
+        self._active.add(name)
+        if partition.seconds is not None:
+            timer = threading.Timer(partition.seconds, self._heal, [name])
+            timer.daemon = True
+            timer.start()
 
     def _heal(self, name: str) -> None:
-        try:
-            self._active.remove(name)  # atomic: a timer's thread and the event loop may race
-        except KeyError:
-            return
-        self._log.warning("partition healed cut_off=%s", _some(self._partitions.pop(name).cuts_off(self._me)))
-        self._apply_partitions()
+        with self._partitioning:
+            if name in self._active:
+                self._active.remove(name)
+                self._log.warning("partition healed cut_off=%s", _some(self._partitions.pop(name).cuts_off(self._me)))
+                self._apply_partitions()
 
     def _apply_partitions(self) -> None:
-        self._cut(frozenset().union(*(self._partitions[name].cuts_off(self._me) for name in tuple(self._active))))
+        self._cut(frozenset().union(*(self._partitions[name].cuts_off(self._me) for name in self._active)))
 
     def _record(self, entry: dict[str, Any]) -> None:
         append_line(self._files.chaos, json.dumps(entry), durable=True)

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from functools import partial
@@ -105,6 +106,7 @@ class IoLoop:
         self.receiver = Receiver(self)
         self._notifications: list[Callable[[], None]] = []
         self._commands: deque[Callable[[], None]] = deque()
+        self._submitting = threading.Lock()
         """Submitted by the event loop; appending and popping are atomic."""
         self._pump_at: dict[PeerId, float] = {}
         """When something is due for these neighbors that waits for time only. One look at it a turn: a turn must not
@@ -153,8 +155,10 @@ class IoLoop:
 
     def submit(self, command: Callable[[], None]) -> None:
         """Have the I/O loop call ``command``. Callable from any thread."""
-        self._commands.append(command)
-        if len(self._commands) == 1:  # otherwise the loop is already awake and will run all of them
+        with self._submitting:  # otherwise each of two threads could leave it to the other to wake the loop
+            self._commands.append(command)
+            first = len(self._commands) == 1
+        if first:  # otherwise the loop is already awake and will run all of them
             self.world.wake()
 
     def run(self) -> Turns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
@@ -26,6 +26,18 @@ class Evaluations:
     def personal_and_extra(self) -> dict[str, Evaluation]:
         """Return the evaluations that a mask may change, by name: ``personal`` and the algorithm's."""
         return ({"personal": self.personal} if self.personal else {}) | dict(self.extra)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the evaluations as plain containers, for ``from_state_dict``."""
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Evaluations:
+        def restored(fields: Mapping[str, Any] | None) -> Evaluation | None:
+            return None if fields is None else Evaluation(**fields)
+
+        extra = {name: Evaluation(**fields) for name, fields in state["extra"].items()}
+        return cls(restored(state["personal"]), restored(state["whole"]), extra)
 
 
 def evaluate_algorithm(

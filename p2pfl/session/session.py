@@ -345,6 +345,7 @@ class Session:
                     "streams": self.streams.state_dict(),
                     "endpoint": self.endpoint.state_dict(),
                     "totals": vars(self.totals),  # copied by ``keep``, like everything else
+                    "evaluations": self.evaluations.state_dict(),
                 }
             )
         except checkpoint.Unstorable as error:
@@ -372,6 +373,9 @@ class Session:
         self.streams.load_state_dict(saved["streams"])
         self.totals = Totals(**saved["totals"])
         self.rounds_done = self.saver.saved = saved["rounds_done"]
-        self._evaluate()
+        if "evaluations" in saved:  # absent in checkpoints of earlier versions
+            self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
+        elif self.algorithm.finished or self.rounds_done == self.settings.rounds:
+            self._evaluate()  # not otherwise: the neighbors wait
         self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done)
         self.log.info("resumed t=%d", self.rounds_done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -209,6 +210,16 @@ def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
         run.launch(tmp_path / "used")
     launched = run.launch(tmp_path / "run")
     with pytest.raises(RunFailed, match=r"peer 0: my_method\.py:\d+: round 0: KeyError: 7; peer 1"):
+        launched.wait()
+
+
+def test_launch_that_starts_no_peer_has_failed(
+    tmp_path: Path, prepare: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare(tmp_path / "run", make_run())
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    launched = p2pfl.load(SMALL).launch(folder.root)
+    with pytest.raises(RunFailed, match="the launcher ended without a message"):
         launched.wait()
 
 

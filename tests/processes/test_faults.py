@@ -246,3 +246,21 @@ def test_partition_that_heals_before_give_up_changes_nothing(
     assert matches_simulate(folder, run)
     assert [blow["name"] for blow in folder.peer(0).injected()] == ["partition 0"]
     assert "partition healed" in log_of(folder, 0)
+
+
+def test_partitions_heal_while_others_begin(make_run: Any, prepare: Any, tmp_path: Path) -> None:
+    """Each is recorded durably before the next one begins, which takes longer than it lasts."""
+    partition = {"groups": [[0, 2], [1, 3]], "round": 0, "seconds": 0.0005}
+    run = make_run(chaos={"partition": [partition] * 8})
+    files = prepare(tmp_path / "run", run).peer(1)
+    cut: list[frozenset[int]] = []
+    healed = threading.Event()
+
+    def remember(peers: frozenset[int]) -> None:
+        cut.append(peers)
+        if not peers and frozenset({0, 2}) in cut:
+            healed.set()
+
+    Injector(run, 1, files, remember, logging.getLogger("t")).begins(0)
+    assert healed.wait(30)
+    assert [entry["what"] for entry in files.injected()] == ["partition"] * 8

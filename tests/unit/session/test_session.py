@@ -107,6 +107,17 @@ def test_a_resumed_peer_counts_elapsed_seconds_on(tmp_path: Path, make_run: Any,
     assert metrics.read(folder.peer(0).metrics)[2]["elapsed"] < 1000
 
 
+def test_a_resumed_peer_does_not_evaluate_again(
+    tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(rounds=2, peers=2, global_test=True, metrics=["macro-f1"])
+    folder = prepare(tmp_path / "run", run)
+    results = simulate(run, folder)
+    assert all(result.accuracy is not None and result.metrics["macro-f1"] is not None for result in results)
+    monkeypatch.setattr("p2pfl.session.session.evaluate_algorithm", None)
+    assert simulate(run, folder) == results
+
+
 def test_evaluates_when_due_and_in_the_last_round(finished: Any) -> None:
     folder, _ = finished
     for record in metrics.read(folder.peer(2).metrics):
@@ -239,10 +250,13 @@ def test_checkpoints_the_last_round(finished: Any) -> None:
 
 
 def test_json_files_are_valid(finished: Any) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
     folder, _ = finished
     for path in folder.root.glob("peers/*/*.json*"):
         for line in path.read_text().splitlines():
-            json.loads(line)
+            json.loads(line, parse_constant=refuse)
 
 
 # ---- stopping and resuming
