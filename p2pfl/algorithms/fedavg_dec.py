@@ -166,7 +166,8 @@ class FedAvgDec(Algorithm[Hyper]):
         if self.me == assignment.aggregator:
             patience = self.schedule.models_deadlines(net)
             received = await net.gather(type(local), of=assignment.senders, patience=patience)
-            replies = {n: self.averaged(body.values) for n, body in received.items()}
+            means = {body.architecture: self.averaged(body.values) for body in received.values()}
+            replies = {n: means[body.architecture] for n, body in received.items()}
             await net.scatter({n: replies.get(n, self.averaged({})) for n in assignment.senders})
         else:
             await net.send(assignment.aggregator, local)

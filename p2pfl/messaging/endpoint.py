@@ -31,6 +31,9 @@ from p2pfl.tensors import Tensors
 Counts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
 
+TOPOLOGIES = 4
+"""Graphs without the peers that have not joined yet that an endpoint keeps."""
+
 
 def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextManager[None]:
     return nullcontext()
@@ -87,7 +90,7 @@ class Endpoint:
         self.joins = dict(joins or {})
         self.prunes = prunes
         self.rounds = rounds
-        self._topologies: dict[frozenset[PeerId], Topology] = {}
+        self._topologies: dict[tuple[int, frozenset[PeerId]], Topology] = {}
         self.idle = idle
         self.on_receive = on_receive
         self.journal = Journal(self.neighbors, store)
@@ -158,11 +161,15 @@ class Endpoint:
     def topology_at(self, t: int) -> Topology:
         """Return the graph of round ``t``, of the peers that take part in it."""
         absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
-        if self.rounds is not None:
-            return self.rounds(t).without(absent) if absent else self.rounds(t)
-        if absent not in self._topologies:
-            self._topologies[absent] = self.topology.without(absent) if absent else self.topology
-        return self._topologies[absent]
+        whole = self.topology if self.rounds is None else self.rounds(t)
+        if not absent:
+            return whole
+        key = (0 if self.rounds is None else t, absent)
+        if key not in self._topologies:
+            while len(self._topologies) >= TOPOLOGIES:
+                del self._topologies[next(iter(self._topologies))]
+            self._topologies[key] = whole.without(absent)
+        return self._topologies[key]
 
     @property
     def sources(self) -> set[PeerId]:

@@ -176,12 +176,15 @@ class Net:
         return stored
 
     async def scatter(self, bodies: Mapping[PeerId, Body]) -> None:
-        """Send a different body to each of some receivers, in ascending order.
+        """Send each of some receivers its body. One that several receivers get is encoded and stored once.
 
         Raises NotANeighbor, and sends nothing, if one of them is not a receiver.
         """
+        groups: dict[int, list[PeerId]] = {}
         for to in await self._receivers_among(bodies):
-            await self._endpoint.send([to], bodies[to])
+            groups.setdefault(id(bodies[to]), []).append(to)
+        for receivers in groups.values():
+            await self._endpoint.send(receivers, bodies[receivers[0]])
 
     async def _receivers_among(self, peers: Iterable[PeerId] | None) -> list[PeerId]:
         """Return ``peers``, or all receivers, ascending. Raises NotANeighbor if one of them is not a receiver."""
@@ -209,8 +212,9 @@ class Net:
             values, are omitted; the runtime logs and counts them.
         """
         senders = self.sources if of is None else tuple(of)
+        sources = self._endpoint.sources
         for sender in senders:
-            if sender not in self._endpoint.sources:
+            if sender not in sources:
                 raise NotANeighbor(f"peer {self.me} does not receive from peer {sender} in round {self.t}")
         messages = await self._endpoint.take(kind.kind(), senders, self.t, patience)
         return {sender: cast(B, message.body) for sender, message in messages.items()}

@@ -34,6 +34,33 @@ async def test_broadcast_scatter_send_and_gather_reach_the_neighbors_that_they_n
     assert net.neighbors == net.sources == net.receivers == nets[3].neighbors_of(1, 9) == (0, 2)
 
 
+async def test_scatter_stores_a_body_that_several_receivers_get_once(
+    local: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoints = await local.open(complete(5), LAYOUTS)
+    nets = [endpoint.begin(0) for endpoint in endpoints]
+    appended: list[tuple[int, ...]] = []
+    append = endpoints[2].journal.append
+
+    def remember(encoded: Any, to: Any, **options: Any) -> Any:
+        appended.append(tuple(to))
+        return append(encoded, to, **options)
+
+    monkeypatch.setattr(endpoints[2].journal, "append", remember)
+    same, other = vector(1.0, 2.0, 3.0), vector(4.0, 5.0, 6.0)
+    await nets[2].scatter({4: same, 1: other, 0: same, 3: same})
+    assert appended == [(0, 3, 4), (1,)]
+    for receiver, body in {0: same, 1: other, 3: same, 4: same}.items():
+        received = await nets[receiver].gather(type(body), of=[2])
+        assert received[2].x.tolist() == body.x.tolist()
+    assert {to: sum(count for count, *_ in kinds.values()) for to, kinds in endpoints[2].sent.items()} == {
+        0: 1,
+        1: 1,
+        3: 1,
+        4: 1,
+    }
+
+
 async def test_exchange_among_some_peers_reaches_every_peer(local: Any) -> None:
     endpoints = await local.open(complete(4), LAYOUTS)
     received = await run_all(endpoints, lambda each: each.begin(0).exchange(Word(f"{each.me}"), among=[3, 1]))
@@ -166,6 +193,7 @@ async def test_late_joiners_are_not_part_of_a_rounds_graph(local: Any) -> None:
     assert endpoint.topology_at(0).sources[1] == ()
     assert endpoint.topology_at(0).receivers[1] == (2,)
     assert endpoint.topology_at(1).edges == []
+    assert endpoint.topology_at(0) is endpoint.topology_at(0)
     assert endpoint.topology_at(2) == ONE_WAY
 
 
