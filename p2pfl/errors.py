@@ -122,6 +122,8 @@ class WriteError(RunFolderError):
             advice = f"{missing[-1]} no longer exists"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = f"{shutil.disk_usage(parents[0]).free} bytes are free there; make room{resume}"
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            advice = f"raise the limit of open files (`ulimit -n`){resume}"
         else:
             advice = f"make it writable{resume}"
         super().__init__(f"{path}: cannot be written: {error.strerror or error}; {advice}")

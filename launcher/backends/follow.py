@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import psutil
 from rich.console import Console
@@ -20,7 +20,7 @@ from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
 
 POLL_INTERVAL = 0.25
 """Seconds between two checks for interrupts, if the warm process reports nothing."""
@@ -175,8 +175,8 @@ class RestartPolicy:
         """Peers that were restarted without success."""
         self._failures: dict[PeerId, list[int]] = {}
         """Completed rounds at each failure."""
-        self._kills: dict[PeerId, int] = {}
-        """How often chaos has killed each peer."""
+        self._kills = {files.peer: len(_kills(files)) for files in folder.peers()}
+        """How often chaos has killed each peer, in earlier launches too."""
 
     def restarts(self, peer: PeerId, exit_code: int | None, error: str = "") -> bool:
         """Return whether to restart ``peer``, given its exit code and the error that it reported."""
@@ -189,7 +189,7 @@ class RestartPolicy:
             return False
         if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
             return False
-        kills = [fault for fault in files.injected() if fault["what"] == "kill"]
+        kills = _kills(files)
         if len(kills) > self._kills.get(peer, 0):  # an injected kill is no failure of the peer
             self._kills[peer] = len(kills)
             return bool(kills[-1]["restart"])
@@ -204,6 +204,10 @@ class RestartPolicy:
         if exit_code == -signal.SIGKILL:
             self.reports[peer] += OUT_OF_MEMORY
         return False
+
+
+def _kills(files: PeerFolder) -> list[dict[str, Any]]:
+    return [fault for fault in files.injected() if fault["what"] == "kill"]
 
 
 class Recoveries:

@@ -117,14 +117,21 @@ class HostStream:
         events: descriptor to read from; the stream closes it. May be the same as ``requests`` (a socket).
         outcome: return why ``events`` has ended, e.g. the last line of the error output.
         kill: end the host process, or what connects to it, at once.
+        on_close: called when the stream is closed; there is no ``outcome`` then.
     """
 
     def __init__(
-        self, requests: int, events: int, outcome: Callable[[], str], kill: Callable[[], object] = lambda: None
+        self,
+        requests: int,
+        events: int,
+        outcome: Callable[[], str],
+        kill: Callable[[], object] = lambda: None,
+        on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self.requests, self.events = requests, events
         self.outcome = outcome
         self.kill = kill
+        self._on_close = on_close
         self.unsent = bytearray()
         self.closed = False
         os.set_blocking(requests, False)
@@ -172,6 +179,7 @@ class HostStream:
         """Close both descriptors."""
         self.close_requests()
         os.close(self.events)
+        self._on_close()
 
 
 def ready(
@@ -238,7 +246,7 @@ def stream_of(command: Sequence[str]) -> HostStream:
             process.kill()
             process.wait()
 
-    return HostStream(requests, events, outcome, kill)
+    return HostStream(requests, events, outcome, kill, lambda: os.close(errors))
 
 
 class Backend(Protocol):

@@ -21,7 +21,7 @@ from launcher.backends.checks import check_start
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import NAME, POLL_INTERVAL, REQUESTS, HostState, ask, launcher_title
+from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, launcher_title
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import outcome
@@ -295,12 +295,12 @@ def _token(folder: RunFolder) -> str:
 def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
-    local = ("peers", "addresses", "slots", KEYS, TOKEN, NAME, REQUESTS, backends.ENVIRONMENT)
-    skipped = {folder.root / name for name in local}
+    from p2pfl.run_file.plugin_sources import FILES
+    from p2pfl.run_file.plugin_sources import FOLDER as PLUGINS
+
     common = {
         str(path.relative_to(folder.root)): (path.read_bytes(), 0o644)
-        for entry in sorted(folder.root.iterdir())
-        if entry not in skipped and entry.suffix not in (".html", ".tmp") and entry.name != "summary.json"
+        for entry in (folder.run_file, folder.root / "run.json", folder.root / PLUGINS, folder.root / FILES)
         for path in ([entry] if entry.is_file() else sorted(entry.rglob("*")))
         if path.is_file()
     }

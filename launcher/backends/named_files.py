@@ -34,7 +34,7 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
     Returns:
         Lines about what is too large.
     """
-    from p2pfl.run_file.run import FILES  # imports torch: call this in a child
+    from p2pfl.run_file.plugin_sources import FILES
 
     plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
     room = MAX_SENT

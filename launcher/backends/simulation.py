@@ -22,7 +22,6 @@ from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
-from p2pfl.session.files import allow_many_files
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -108,7 +107,6 @@ def _run(
     print_run_path(folder, console)
     watching.serve(folder, console)
     set_title(simulation_title(folder))
-    allow_many_files()
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
     began = time.monotonic()
     with tracking(folder, console.print), watching.progress(console, folder) as progress:

@@ -20,11 +20,8 @@ from p2pfl.run_file import config_hash
 from p2pfl.run_file.graphs import Graph, Schedule
 from p2pfl.run_file.options import Loc, OptionErrors, Options
 from p2pfl.run_file.plugin_files import activate
-from p2pfl.run_file.plugin_sources import Plugin, copy
+from p2pfl.run_file.plugin_sources import FILES, Plugin, copy
 from p2pfl.run_file.schema import RunFile
-
-FILES = "files"
-"""The subfolder with copies of other files in a run folder."""
 
 
 @dataclass(frozen=True)

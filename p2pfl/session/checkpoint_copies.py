@@ -108,6 +108,8 @@ class CheckpointCopies:
         self._attempt: Thread | None = None
         self._progress = 0.0
         """When the attempt last got on."""
+        self._left_others = False
+        """Whether old copies could not be deleted."""
 
     def _open(self) -> tuple[Any, str]:
         """Return the file system, and the folder of this peer in it."""
@@ -193,7 +195,12 @@ class CheckpointCopies:
         fs.pipe_file(f"{root}/{newest.name}", json.dumps({"files": files}).encode())
         write_json(self._folder.root / MARKER, {"copy": newest.name})
         self._kept = [*self._kept[-1:], newest]
-        self._remove_others()
+        try:
+            self._remove_others()
+        except Exception as error:  # the copy is complete
+            log = self._log.debug if self._left_others else self._log.warning
+            self._left_others = True
+            log("old copies of checkpoints not deleted: %s", error)
 
     def _put(self, source: Path, size: int, to: str) -> None:
         """Copy the first ``size`` bytes of a file, which may be growing."""

@@ -3,6 +3,7 @@
     runs/mesh20-20261121-093000/
         run.yaml            the resolved run file; can be launched again
         plugins/            copies of the plug-ins that run.yaml lists, which peers import
+        files/              copies of other files that it names
         run.json            run id, versions, command line, host           (RunFolder.info)
         addresses/03        the address of peer 3, e.g. tcp://127.0.0.1:40123
         addresses/03.dead   the launcher no longer restarts peer 3; empty

@@ -7,6 +7,7 @@ run can be resumed: see p2pfl/session/replaying_hub.py.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -19,6 +20,7 @@ from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import load_data
+from p2pfl.session.files import allow_many_files
 from p2pfl.session.forked import ForkedHub, failure_of, run_forked
 from p2pfl.session.gpus import NO_GPU
 from p2pfl.session.peer_log import LogSettings, close_logger, lock_log, peer_logger
@@ -47,7 +49,7 @@ def simulate(
 
     Raises:
         RunFileError: there is no GPU, but the run file requires one.
-        RunFolderError: another process runs a peer of the folder.
+        RunFolderError: another process runs a peer of the folder, or the peers' files are too many.
         CheckpointError: the peers' checkpoints do not fit together.
         Deadlock: every peer waits for a message and none is in transit.
         Exception: what the first peer to fail raised.
@@ -60,7 +62,7 @@ def simulate(
     data = load_data(run)
     hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
     sessions = []
-    with ExitStack() as files, deterministic(strictly=device.type == "cpu"):
+    with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
         for me in range(run.peers):
             peer_folder, store = folder.peer(me) if folder else None, None
             settings = LogSettings.of(folder.info, me) if folder else None
@@ -100,6 +102,21 @@ def simulate(
         for session in sessions:
             session.endpoint.journal.store.restore(())  # nobody needs the last messages any more
     return results
+
+
+@contextmanager
+def _limit_of_files(folder: RunFolder | None, peers: int) -> Iterator[None]:
+    """Let this process open as many files as it may. Raises RunFolderError if that is not enough."""
+    if folder is not None:
+        allow_many_files()
+    try:
+        yield
+    except OSError as error:
+        if folder is None or error.errno != errno.EMFILE:
+            raise
+        raise RunFolderError(
+            f"{folder.root}: this process may not open enough files for {peers} peers; raise the limit (`ulimit -n`)"
+        ) from error
 
 
 def simulation_device(run: Run, jobs: int = 1) -> torch.device:

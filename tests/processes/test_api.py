@@ -200,6 +200,24 @@ def test_stop_checkpoints_a_run_that_resume_continues(tmp_path: Path) -> None:
     assert launched.wait().results()[0].phase == "stopped"
 
 
+@pytest.mark.parametrize("raisable", [True, False])
+def test_simulate_opens_the_files_of_many_peers_or_names_the_limit(tmp_path: Path, raisable: bool) -> None:
+    code = (
+        "import resource, p2pfl\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (100, {'hard' if raisable else 100}))\n"
+        f"p2pfl.load({SMALL!r}, peers=40, rounds=1).simulate({str(tmp_path / 'run')!r})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if raisable:
+        assert ended.returncode == 0, ended.stderr
+    else:
+        reason = "may not open enough files for 40 peers|raise the limit of open files"
+        assert re.search(rf"errors\.(RunFolderError|WriteError): .*({reason}).*`ulimit -n`", ended.stderr), (
+            ended.stderr
+        )
+
+
 def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
     text = METHOD.replace("weights = {**dict.fromkeys(heads, 1.0)", "weights = {**heads[7]")
     # A peer that fails once less than its neighbor, and so is started once more, waits for it until the deadline.

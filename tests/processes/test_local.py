@@ -145,13 +145,21 @@ def injected(folder: RunFolder, peer: int, *restart: bool) -> None:
 
 def test_restarts_peers_killed_by_chaos_unless_permanently(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=2, results={})
-    policy = RestartPolicy(folder, "on-failure")
+    policy, always = RestartPolicy(folder, "on-failure"), RestartPolicy(folder, "always")
     for count in range(1, 3 * MAX_FAILURES):
         injected(folder, 0, *[True] * count)
         assert policy.restarts(0, -signal.SIGKILL)
     injected(folder, 1, True, False)
     assert not policy.restarts(1, -signal.SIGKILL)
-    assert not RestartPolicy(folder, "always").restarts(1, -signal.SIGKILL)
+    assert not always.restarts(1, -signal.SIGKILL)
+
+
+def test_restarts_a_peer_that_crashes_although_an_earlier_launch_killed_it(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=1, results={})
+    injected(folder, 0, True, False)
+    policy = RestartPolicy(folder, "on-failure")
+    assert policy.restarts(0, -signal.SIGSEGV)
+    assert policy.outcomes == {0: "killed by SIGSEGV"}
 
 
 @pytest.mark.parametrize(("restart", "phase"), [("on-failure", "stopped"), ("always", "finished")])

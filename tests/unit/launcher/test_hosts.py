@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import fcntl
 import json
 import os
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from launcher.backends import multi_host
 from launcher.backends.host_state import HostState
-from launcher.backends.hosts import Host, HostStream, place, ready
+from launcher.backends.hosts import Host, HostStream, place, ready, stream_of
 from launcher.backends.mirror import Mirror
 from launcher.backends.processes import outcome
 from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
@@ -148,6 +150,27 @@ def test_sending_to_a_host_that_does_not_read_never_blocks() -> None:
     stream.close()
     os.close(read)
     os.close(_other)
+
+
+def test_a_closed_stream_leaves_no_descriptor_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    stream = stream_of(["sh", "-c", "echo no such host >&2"])
+    assert stream.read() == b""
+    assert stream.outcome() == "no such host"
+    stream.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_hosts_get_only_what_a_run_needs(make_folder: MakeFolder, make_run: Any) -> None:
+    folder = make_folder(peers=2, results={0: None})
+    for name in ("plugins/mine/method.py", "files/a.npz", "tracking/wandb/x", "tensorboard/y", "warm.log", "z.html"):
+        (folder.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.root / name).write_bytes(name.encode())
+    settings = dataclasses.replace(multi_host.Settings.of(make_run()), insecure=True)
+    host = Host("beta", peers=(0, 1))
+    common = multi_host._files(folder, settings, [host], {"beta": "192.0.2.1"}).common
+    assert set(common) == {"run.yaml", "run.json", "plugins/mine/method.py", "files/a.npz"}
+    assert common["files/a.npz"] == (b"files/a.npz", 0o644)
 
 
 def test_a_peer_on_another_host_counts_as_running_only_while_that_is_known(make_folder: MakeFolder) -> None:

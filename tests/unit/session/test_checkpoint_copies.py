@@ -172,6 +172,20 @@ def test_keeps_two_copies_and_what_they_refer_to(tmp_path: Path, url: str) -> No
     ]
 
 
+def test_a_copy_is_complete_although_old_ones_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError("delete is not allowed")
+
+    process = copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first"))
+    monkeypatch.setattr(fsspec.implementations.local.LocalFileSystem, "rm_file", refuse)
+    assert [process.save(t, []) for t in range(1, 6)] == [True] * 5
+    assert process.rounds_done == 5
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.getMessage() == "old copies of checkpoints not deleted: delete is not allowed"
+
+
 def test_a_full_segment_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = files_of(tmp_path / "here", b"state", s1=b"abc")
     process = copies(str(tmp_path / "copies"), here)

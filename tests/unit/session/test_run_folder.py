@@ -71,6 +71,7 @@ def test_full_disk_appends_no_partial_line(folder: RunFolder, room: int) -> None
         (errno.EDQUOT, " bytes are free there; make room, then `p2pfl resume {run}`"),
         (errno.EACCES, "; make it writable, then `p2pfl resume {run}`"),
         (errno.EROFS, "; make it writable, then `p2pfl resume {run}`"),
+        (errno.EMFILE, "; raise the limit of open files (`ulimit -n`), then `p2pfl resume {run}`"),
         (errno.EIO, "; make it writable, then `p2pfl resume {run}`"),
     ],
 )
