@@ -86,7 +86,8 @@ def run_peer(
             files.sweep()
             last = files.status() or Status(me, 0)  # an earlier process has achieved this
             starting = Status(me, os.getpid(), "starting", last.t, last.rounds_done, accuracy=last.accuracy)
-            write_status(replace(starting, bytes_out=last.bytes_out, bytes_in=last.bytes_in, since=monotonic()))
+            starting = replace(starting, bytes_out=last.bytes_out, bytes_in=last.bytes_in, starts=last.starts)
+            write_status(replace(starting, since=monotonic()))
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))

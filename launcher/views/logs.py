@@ -10,7 +10,6 @@ import json
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,9 +31,6 @@ STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]\d+")
 ROUNDS = re.compile(r"\bt=(\d+)(?:\.\.(\d+))?")
 POLL_INTERVAL = 0.25
 """Seconds between two checks for new lines."""
-
-
-STARTED = re.compile(rb"^\S+ +INFO +(?:(?P<started>started) peer=|(?P<resumed>resumed) t=)", re.MULTILINE)
 
 
 @dataclass(order=True)
@@ -131,15 +127,6 @@ def since_newest(logs: Sequence[LogFile], seconds: float) -> str:
         return ""
     newest = datetime.fromisoformat(max(stamps).replace(",", "."))
     return (newest - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
-
-
-def restarts(files: PeerFolder) -> int:
-    """Return how often a peer was started again, by its log."""
-    counts = Counter[str]()
-    for path in (rotated(files.log), files.log):
-        with suppress(FileNotFoundError):
-            counts.update(found.lastgroup or "" for found in STARTED.finditer(path.read_bytes()))
-    return max(counts["started"] - 1, counts["resumed"], 0)
 
 
 def open_logs(folder: RunFolder, peers: Sequence[PeerId]) -> list[LogFile]:

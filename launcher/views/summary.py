@@ -46,7 +46,6 @@ import yaml
 
 from launcher.backends.processes import RUNNING, is_alive, outcome
 from launcher.views import formatting
-from launcher.views.logs import restarts
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.session.files import read_json, write_json
@@ -317,7 +316,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
-        restarts=restarts(files),
+        restarts=max(status.starts - 1, 0) if status else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
         cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),

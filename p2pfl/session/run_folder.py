@@ -75,6 +75,7 @@ class Status:
         since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
         unread: messages that have arrived and were not yet used.
         undelivered: messages that connected neighbors have not yet received, one for each neighbor.
+        starts: how often the peer has started, this time included.
     """
 
     peer: PeerId
@@ -90,6 +91,7 @@ class Status:
     since: float = 0.0
     unread: int = 0
     undelivered: int = 0
+    starts: int = 0
 
 
 @dataclass

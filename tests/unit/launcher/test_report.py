@@ -26,7 +26,7 @@ from launcher.report.findings import find
 from launcher.report.learned import Learned
 from launcher.report.several import Group
 from p2pfl.errors import RunFileError, RunFolderError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>\x1b[31m'
@@ -154,8 +154,7 @@ def test_names_the_inaccurate_the_slow_the_dead_and_the_restarted_peer(make_fold
     for entry in records:
         entry["missing"] = {"Head": [3, 5]} if entry["peer"] == 0 else {}
     write_records(made, records)
-    started = "2026-11-21T02:41:00.000 INFO    started peer=1/6\n"
-    made.peer(1).log.write_text(2 * started)
+    made.peer(1).write_status(Status(1, 2**22 + 1, "finished", 2, 3, starts=2))
     texts = [finding.text for finding in read(made).findings]
     assert texts[0] == "Peer 5 did not finish: never started, after 0 rounds, 0:36 after the start."
     assert "Peer 4 is far less accurate: 20.0 %, the median is 90.0 %." in texts

@@ -15,8 +15,7 @@ from launcher.views.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from launcher.views.summary import Collaboration, Spread, Summary, summarize
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.peer_log import rotated
-from p2pfl.session.run_folder import Result
+from p2pfl.session.run_folder import Result, Status
 from tests.launcher_fixtures import MakeFolder
 
 FOUR = {
@@ -132,15 +131,16 @@ def test_names_the_peers_where_a_metric_is_not_finite(make_folder: MakeFolder) -
 
 
 def test_says_which_peers_were_restarted(make_folder: MakeFolder) -> None:
+    def started(**starts: int) -> None:
+        for peer, count in starts.items():
+            files = folder.peer(int(peer[1:]))
+            files.write_status(Status(files.peer, 1, "finished", starts=count))
+
     folder = make_folder(peers=4)
-    started, resumed = "INFO    started peer=1/4 model=x", "INFO    resumed t=3"
-    logs = {1: [started, resumed, started], 2: [started, started], 3: ["INFO    my_method: started peer=3", started]}
-    for peer, lines in logs.items():
-        folder.peer(peer).log.write_text("".join(f"2026-11-21T02:41:01.000 {line}\n" for line in lines))
+    started(_0=1, _1=2, _2=2)  # peer 3: by an earlier version
     assert [peer.restarts for peer in summarize(folder).peers] == [0, 1, 1, 0]
     assert printed(summarize(folder)).splitlines()[-1] == "peers 1-2 were restarted, 2 times in all"
-    rotated(folder.peer(2).log).write_text(f"2026-11-21T02:40:01.000 {resumed}\n" * 3)
-    folder.peer(1).log.unlink()
+    started(_1=1, _2=4)
     assert printed(summarize(folder)).splitlines()[-1] == "peer 2 was restarted 3 times"
     assert summarize(folder).to_dict()["peers"][2]["restarts"] == 3
 
