@@ -42,6 +42,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics, tidy
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.new_run import create, create_unique, write_run
+from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.simulate import simulate
 
@@ -368,15 +369,16 @@ class LaunchedRun(RecordedRun):
         if not follow:
             yield from super().records()
             return
-        seen: set[tuple[PeerId, int]] = set()
+        files = {peer.peer: RecordFile(peer.metrics) for peer in self._folder.peers()}
+        last = dict.fromkeys(files, -1)
         ended = False
         while not ended:
             ended = self._ended(POLL)  # look once more after the end
-            for record in super().records():
-                key = record["peer"], record["t"]
-                if key not in seen:
-                    seen.add(key)
-                    yield record
+            for peer, file in files.items():
+                for record in file.read():
+                    if record["t"] > last[peer]:  # otherwise a peer that has resumed writes it again
+                        last[peer] = record["t"]
+                        yield record
 
     def __enter__(self) -> Self:
         return self

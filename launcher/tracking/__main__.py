@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
-from launcher.tracking.follow import Means, RecordFile, scalars
+from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED
 from launcher.views.logs import has_ended
 from launcher.views.summary import settings
 from p2pfl.process_title import set_title
 from p2pfl.session.files import read_json, write_json
+from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
 

@@ -12,10 +12,11 @@ import pytest
 from launcher.tracking import backends
 from launcher.tracking.__main__ import track
 from launcher.tracking.backends import Tracked
-from launcher.tracking.follow import LAG, Means, RecordFile, scalars
+from launcher.tracking.follow import LAG, Means, scalars
 from p2pfl.errors import RunFileError
 from p2pfl.run_file.load import from_dict
 from p2pfl.session.metrics import truncate
+from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import RunFolder
 from tests.conftest import tree
 from tests.launcher_fixtures import Invoke, MakeFolder
