@@ -124,7 +124,7 @@ class Connection:
         if not self._send(want):
             return False
         self.reader.stated(want, now)
-        io.told[self.peer] = io.delivered[self.peer] - pending
+        io.reported[self.peer] = io.delivered[self.peer] - pending
         return True
 
     @property
@@ -293,10 +293,10 @@ class Connection:
     def _drop_old(self) -> None:
         """Keep only two rounds for a neighbor that is gone, in case it returns."""
         if (t := self._io.endpoint.t) < FOREVER:
-            self._drop(t - 1, gone=True)
+            self._drop(t - 1, declared_dead=True)
 
-    def _drop(self, before: int, *, gone: bool = False) -> None:
-        self._io.endpoint.journal.drop(self.peer, before, gone=gone)
+    def _drop(self, before: int, *, declared_dead: bool = False) -> None:
+        self._io.endpoint.journal.drop(self.peer, before, declared_dead=declared_dead)
         while self._due and self._due[0][0].t < before:
             self._due.popleft()
 

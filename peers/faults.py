@@ -19,7 +19,7 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.run_file.faults import Blow, Partition, blows
+from p2pfl.run_file.faults import Partition, PlannedFault, planned_faults
 from p2pfl.run_file.run import Run
 from p2pfl.session.files import append_line
 from p2pfl.session.run_folder import PeerFolder
@@ -48,7 +48,7 @@ class Injector:
         self._cut = cut
         self._log = log
         done = {entry["name"] for entry in files.injected()}
-        self._pending = [blow for blow in blows(chaos, me, run.rounds, run.seed) if blow.name not in done]
+        self._pending = [fault for fault in planned_faults(chaos, me, run.rounds, run.seed) if fault.name not in done]
         self._slowdown = max((one.factor for one in chaos.straggler if one.peer == me), default=1.0)
         self._partitions = {
             f"partition {number}": partition
@@ -58,7 +58,7 @@ class Injector:
         self._active: set[str] = set()
         """Names of the partitions in effect."""
         self._partitioning = threading.RLock()  # timers heal partitions while the event loop begins others
-        self._timers: dict[str, tuple[threading.Timer, Blow]] = {}
+        self._timers: dict[str, tuple[threading.Timer, PlannedFault]] = {}
         self._injecting = threading.Lock()
         self._round_began = time.monotonic()
         self._last_round = FIRST_ROUND
@@ -70,19 +70,19 @@ class Injector:
         self._round_began = time.monotonic()
         self._batch_began = time.perf_counter()
         self._update_partitions(t)
-        for blow in self._pending:
-            if blow.t <= t:
-                timer = threading.Timer(blow.moment * self._last_round, self._inject, [blow])
+        for fault in self._pending:
+            if fault.t <= t:
+                timer = threading.Timer(fault.moment * self._last_round, self._inject, [fault])
                 timer.daemon = True
-                self._timers[blow.name] = (timer, blow)
+                self._timers[fault.name] = (timer, fault)
                 timer.start()
-        self._pending = [blow for blow in self._pending if blow.t > t]
+        self._pending = [fault for fault in self._pending if fault.t > t]
 
     def ends(self, t: int) -> None:
         self._last_round = time.monotonic() - self._round_began
-        for timer, blow in list(self._timers.values()):  # the round was shorter than the previous one
+        for timer, fault in list(self._timers.values()):  # the round was shorter than the previous one
             timer.cancel()
-            self._inject(blow)
+            self._inject(fault)
 
     def wait_ended(self) -> None:
         self._batch_began = time.perf_counter()  # a straggler computes slowly; it does not wait slowly
@@ -94,27 +94,27 @@ class Injector:
 
     # ---- kills and pauses
 
-    def _inject(self, blow: Blow) -> None:
+    def _inject(self, fault: PlannedFault) -> None:
         """Inject one fault and return when it is over, so that it hits neither a later round nor a finished peer."""
         with self._injecting:
-            if blow.name in self._timers:  # otherwise already injected: the timer and the end of the round coincided
-                self._kill_or_pause(blow)
-                del self._timers[blow.name]
+            if fault.name in self._timers:  # otherwise already injected: the timer and the end of the round coincided
+                self._kill_or_pause(fault)
+                del self._timers[fault.name]
 
-    def _kill_or_pause(self, blow: Blow) -> None:
-        duration = f" seconds={blow.seconds:g}" * bool(blow.seconds)
-        self._log.warning("fault injected: %s t=%d%s", blow.what, blow.t, duration)
+    def _kill_or_pause(self, fault: PlannedFault) -> None:
+        duration = f" seconds={fault.seconds:g}" * bool(fault.seconds)
+        self._log.warning("fault injected: %s t=%d%s", fault.what, fault.t, duration)
         try:
-            self._record(asdict(blow))
+            self._record(asdict(fault))
         except WriteError as error:
             self._log.warning("fault skipped: not recorded, so every restart would repeat it: %s", error)
             return
         me = os.getpid()
-        if blow.what == "kill":
+        if fault.what == "kill":
             os.kill(me, signal.SIGKILL)
         else:
             # A stopped process cannot continue itself.
-            subprocess.run(["/bin/sh", "-c", f"kill -STOP {me}; sleep {blow.seconds}; kill -CONT {me}"], check=False)
+            subprocess.run(["/bin/sh", "-c", f"kill -STOP {me}; sleep {fault.seconds}; kill -CONT {me}"], check=False)
 
     # ---- partitions
 

@@ -89,7 +89,7 @@ class IoLoop:
         """Bytes of one neighbor's entries that may be on their way, or not yet taken by the algorithm."""
         self.delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         """Bytes of each neighbor's messages that were passed to the event loop."""
-        self.told: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
+        self.reported: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
         """Bytes of each neighbor's messages that the algorithm had taken when Want was last sent."""
         self.stood_still = 0.0
         """Seconds for which this process was suspended (SIGSTOP, no CPU time)."""
@@ -129,9 +129,9 @@ class IoLoop:
         """Return the bytes of a neighbor's messages that the algorithm has not taken yet."""
         return self.delivered[peer] - self.endpoint.mailbox.taken_bytes[peer]
 
-    def untold(self, peer: PeerId) -> int:
-        """Return the bytes that the algorithm has taken since the neighbor was last told. On any thread."""
-        return self.endpoint.mailbox.taken_bytes[peer] - self.told[peer]
+    def unreported(self, peer: PeerId) -> int:
+        """Return the bytes that the algorithm has taken since the neighbor was last told so. On any thread."""
+        return self.endpoint.mailbox.taken_bytes[peer] - self.reported[peer]
 
     def check_soon(self) -> None:
         self.next_check = min(self.next_check, self.now() + TICK)

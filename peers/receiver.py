@@ -119,7 +119,7 @@ class Receiver:
         if lost_before is not None:
             text = f"messages lost peer={peer} t={current.t}..{lost_before - 1}: the neighbor no longer keeps them"
             io.limited_log.warning(f"lost messages of peer {peer}", text)
-            io.notify(self.endpoint.missed, peer, lost_before)
+            io.notify(self.endpoint.lost_before, peer, lost_before)
         if start.nothing and connection.reader.is_current(start.epoch):
             io.notify(self.endpoint.mailbox.nothing, peer, start.nothing - 1)
 

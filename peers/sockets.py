@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import secrets
@@ -34,6 +35,12 @@ from peers.zmq_sockets import Monitors, ZmqDealer, ZmqRouter, sockets_for
 
 if TYPE_CHECKING:
     from peers.io_loop import Turns
+
+ADVICE = {
+    errno.EADDRINUSE: "; stop the process that uses it, or change transport.port",
+    errno.EADDRNOTAVAIL: "; transport.host must be an address of this host",
+    errno.ENODEV: "; transport.host must be an address of this host",
+}
 
 
 class Sockets:
@@ -95,7 +102,8 @@ class Sockets:
         except zmq.ZMQError as error:
             self.monitors.close()
             self.context.destroy(linger=0)
-            raise RunFolderError(f"{address} cannot be bound: {error}") from None
+            advice = ADVICE.get(error.errno or 0, "")
+            raise RunFolderError(f"{address} cannot be bound: {error.strerror}{advice}") from None
         return self._router
 
     def dealer(self, to: PeerId) -> ZmqDealer:

@@ -94,7 +94,8 @@ class ZmqLink:
                 raise self.endpoint.failure
             if not await deadline.allows(self._caught_up.wait()):
                 self.log.warning(
-                    "neighbors do not keep up peers=%s queue=%d", ",".join(map(str, waiting)), self.transport.queue
+                    "neighbors do not keep up peers=%s queue=%d deadline=%g: sending on",
+                    *(",".join(map(str, waiting)), self.transport.queue, self.transport.deadline),
                 )
                 return
 
@@ -118,7 +119,7 @@ class ZmqLink:
     def _ask_for_more(self) -> None:
         """When a wait begins: have the I/O loop tell the neighbors how much was taken, if they may wait for that."""
         awaited, io = self.endpoint.mailbox.awaited, self.io
-        if stale := [peer for peer in awaited if io.untold(peer) >= io.budget // 4]:
+        if stale := [peer for peer in awaited if io.unreported(peer) >= io.budget // 4]:
             self.io.submit(lambda: self.io.pump(stale))
 
     async def close(self, leaving: Leaving = "finished") -> None:

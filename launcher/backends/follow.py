@@ -102,7 +102,7 @@ def follow(
     shown = [files.peer for files in folder.peers()]
     recoveries = Recoveries(folder, processes)
     with (
-        _count_interrupts(*[signal.SIGTERM] * warm.stops_on_sigterm) as interrupts,
+        counted_interrupts(*[signal.SIGTERM] * warm.stops_on_sigterm) as interrupts,
         watching.progress(console, folder) as progress,
         nullcontext() if warm.stops_on_sigterm else sigterm_notice(folder, progress),
     ):
@@ -341,7 +341,7 @@ def sigterm_notice(folder: RunFolder, progress: Progress) -> Iterator[None]:
 
 
 @contextmanager
-def _count_interrupts(*others: signal.Signals) -> Iterator[list[int]]:
+def counted_interrupts(*others: signal.Signals) -> Iterator[list[int]]:
     """Collect SIGINT (Ctrl-C), and ``others``, in a list instead of raising KeyboardInterrupt."""
     received: list[int] = []
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Protocol
 
 import psutil
 
+from launcher.backends.follow import counted_interrupts
 from launcher.errors import SweepError
 from launcher.sweep import memory
 from launcher.sweep.folder import SweepFolder
@@ -139,7 +139,7 @@ class Runner:
     def run(self) -> Progress:
         """Run until nothing is left, or until a signal has stopped every run."""
         progress = self.progress
-        with _count_signals() as signals:
+        with counted_interrupts(signal.SIGTERM) as signals:
             while True:
                 if signals and not progress.stopping:
                     progress.stopping, progress.waits = True, ""
@@ -249,19 +249,3 @@ def default_jobs(folder: SweepFolder) -> int:
     A simulated run computes in one process. The peers of one launched run already share all cores.
     """
     return len(os.sched_getaffinity(0)) if folder.sweep.simulate else 1
-
-
-@contextmanager
-def _count_signals() -> Iterator[list[int]]:
-    """Collect SIGINT (Ctrl-C) and SIGTERM in a list."""
-    received: list[int] = []
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -166,7 +166,9 @@ def unpack(frames: Sequence[Buffer], run: str | None, allowed: tuple[type[Contro
     envelope = unpack_list(frames[0], MAX_ENVELOPE, "envelope")
     version, found_run, name, *values = [*envelope, None, None, None][: max(3, len(envelope))]
     if type(version) is not int or version != VERSION:
-        raise WrongVersion(f"protocol version {shown(version)}; this peer uses {VERSION}")
+        raise WrongVersion(
+            f"protocol version {shown(version)}; this peer uses {VERSION}; install the same version of p2pfl"
+        )
     if type(found_run) is not str:
         raise Malformed("run id is not a string")
     if run is not None and found_run != run:

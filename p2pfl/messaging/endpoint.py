@@ -147,7 +147,7 @@ class Endpoint:
         self.wasted_wait = 0.0
         """Seconds that waits in this round lasted beyond the last arrival."""
 
-    async def meet(self, t: int) -> None:
+    async def await_start(self, t: int) -> None:
         """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
         if 0 < self.joins.get(self.me, 0) == t:
             earlier = [neighbor for neighbor in self.joined if self.joins.get(neighbor, 0) < t]
@@ -192,7 +192,7 @@ class Endpoint:
         """End round ``t`` and open the next one."""
         self.open(t + 1)
 
-    def missed(self, sender: PeerId, t: int) -> None:
+    def lost_before(self, sender: PeerId, t: int) -> None:
         """Note that no message of ``sender`` from before round ``t`` will arrive: it has dropped them."""
         self._first_kept[sender] = t  # also of a neighbor that joins only later: it may be far ahead by then
         self.mailbox.advance_sender(sender, t)

@@ -202,11 +202,11 @@ class Journal:
 
     # ---- dropping
 
-    def drop(self, to: PeerId, before: int, *, gone: bool = False) -> None:
+    def drop(self, to: PeerId, before: int, *, declared_dead: bool = False) -> None:
         """Drop the entries to a neighbor of rounds before this one.
 
         Args:
-            gone: it was declared dead, though it may need them. If it and this peer both go back to their
+            declared_dead: it was declared dead, though it may need them. If it and this peer both go back to their
                 checkpoints, it can have those that this one's names; so their bodies stay until the next checkpoint.
         """
         with self._lock:
@@ -217,7 +217,7 @@ class Journal:
             del addressed.entries[:count], addressed.previous[:count]
             for entry in dropped:
                 if entry.place is not None:
-                    if gone and entry.id.t < self._saved_before:
+                    if declared_dead and entry.id.t < self._saved_before:
                         self._held.append(entry.place.segment)
                     else:
                         self._use(entry.place.segment, -1)

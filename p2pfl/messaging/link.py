@@ -25,7 +25,7 @@ class Link(Protocol):
         """Tell a neighbor not to wait for messages to this peer's receivers in round ``t``: it is not one of them."""
 
     def undelivered(self) -> int:
-        """Return how many messages connected neighbors have not yet received, one for each neighbor."""
+        """Return how many messages wait to be passed to the transport, one for each connected neighbor."""
 
     def checkpointed(self, durable: int) -> None:
         """Tell the neighbors that they need not keep messages of rounds before ``durable`` for this peer."""

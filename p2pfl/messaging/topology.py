@@ -121,21 +121,10 @@ class Topology:
 
         return int(nx.diameter(nx.Graph(self.edges))) if self.edges else 0
 
-    def metropolis(self) -> NDArray[np.float64]:
-        """Return Metropolis-Hastings mixing weights, shape (peers, peers): symmetric, doubly stochastic."""
-        weights = np.zeros((self.peers, self.peers))
-        for i, j in self.edges:
-            weights[i, j] = weights[j, i] = 1.0 / (1 + max(self.degree(i), self.degree(j)))
-        np.fill_diagonal(weights, 1.0 - weights.sum(axis=1))
-        return weights
-
     @cached_property
     def spectral_gap(self) -> float:
-        """1 minus the second largest |eigenvalue| of ``metropolis()``: 0 never averages, 1 averages in one step."""
-        if self.peers == 1:
-            return 1.0
-        magnitudes = np.sort(np.abs(np.linalg.eigvalsh(self.metropolis())))
-        return max(0.0, 1.0 - float(magnitudes[-2]))
+        """1 minus the second largest singular value of W: 0 never averages, 1 averages in one step."""
+        return averaging_gap([self])
 
     @cached_property
     def spanning_tree(self) -> SpanningTree:
@@ -219,10 +208,6 @@ class WeightedTopology(Topology):
             if sender not in peers and receiver not in peers
         )
         return WeightedTopology.from_arcs(self.peers, arcs)
-
-    @cached_property
-    def spectral_gap(self) -> float:
-        return averaging_gap([self])
 
 
 def metropolis_row(me: int, degrees: Mapping[int, int]) -> dict[int, float]:

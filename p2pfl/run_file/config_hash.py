@@ -39,7 +39,10 @@ def mismatch(peer: PeerId, theirs: str, me: PeerId, ours: str) -> str:
     """Describe how the hashes of two peers differ."""
     settings = settings_of(theirs), settings_of(ours)
     if settings[0] != settings[1]:
-        return f"run file differs: peer {peer} has digest {settings[0][:12]}…, peer {me} has {settings[1][:12]}…"
+        return (
+            f"run file differs: its hash is {settings[0][:12]}… at peer {peer}, {settings[1][:12]}… at peer {me}; "
+            "give all peers the same run file"
+        )
     both = _versions(theirs), _versions(ours)
     differ = [name for name in sorted({*both[0], *both[1]}) if both[0].get(name) != both[1].get(name)]
     texts = [", ".join(f"{name} {versions.get(name, '(none)')[:12]}" for name in differ) for versions in both]

@@ -16,7 +16,7 @@ from p2pfl import PeerId, rng
 from p2pfl.run_file.options import Section
 
 
-class Strike(Section):
+class RoundFault(Section):
     """A fault of a peer in one of its rounds."""
 
     peer: NonNegativeInt | None = None
@@ -27,14 +27,14 @@ class Strike(Section):
     """Number of faults."""
 
 
-class Kill(Strike):
+class Kill(RoundFault):
     """SIGKILL at a random moment of the round."""
 
     restart: bool = True
     """Whether the launcher may start the peer again."""
 
 
-class Pause(Strike):
+class Pause(RoundFault):
     """SIGSTOP at a random moment of the round, and SIGCONT later."""
 
     seconds: PositiveFloat
@@ -100,7 +100,7 @@ class Chaos(Section):
 
 
 @dataclass(frozen=True)
-class Blow:
+class PlannedFault:
     """One planned fault of a peer: in round ``t``, after the fraction ``moment`` of a typical round."""
 
     name: str
@@ -112,24 +112,24 @@ class Blow:
     restart: bool = True
 
 
-def blows(chaos: Chaos, me: PeerId, rounds: int, seed: int) -> Iterator[Blow]:
+def planned_faults(chaos: Chaos, me: PeerId, rounds: int, seed: int) -> Iterator[PlannedFault]:
     """The planned faults of peer ``me``; equal arguments give equal faults."""
     seed = seed if chaos.seed is None else chaos.seed
-    strikes: list[tuple[Literal["kill", "pause"], Kill | Pause]] = [("kill", kill) for kill in chaos.kill]
-    strikes += [("pause", pause) for pause in chaos.pause]
-    for number, (what, strike) in enumerate(strikes):
-        if strike.peer not in (None, me):
+    rules: list[tuple[Literal["kill", "pause"], Kill | Pause]] = [("kill", kill) for kill in chaos.kill]
+    rules += [("pause", pause) for pause in chaos.pause]
+    for number, (what, rule) in enumerate(rules):
+        if rule.peer not in (None, me):
             continue
         stream = rng.shared(seed, f"chaos.{what}.{number}", me)
-        drawn = stream.choice(rounds, size=strike.times, replace=strike.times > rounds)
+        drawn = stream.choice(rounds, size=rule.times, replace=rule.times > rounds)
         for count, t in enumerate(sorted(map(int, drawn))):
-            yield Blow(
+            yield PlannedFault(
                 name=f"{what} {number}.{count}",
                 what=what,
-                t=t if strike.round is None else strike.round,
+                t=t if rule.round is None else rule.round,
                 moment=float(stream.random()),
-                seconds=strike.seconds if isinstance(strike, Pause) else 0.0,
-                restart=strike.restart if isinstance(strike, Kill) else True,
+                seconds=rule.seconds if isinstance(rule, Pause) else 0.0,
+                restart=rule.restart if isinstance(rule, Kill) else True,
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol
@@ -14,7 +14,7 @@ from p2pfl.session.cost import CostMeter
 class Slot(Protocol):
     """One peer's access to the compute slots of its host."""
 
-    async def acquire(self) -> None: ...
+    async def acquire(self) -> object: ...
 
     def release(self) -> None: ...
 
@@ -37,8 +37,9 @@ class HeldSlot:
     suspends: the neighbors may need the slot to send what those wait for.
     """
 
-    def __init__(self, slot: Slot, meter: CostMeter | None = None) -> None:
+    def __init__(self, slot: Slot, meter: CostMeter | None = None, clock: Callable[[], float] = perf_counter) -> None:
         self.slot = slot
+        self._clock = clock
         self.meter = meter or CostMeter()
         """Is told when the session computes."""
         self.queued = 0.0
@@ -51,10 +52,10 @@ class HeldSlot:
     async def acquire(self) -> None:
         async with self._queue:
             if not self._held:
-                began = perf_counter()
+                began = self._clock()
                 await self.slot.acquire()
                 self._held = True
-                self.queued += perf_counter() - began
+                self.queued += self._clock() - began
             self.meter.begin()
 
     @contextmanager

@@ -74,7 +74,7 @@ class Status:
         bytes_out, bytes_in: of the completed rounds.
         since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
         unread: messages that have arrived and were not yet used.
-        undelivered: messages that connected neighbors have not yet received, one for each neighbor.
+        undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
         starts: how often the peer has started, this time included.
     """
 

@@ -219,7 +219,7 @@ class Session:
         self._enter("training", t)
         self.faults.begins(t)
         net = self.endpoint.begin(t)
-        await self.endpoint.meet(t)
+        await self.endpoint.await_start(t)
         sources = len(net.sources)
         await self.algorithm.round(t, net)
         receivers = len(net.receivers)

@@ -40,6 +40,7 @@ from p2pfl.models import architecture
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.machine import Computing, Machine, computing
 from p2pfl.session.metrics import add_counts
 from p2pfl.session.simulate import deterministic
@@ -47,6 +48,8 @@ from p2pfl.session.virtual_loop import VirtualLoop
 
 SMALL = 64
 """Bytes up to which a body is what was sent: it may hold a number that a method acts on, e.g. a sum."""
+HEADERS = 4096
+"""Headers whose bodies of zeros are kept; some methods put numbers into them that change."""
 TICK = 1e-9
 """Seconds between two messages of a peer, at least: timers that are due at the same time fire in any order."""
 
@@ -177,6 +180,8 @@ class _Endpoint(Endpoint):
         found = self.kind.received.get(entry.header)
         if found is None:
             plan = self.check(entry.header)
+            if len(self.kind.received) >= HEADERS:
+                del self.kind.received[next(iter(self.kind.received))]
             found = self.kind.received[entry.header] = plan, self.kind.body(plan)
         plan, body = found
         if 0 < entry.size <= SMALL:
@@ -258,13 +263,8 @@ class _Peer:
         self.endpoint.link = self
         self.written = 0
         self.gone = False
-        self._holds_slot = False
-        self._waits = 0
-        self._queue = asyncio.Lock()
-        """Of a method's tasks: one queues for the slot, the others for it."""
         self._owed = 0.0
         """Seconds of CPU for messages that were not worked off yet."""
-        self._queued = 0.0
         self._last_departure = 0.0
         self._clock: Callable[[], float] = lambda: 0.0
 
@@ -273,6 +273,7 @@ class _Peer:
     async def play(self) -> None:
         loop = asyncio.get_running_loop()
         self._clock = loop.time
+        self._slot = HeldSlot(self.host.slots, clock=loop.time)
         await asyncio.sleep(self.starts_at)
         rounds, dies = self.mesh.run.rounds, self.machine.dies.get(self.me)
         first = self.mesh.run.file.joins_at.get(self.me, 0)
@@ -286,12 +287,12 @@ class _Peer:
                 break
         self.endpoint.open(FOREVER)
         await self._work_off()
-        self._release()
+        self._slot.release()
 
     def _die(self, loop: asyncio.AbstractEventLoop) -> None:
         """End for good. The neighbors notice at once, and wait for ``give_up`` seconds."""
         self.gone = True
-        self._release()
+        self._slot.release()
         for neighbor in self.endpoint.neighbors:
             mailbox = self.mesh.peers[neighbor].endpoint.mailbox
             loop.call_later(self.mesh.run.file.transport.give_up, mailbox.mark_disconnected, self.me)
@@ -299,10 +300,10 @@ class _Peer:
     async def _round(self, t: int) -> None:
         began = self._clock()
         settings, seconds = self.mesh.run.file, self.record.seconds
-        self._queued = 0.0
-        await self._acquire()
+        self._slot.queued = 0.0
+        await self._slot.acquire()
         net = self.endpoint.begin(t)
-        await self.endpoint.meet(t)
+        await self.endpoint.await_start(t)
         await self.algorithm.dry_round(t, net, self)
         self.endpoint.finish(t)
         if t + 1 == settings.rounds or self.algorithm.finished or (t + 1) % settings.eval_every == 0:
@@ -314,7 +315,7 @@ class _Peer:
         self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
         self.record.rounds.append(now - began)
         self.record.ends.append(now)
-        seconds["queued"] += self._queued
+        seconds["queued"] += self._slot.queued
         seconds["waiting"] += self.endpoint.waited
         self.record.missing += sum(map(len, self.endpoint.missing.values()))
         add_counts(self.record.sent, self.endpoint.sent)
@@ -340,34 +341,13 @@ class _Peer:
         self.record.seconds["messages"] += owed
         await asyncio.sleep(owed)
 
-    async def _acquire(self) -> None:
-        async with self._queue:
-            if not self._holds_slot:
-                began = self._clock()
-                await self.host.slots.acquire()
-                self._holds_slot = True
-                self._queued += self._clock() - began
-
-    def _release(self) -> None:
-        if self._holds_slot:
-            self._holds_slot = False
-            self.host.slots.release()
-
     @asynccontextmanager
     async def _idle(self, waits_for: Callable[[], list[PeerId]]) -> AsyncIterator[None]:
         await self._work_off()
-        self._waits += 1
-        self._release()
-        yield
-        self._waits -= 1
-        await self._acquire()
-        asyncio.get_running_loop().call_soon(self._release_for_others)
+        with self._slot.released():
+            yield
+        await self._slot.take_back()
         await self._work_off()
-
-    def _release_for_others(self) -> None:
-        """While other tasks of a method wait, the neighbors may need the slot to send what those wait for."""
-        if self._waits:
-            self._release()
 
     # -- the link (p2pfl/messaging/link.py)
 

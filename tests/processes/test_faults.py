@@ -124,7 +124,7 @@ def test_injected_kills_change_nothing(
     assert follow(warm, folder) == 8
     assert matches_simulate(folder, run)
     for files in folder.peers():
-        assert [blow["name"] for blow in files.injected()] == ["kill 0.0", "kill 0.1"]
+        assert [fault["name"] for fault in files.injected()] == ["kill 0.0", "kill 0.1"]
         assert log_of(folder, files.peer).count("fault injected: kill t=") == 2
 
 
@@ -244,7 +244,7 @@ def test_partition_that_heals_before_give_up_changes_nothing(
     folder = prepare(tmp_path / "run", run)
     assert follow(warm, folder) == 0
     assert matches_simulate(folder, run)
-    assert [blow["name"] for blow in folder.peer(0).injected()] == ["partition 0"]
+    assert [fault["name"] for fault in folder.peer(0).injected()] == ["partition 0"]
     assert "partition healed" in log_of(folder, 0)
 
 

@@ -73,8 +73,12 @@ async def test_survives_an_address_that_another_peer_took_over(sockets: Any, tmp
 
 async def test_reports_an_address_that_cannot_be_bound(sockets: Any) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS)
-    with pytest.raises(RunFolderError, match=r"tcp://203\.0\.113\.1:\* cannot be bound"):
+    with pytest.raises(RunFolderError, match=r"tcp://203\.0\.113\.1:\* cannot be bound: .*; transport\.host must be"):
         await sockets.link(endpoint, host="203.0.113.1").start()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(RunFolderError, match=rf"127\.0\.0\.1:{port} cannot be bound: .*; stop the process that"):
+            await sockets.link(endpoint, port=port).start()
     sockets.links.clear()
 
 

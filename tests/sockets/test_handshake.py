@@ -41,7 +41,9 @@ async def test_refuses_a_different_run_file_on_both_sides(
     await asyncio.gather(*closing)
     assert isinstance(first, HandshakeError)
     assert isinstance(second, HandshakeError)
-    assert "refused peer 0: run file differs: peer 0 has digest 000000000000…, peer 1 has 111111111111…" in str(first)
+    assert "refused peer 0: run file differs: its hash is 000000000000… at peer 0, 111111111111… at peer 1" in str(
+        first
+    )
     assert "peer 0 at tcp://127.0.0.1:" in str(second)
 
 
@@ -51,7 +53,9 @@ async def test_refuses_another_run_and_another_protocol_version(alone: Any, raw:
     other.send(HELLO, run="another run")
     assert await other.answer() == Refused(f"message of run 'another run'; this peer is in run '{RUN_ID}'")
     other.dealer.send(msgpack.packb([3, "whatever", "version 3 says"]))
-    assert await other.answer() == Refused(f"protocol version 3; this peer uses {control.VERSION}")
+    assert await other.answer() == Refused(
+        f"protocol version 3; this peer uses {control.VERSION}; install the same version of p2pfl"
+    )
     other.send(HELLO)
     await other.expect(Want)  # the refused messages had no effect
 

@@ -183,7 +183,7 @@ def test_rows_make_up_the_metropolis_matrix(topology: Topology) -> None:
         assert set(row) == set(neighbors)
         complete = with_self_weight(row, me)
         matrix[me, list(complete)] = list(complete.values())
-    np.testing.assert_allclose(matrix, topology.metropolis(), atol=1e-15)
+    np.testing.assert_allclose(matrix, topology.mixing_matrix(), atol=1e-15)
     np.testing.assert_allclose(matrix, matrix.T, atol=1e-15)
     np.testing.assert_allclose(matrix.sum(axis=0), 1.0)
     np.testing.assert_allclose(matrix.sum(axis=1), 1.0)

@@ -74,7 +74,7 @@ def test_an_entry_may_have_a_header_and_a_chunk_and_nothing_else_has_frames() ->
 def test_another_version_is_recognized_in_an_envelope_of_another_form() -> None:
     for envelope in ([VERSION + 1], [VERSION - 1, RUN_ID, "Hello", 1, 2, 3, 4], [], [None], [True, RUN_ID], ["4"]):
         assert type(rejected(envelope)) is WrongVersion
-    assert str(rejected([3])) == f"protocol version 3; this peer uses {VERSION}"
+    assert str(rejected([3])) == f"protocol version 3; this peer uses {VERSION}; install the same version of p2pfl"
 
 
 def test_another_run_is_rejected_unless_any_run_is_accepted() -> None:

@@ -128,23 +128,23 @@ def test_begin_opens_each_round_and_is_optional_unless_somebody_waits_for_it(
 async def test_a_late_joiner_waits_without_a_deadline_for_its_first_round() -> None:
     endpoint = make(complete(4), me=3, t=4, joins={3: 4, 2: 4}, wait_policy=WaitPolicy(5.0))
     endpoint.begin(4)
-    meeting = asyncio.create_task(endpoint.meet(4))
+    meeting = asyncio.create_task(endpoint.await_start(4))
     await asyncio.sleep(1000.0)
     begin(endpoint, 0, 4)
     await asyncio.sleep(0)
     assert not meeting.done()
     receive(endpoint, 1, 5)  # anything of that round or a later one; peer 2 begins only now
     await asyncio.wait_for(meeting, 1.0)
-    await asyncio.wait_for(endpoint.meet(5), 1.0)
+    await asyncio.wait_for(endpoint.await_start(5), 1.0)
 
 
 def test_rounds_are_skipped_if_half_of_the_connected_neighbors_no_longer_have_them() -> None:
     endpoint = make()
     assert endpoint.next_round(3) == 3
-    endpoint.missed(1, FOREVER)
-    endpoint.missed(2, 8)
+    endpoint.lost_before(1, FOREVER)
+    endpoint.lost_before(2, 8)
     assert endpoint.next_round(3) == 3  # peers 3, 4 and 5 have them
-    endpoint.missed(3, 9)
+    endpoint.lost_before(3, 9)
     assert endpoint.next_round(3) == 8
     assert endpoint.next_round(8) == 8
     endpoint.mailbox.mark_disconnected(2)
@@ -156,7 +156,7 @@ def test_rounds_are_skipped_if_half_of_the_connected_neighbors_no_longer_have_th
 def test_rounds_are_skipped_if_late_joiners_are_far_ahead_of_their_first_round() -> None:
     endpoint = make(joins={1: 4, 2: 4, 3: 4})
     for neighbor in (1, 2, 3):
-        endpoint.missed(neighbor, 7)
+        endpoint.lost_before(neighbor, 7)
     assert endpoint.next_round(0) == 0
     endpoint.open(4)
     assert endpoint.next_round(4) == 7
@@ -200,7 +200,7 @@ async def test_a_wait_ends_at_the_deadline_with_a_quorum_and_after_give_up_witho
     [
         lambda endpoint: receive(endpoint, 5, 3),
         lambda endpoint: begin(endpoint, 5, 1),
-        lambda endpoint: endpoint.missed(5, 2),
+        lambda endpoint: endpoint.lost_before(5, 2),
         lambda endpoint: endpoint.mailbox.mark_disconnected(5),
         lambda endpoint: endpoint.mailbox.nothing(5, 0),
     ],

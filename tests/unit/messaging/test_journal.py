@@ -140,7 +140,7 @@ def test_bodies_of_the_last_checkpoint_stay_until_the_next_one_for_a_neighbor_th
     journal.state_dict(before=1)
     journal.saved(before=1)
     journal.drop(1, 2)
-    journal.drop(2, 2, gone=True)
+    journal.drop(2, 2, declared_dead=True)
     journal.begin(2)
     journal.append(block(0), (2,))
     assert set(disk.segments) == {1, 3}  # 1 holds the bodies of round 0

@@ -56,7 +56,7 @@ def test_neighbors_are_mutual_ascending_and_consistent_with_the_edges(topology: 
 @property_of
 @given(topologies())
 def test_metropolis_weights_are_symmetric_doubly_stochastic_and_follow_the_formula(topology: Topology) -> None:
-    weights = topology.metropolis()
+    weights = topology.mixing_matrix()
     assert weights.dtype == np.float64
     np.testing.assert_array_equal(weights, weights.T)
     np.testing.assert_allclose(weights.sum(axis=1), 1.0)
@@ -127,7 +127,7 @@ def test_a_single_peer_has_no_neighbors() -> None:
     assert topology.connected
     assert topology.diameter == 0
     assert topology.spectral_gap == 1.0
-    assert topology.metropolis() == [[1.0]]
+    assert topology.mixing_matrix() == [[1.0]]
     assert topology.spanning_tree == ((None,), ((),), (0,), (0,), (1,))
 
 

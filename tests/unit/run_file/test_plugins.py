@@ -137,7 +137,7 @@ def test_hash_depends_on_the_code_of_all_files(project: Project) -> None:
         3, "a", 0, config_hash.join("a", {"my_method": "1" * 64})
     )
     other = config_hash.mismatch(3, "b" * 64, 0, ours)
-    assert other.startswith("run file differs: peer 3 has digest bbbbbbbbbbbb…, peer 0 has ")
+    assert other.startswith("run file differs: its hash is bbbbbbbbbbbb… at peer 3, ")
     assert len(config_hash.join("a" * 64, {f"plugin{number}": "1" * 64 for number in range(99)})) < 1200
 
 
