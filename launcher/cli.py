@@ -12,9 +12,11 @@ def main() -> None:
     reject_conflicting_distribution()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
-    # Import late: the other distribution installs its files into the same package, p2pfl.
-    from launcher.commands import commands
-
+    try:
+        # Import late: the other distribution installs its files into the same package, p2pfl.
+        from launcher.commands import commands
+    except KeyboardInterrupt:  # later, click catches it
+        sys.exit(128 + signal.SIGINT)
     commands(prog_name="p2pfl")
 
 

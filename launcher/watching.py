@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
@@ -29,19 +29,52 @@ class Watching:
     ui: bool = False
     metrics: MetricsServer | None = None
 
-    def progress(self, console: Console, folder: RunFolder) -> Progress:
-        """Return the display of the progress of a run."""
+    @contextmanager
+    def progress(self, console: Console, folder: RunFolder) -> Iterator[Progress]:
+        """Display the progress of a run; drop lines if the terminal is gone, or the disk that gets them full."""
         if self.ui:
             from launcher.ui.progress import UiProgress
 
-            return UiProgress(console, folder)
-        return progress_on(console)
+            with UiProgress(console, folder) as progress:
+                yield progress
+            return
+        file, console.file = console.file, cast(IO[str], _Lossy(console.file))
+        try:
+            with progress_on(console) as progress:
+                yield progress
+        finally:
+            console.file = file
 
     def serve(self, folder: RunFolder, console: Console) -> None:
         """Let the endpoint, if there is one, answer for this run, and print its address."""
         if self.metrics is not None:
             self.metrics.start(folder, settings(folder))
             console.print(f"metrics: {self.metrics.url}", soft_wrap=True)
+
+
+class _Lossy:
+    """A stream that drops what cannot be written. A broken pipe is still an error: the console handles it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._or_drop(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._or_drop(self._stream.flush)
+
+    def _or_drop(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
 
 
 @contextmanager

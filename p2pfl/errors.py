@@ -8,7 +8,8 @@
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
     │   │   └── JournalError    a message that a neighbor still needs was deleted from disk
-    │   └── CheckpointError     a checkpoint is unreadable or belongs to another run
+    │   ├── CheckpointError     a checkpoint is unreadable or belongs to another run
+    │   └── AddressInUse        another process listens at the address of a peer
     ├── RunFailed               a run that was started from Python has failed
     ├── KeysError               the peers' keys are missing, damaged, or readable by others
     ├── OutOfMemory             a peer does not fit into the available memory
@@ -39,6 +40,9 @@ from typing import Any
 
 class P2pflError(Exception):
     """Base of all errors that this project raises on purpose."""
+
+    exit_code = 1
+    """Exit code of a peer that ends because of it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not by the constructor: those of some errors take other arguments than the message.
@@ -127,6 +131,13 @@ class WriteError(RunFolderError):
         else:
             advice = f"make it writable{resume}"
         super().__init__(f"{path}: cannot be written: {error.strerror or error}; {advice}")
+
+
+class AddressInUse(RunFolderError):
+    """Another process listens at the address of a peer, perhaps only for a moment."""
+
+    exit_code = os.EX_TEMPFAIL
+    """The launcher tries again for a while."""
 
 
 class JournalError(WriteError):

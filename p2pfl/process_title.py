@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from setproctitle import setproctitle, setthreadtitle
 
 
@@ -22,4 +24,7 @@ def has_title(command_line: str, title: str) -> bool:
     its environment if that was not changed before.
     """
     found = command_line.rstrip("\0 ")
-    return found == title or (title.startswith(found) and " /" in found)
+    if found == title:
+        return True
+    path = found.partition(" /")[2]
+    return bool(path) and title.startswith(found) and not Path("/", path, "run.yaml").exists()  # that is another run

@@ -26,7 +26,7 @@ from p2pfl.session.build import load_data
 from p2pfl.session.files import allow_many_files
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.session.run_folder import Phase, RunFolder, Status
 from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import deterministic
 from peers.device import claim_device, slots_on
@@ -76,25 +76,27 @@ def run_peer(
         close_logger(log)
         return 1
 
-    def write_status(status: Status) -> None:
+    def write_status(phase: Phase, error: str = "") -> None:
+        """Say what this peer does now; what it, or an earlier process, has achieved stays."""
+        now = Status(me, os.getpid(), phase, error=error, since=monotonic())
+        if (last := files.status()) is not None:
+            kept = ("t", "rounds_done", "accuracy", "bytes_out", "bytes_in", "starts")
+            now = replace(now, **{name: getattr(last, name) for name in kept})
         with suppress(WriteError):
-            files.write_status(status)
+            files.write_status(now)
 
     try:
         with stop_by_exception(), logging_warnings(log):
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
-            last = files.status() or Status(me, 0)  # an earlier process has achieved this
-            starting = Status(me, os.getpid(), "starting", last.t, last.rounds_done, accuracy=last.accuracy)
-            starting = replace(starting, bytes_out=last.bytes_out, bytes_in=last.bytes_in, starts=last.starts)
-            write_status(replace(starting, since=monotonic()))
+            write_status("starting")
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))
     except Stopped:
         if files.result() is None:
             log.info("stopped before the first round")
-            write_status(Status(me, os.getpid(), "stopped"))
+            write_status("stopped")
         return 0
     except Exception as error:
         if isinstance(error, PluginError):
@@ -106,8 +108,8 @@ def run_peer(
         if echo is None:
             report_error(error_text(error))
         if files.result() is None:  # the peer failed before its session began, or could not write the result
-            write_status(Status(me, os.getpid(), "failed", error=error_text(error)))
-        return error.exit_code if isinstance(error, WriteError) else 1
+            write_status("failed", error_text(error))
+        return error.exit_code if isinstance(error, P2pflError) else 1
     finally:
         close_logger(log)
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import zmq
 
 from p2pfl import PeerId
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import AddressInUse, RunFolderError
 from p2pfl.messaging.endpoint import Endpoint
-from p2pfl.run_file.addresses import join
+from p2pfl.run_file.addresses import IN_USE, join
 from p2pfl.run_file.schema import Transport
 from p2pfl.session.key_files import Keys
 from peers.address_files import AddressFiles
@@ -35,12 +35,6 @@ from peers.zmq_sockets import Monitors, ZmqDealer, ZmqRouter, sockets_for
 
 if TYPE_CHECKING:
     from peers.io_loop import Turns
-
-ADVICE = {
-    errno.EADDRINUSE: "; stop the process that uses it, or change transport.port",
-    errno.EADDRNOTAVAIL: "; transport.host must be an address of this host",
-    errno.ENODEV: "; transport.host must be an address of this host",
-}
 
 
 class Sockets:
@@ -102,8 +96,10 @@ class Sockets:
         except zmq.ZMQError as error:
             self.monitors.close()
             self.context.destroy(linger=0)
-            advice = ADVICE.get(error.errno or 0, "")
-            raise RunFolderError(f"{address} cannot be bound: {error.strerror}{advice}") from None
+            failed = f"{address} cannot be bound: {error.strerror}"
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"{failed}; {IN_USE}") from None
+            raise RunFolderError(f"{failed}; transport.host must be an address of this host") from None
         return self._router
 
     def dealer(self, to: PeerId) -> ZmqDealer:

@@ -195,6 +195,8 @@ FAKE_PEERS = """
             os._exit(3)
         if behavior == "cannot write":
             os._exit(os.EX_CANTCREAT)
+        if behavior == "address in use":
+            os._exit(os.EX_TEMPFAIL)
         while True:
             signal.pause()
 

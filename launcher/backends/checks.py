@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,6 +16,8 @@ from launcher.errors import LaunchError
 from launcher.tracking.processes import check_trackers
 from p2pfl import PeerId
 from p2pfl.errors import KeysError
+from p2pfl.run_file.addresses import IN_USE, is_ipv6
+from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -30,6 +34,7 @@ def check_start(run: Run, peers: Sequence[PeerId], *, here: bool) -> None:
     if here:
         check_limits(run, peers)
         check_gpu(run)
+        check_ports(run, peers)
 
 
 def check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
@@ -41,6 +46,38 @@ def check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
             "with `p2pfl peer`, or run all of them here: --set transport.hosts={} --set transport.address=null"
         )
         raise run.error_at("transport.hosts" if transport.hosts else "transport.address", LaunchError(problem))
+
+
+def check_unchanged(run: Run, folder: RunFolder) -> None:
+    """Raise LaunchError if the run file in a run folder is not the one that the run began with."""
+    from p2pfl.session.run_info import describe_run
+
+    info, now = folder.info, describe_run(run, "")
+    same_version = info.get("versions", {}).get("p2pfl-mesh") == now["versions"]["p2pfl-mesh"]  # others may add keys
+    if same_version and info.get("config_hash", now["config_hash"]) != now["config_hash"]:
+        raise LaunchError(
+            f"{folder.run_file}: changed since the run began, so its results would be those of two settings; "
+            "undo the changes, or launch it as a new run"
+        )
+
+
+def check_ports(run: Run, peers: Iterable[PeerId]) -> None:
+    """Raise RunFileError if another process listens at the port of one of these peers."""
+    transport = run.file.transport
+    book = transport.book(run.peers)
+    for peer in peers:
+        port = book.bound_port(peer)
+        if port is None:
+            return
+        family = socket.AF_INET6 if is_ipv6(transport.host) else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as libzmq does
+            try:
+                probe.bind((transport.host.strip("[]"), port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    problem = f"port {port} of peer {peer} is in use; {IN_USE}"
+                    raise run.error_at("transport.port", LaunchError(problem)) from None
 
 
 def check_keys(run: Run, peers: Iterable[PeerId]) -> None:

@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
-from p2pfl.errors import WriteError
+from p2pfl.errors import AddressInUse, WriteError
 from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
 
 POLL_INTERVAL = 0.25
@@ -28,6 +28,10 @@ ORPHAN_INTERVAL = 1.0
 """Seconds between two checks of the peers that a dead warm process had forked."""
 MAX_FAILURES = 3
 """A peer that fails this many times without completing a round is not restarted."""
+IN_USE_FOR = 60.0
+"""Seconds for which a peer is restarted whose address is in use, whatever MAX_FAILURES says."""
+MAX_PAUSE = 16.0
+"""Most seconds between two of these restarts."""
 OUT_OF_MEMORY = (
     "; probably the kernel ran out of memory (see `dmesg`): lower slots, start fewer peers, or use a smaller batch "
     "or model"
@@ -101,6 +105,8 @@ def follow(
     policy = RestartPolicy(folder, restart)
     shown = [files.peer for files in folder.peers()]
     recoveries = Recoveries(folder, processes)
+    due: dict[PeerId, float] = {}
+    """When to restart peers."""
     with (
         counted_interrupts(*[signal.SIGTERM] * warm.stops_on_sigterm) as interrupts,
         watching.progress(console, folder) as progress,
@@ -124,13 +130,19 @@ def follow(
                 _stop(processes, warm, kill=len(interrupts) > 1, progress=progress)
             elif again and processes.started:  # otherwise another warm process would not start any peer either
                 progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
+                due |= {peer: time.monotonic() + policy.pause(peer, codes.get(peer)) for peer in again}
                 processes.expect(again)
                 recoveries.expect(again)
+                exited = sorted(set(exited) - set(again))
+            if interrupts:
+                processes.running -= due.keys()
+                due.clear()
+            elif now := [peer for peer, at in due.items() if at <= time.monotonic()]:
                 if warm.exited:
                     progress.print("starting another warm process")
                     warm.restart()
-                warm.fork(folder, again)
-                exited = sorted(set(exited) - set(again))
+                warm.fork(folder, now)
+                due = {peer: at for peer, at in due.items() if peer not in now}
             for peer in exited:
                 if peer in policy.reports:
                     progress.print(f"peer {peer}: {policy.reports[peer]}")
@@ -173,10 +185,18 @@ class RestartPolicy:
         """What to print about a peer that is not restarted."""
         self.hopeless: set[PeerId] = set()
         """Peers that were restarted without success."""
+        self._in_use_since: dict[PeerId, float] = {}
+        """When another process listened at the address of a peer for the first time."""
         self._failures: dict[PeerId, list[int]] = {}
         """Completed rounds at each failure."""
         self._kills = {files.peer: len(_kills(files)) for files in folder.peers()}
         """How often chaos has killed each peer, in earlier launches too."""
+
+    def pause(self, peer: PeerId, exit_code: int | None) -> float:
+        """Return how many seconds to wait before the restart."""
+        if exit_code != AddressInUse.exit_code:
+            return 0.0
+        return min(max(1.0, time.monotonic() - self._in_use_since[peer]), MAX_PAUSE)
 
     def restarts(self, peer: PeerId, exit_code: int | None, error: str = "") -> bool:
         """Return whether to restart ``peer``, given its exit code and the error that it reported."""
@@ -189,6 +209,10 @@ class RestartPolicy:
             return False
         if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
             return False
+        if exit_code == AddressInUse.exit_code:
+            began = self._in_use_since.setdefault(peer, time.monotonic())
+            if time.monotonic() - began < IN_USE_FOR:
+                return True
         kills = _kills(files)
         if len(kills) > self._kills.get(peer, 0):  # an injected kill is no failure of the peer
             self._kills[peer] = len(kills)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from launcher.backends.checks import check_addresses, check_start
+from launcher.backends.checks import check_addresses, check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.mps import multi_process_service
 from launcher.backends.processes import find_process, outcome
@@ -86,15 +86,18 @@ def resume(
         from p2pfl.run_file import load as run_files
 
         run = run_files.load(folder.run_file)
+        check_unchanged(run, folder)
         present = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
         absent = sorted(set(peers) - set(present))
         if absent:
             raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(present)}")
         selected = sorted(peers) or present
-        if running := [peer for peer in selected if find_process(folder, peer)]:
+        alive = {peer for peer in present if find_process(folder, peer)}
+        if running := [peer for peer in selected if peer in alive]:
             console.print(f"already running: {_peers(running)}")
         ended = [peer for peer in selected if peer not in running]
-        if all(outcome(folder.peer(peer)) == "finished" for peer in ended):
+        # Those that run may need the last messages of a finished peer whose process was killed.
+        if not ended or (not alive and all(outcome(folder.peer(peer)) == "finished" for peer in ended)):
             raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished or running")
         # Their addresses need no check: these peers ran here before, maybe behind a router with another address.
         check_start(run, ended, here=True)
@@ -106,7 +109,6 @@ def resume(
         if not running:  # otherwise another launcher may still measure, and the time would count twice
             with suppress(RunFolderError):
                 seconds_before = measured_seconds(folder) or 0.0
-        # Start finished peers too: others may need their last messages.
         return folder, _run(settings, folder, ended, warm, console, restart, watching, seconds_before)
 
 

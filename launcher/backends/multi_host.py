@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from launcher.backends import hosts as backends
-from launcher.backends.checks import check_start
+from launcher.backends.checks import check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
@@ -143,6 +143,7 @@ def resume(
         from p2pfl.run_file import load as run_files
 
         run = run_files.load(folder.run_file)
+        check_unchanged(run, folder)
         check_start(run, range(run.peers), here=False)
         return Settings.of(run)
 

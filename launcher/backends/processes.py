@@ -35,7 +35,7 @@ def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     try:
         process = psutil.Process(status.pid)
         found = " ".join(process.cmdline())
-    except psutil.Error:
+    except (psutil.Error, TypeError, ValueError, OverflowError):  # no such process, or a damaged status
         return None
     titles = peer_title(folder, peer), simulation_title(folder)
     return process if any(has_title(found, title) for title in titles) else None

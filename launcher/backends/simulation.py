@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from launcher.backends.checks import check_unchanged
 from launcher.backends.processes import find_process, outcome, simulation_title
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
@@ -78,6 +79,7 @@ def resume(folder: RunFolder, console: Console, watching: Watching = Watching())
     from p2pfl.run_file import load as run_files
 
     run = run_files.load(folder.run_file)
+    check_unchanged(run, folder)
     _check_device(run, jobs)
     check_trackers(run)
     seconds_before = 0.0

@@ -24,6 +24,8 @@ from string import Formatter
 
 from p2pfl import PeerId
 
+IN_USE = "stop the process that listens there, or change transport.port"
+"""What to do if an address is in use."""
 LAST_PORT = 65535
 FIELDS = ("id", "port", "hostname")
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")

@@ -135,6 +135,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def read_undamaged_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Read one JSON object per line; also count the lines that are damaged, not only cut off at the end."""
+    lines = (_read(path) or b"").splitlines(keepends=True)
+    found = [value for line in lines if line.endswith(b"\n") and (value := _json_object(line)) is not None]
+    return found, sum(line.endswith(b"\n") for line in lines) - len(found)
+
+
 def sync(path: Path) -> None:
     """Wait until the content of ``path``, if it exists, is on disk (not necessarily its name). Raises WriteError."""
     with write_errors(path), suppress(FileNotFoundError):

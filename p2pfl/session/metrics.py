@@ -26,6 +26,7 @@ what remains of ``total``.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -36,7 +37,7 @@ from p2pfl import PeerId
 from p2pfl.learning.evaluation import Evaluation
 from p2pfl.messaging.endpoint import Counts
 from p2pfl.session.evaluation import Evaluations
-from p2pfl.session.files import append_line, read_lines, write_atomically
+from p2pfl.session.files import append_line, read_lines, read_undamaged_lines, write_atomically
 
 MEASURED = ("seconds", "elapsed", "cost")
 """Keys whose values differ from run to run; all others are bit-identical on one platform."""
@@ -106,19 +107,35 @@ def append(path: Path, record: RoundRecord) -> None:
     append_line(path, record.to_json())
 
 
-def truncate(path: Path, t: int) -> float:
+def truncate(path: Path, t: int, log: logging.Logger, last: int = -1) -> float:
     """Drop damaged records and those of round ``t`` and later: a peer that resumes writes them again.
 
-    The others are on disk before they replace the file, since the peer does not write them again.
+    The others are on disk before they replace the file, since the peer does not write them again. If some of them are
+    lost, say so in ``log``, and keep a file with damaged ones.
+
+    Args:
+        last: round of the last record that the checkpoint knows; -1 if it knows none.
 
     Returns:
         The seconds that the peer had taken up to the last record, dropped or not.
     """
-    if not path.exists():
-        return 0.0
-    records = read(path)
-    kept = "".join(json.dumps(record) + "\n" for record in records if record["t"] < t).encode()
-    if kept != path.read_bytes():
+    found, damaged = read_undamaged_lines(path)
+    records: list[dict[str, Any]] = []
+    for record in found:
+        if type(record.get("t")) is int and (not records or record["t"] > records[-1]["t"]):
+            records.append(record)
+    damaged += len(found) - len(records)
+    before = path.read_bytes() if path.exists() else b""
+    if damaged:
+        copy = path.with_stem(f"{path.stem}-damaged")
+        write_atomically(copy, before)
+        log.warning("damaged records dropped count=%d; the file as it was: %s", damaged, copy)
+    earlier = [record for record in records if record["t"] < t]
+    ends = earlier[-1]["t"] if earlier else -1
+    if ends < last:
+        log.warning("records are missing rounds=%d..%d: %s was cut off or deleted", ends + 1, last, path)
+    kept = "".join(json.dumps(record) + "\n" for record in earlier).encode()
+    if kept != before:
         write_atomically(path, kept, durable=True)
     return max((record.get("elapsed", 0.0) for record in records), default=0.0)  # none in those of old versions
 

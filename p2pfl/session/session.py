@@ -113,6 +113,8 @@ class Session:
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
+        self._recorded = -1
+        """Round of the last record."""
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every = self.settings.checkpoint_every
@@ -260,6 +262,7 @@ class Session:
         self.totals.add(record)
         if self.folder is not None:
             metrics.append(self.folder.metrics, record)
+        self._recorded = t
         log_round(self.log, record, self.totals.best, self.endpoint.nonfinite)
         self._take_snapshot()
         if self.saver is not None and self.saver.is_due(self.rounds_done):
@@ -346,6 +349,7 @@ class Session:
                     "endpoint": self.endpoint.state_dict(),
                     "totals": vars(self.totals),  # copied by ``keep``, like everything else
                     "evaluations": self.evaluations.state_dict(),
+                    "recorded": self._recorded,
                 }
             )
         except checkpoint.Unstorable as error:
@@ -365,19 +369,20 @@ class Session:
             return
         self.folder.clear_result()
         last = self.folder.status()
-        self.status.starts = 1 + (last.starts if last is not None else 0)
+        self.status.starts = 1 + (last.starts if last is not None and type(last.starts) is int else 0)
         saved = load(self.folder, self.endpoint, self.run_id, self.log, self._copies)
         if saved is None or self.saver is None:
-            self._elapsed_before = metrics.truncate(self.folder.metrics, 0)
+            self._elapsed_before = metrics.truncate(self.folder.metrics, 0, self.log)
             return
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.finished = saved["finished"]
         self.streams.load_state_dict(saved["streams"])
         self.totals = Totals(**saved["totals"])
+        self._recorded = saved.get("recorded", -1)
         self.rounds_done = self.saver.saved = saved["rounds_done"]
         if "evaluations" in saved:  # absent in checkpoints of earlier versions
             self.evaluations = Evaluations.from_state_dict(saved["evaluations"])
         elif self.algorithm.finished or self.rounds_done == self.settings.rounds:
             self._evaluate()  # not otherwise: the neighbors wait
-        self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done)
+        self._elapsed_before = metrics.truncate(self.folder.metrics, self.rounds_done, self.log, self._recorded)
         self.log.info("resumed t=%d", self.rounds_done)

@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -90,7 +91,8 @@ def simulate(
                 session.resume()
             except P2pflError as error:
                 if peer_folder is not None:
-                    peer_folder.write_status(Status(me, os.getpid(), "failed", error=str(error)))
+                    last = peer_folder.status() or Status(me, 0)
+                    peer_folder.write_status(replace(last, pid=os.getpid(), phase="failed", error=str(error)))
                 raise
             sessions.append(session)
         if isinstance(hub, ReplayingHub):

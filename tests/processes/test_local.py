@@ -126,6 +126,53 @@ def test_always_restarts_a_peer_that_cannot_write(play: Any) -> None:
     assert printed.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room; restarting"
 
 
+def test_restarts_a_peer_until_its_address_is_free(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.backends.follow.MAX_PAUSE", 0.1)
+    behavior = ", ".join(["address in use"] * 2 * MAX_FAILURES + ["finishes"])
+    _, processes, printed = play(behavior, "finishes", restart="on-failure")
+    assert processes.exit_codes == {0: 0, 1: 0}
+    assert printed.count("restarting") == 2 * MAX_FAILURES
+
+
+def test_does_not_restart_a_peer_forever_whose_address_is_in_use(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.backends.follow.IN_USE_FOR", 0.0)
+    _, processes, printed = play("address in use", restart="on-failure")
+    assert processes.exit_codes == {0: os.EX_TEMPFAIL}
+    assert f"not restarted: failed {MAX_FAILURES} times" in printed
+
+
+def test_stop_ends_a_run_whose_peer_waits_for_its_address(
+    play: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RestartPolicy, "pause", lambda self, peer, code: 1000.0 if code == os.EX_TEMPFAIL else 0.0)
+
+    def interrupt(folder: RunFolder) -> None:
+        until(lambda: all(files.status() for files in folder.peers()))
+        status = folder.peer(0).status()
+        assert status is not None
+        until(lambda: not psutil.pid_exists(status.pid))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    _, processes, _ = play("address in use", "waits", meanwhile=interrupt, restart="on-failure")
+    assert processes.exit_codes == {1: 0}
+
+
+def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFolder, fake_peers: Any) -> None:
+    folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
+    with (
+        open("/dev/full", "w", buffering=1) as full,
+        WarmProcess(fake_peers(["crashes, finishes", "finishes"])) as warm,
+    ):
+        console = Console(file=full, width=80)
+        processes = follow(folder, range(2), Run(2), warm, console, "on-failure")
+        with pytest.raises(OSError, match="No space left"):
+            console.print("at the end, the error is seen")
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, full.fileno())  # discards what is buffered
+        os.close(null)
+    assert processes.exit_codes == {0: 0, 1: 0}
+
+
 def test_keeps_restarting_a_peer_that_makes_progress(play: Any) -> None:
     behaviors = [
         *["crashes"] * (MAX_FAILURES - 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,7 +52,7 @@ def test_reads_from_the_beginning_when_a_resumed_peer_has_replaced_the_file(tmp_
     path.write_text(record(0, 0) + record(0, 1) + record(0, 2))
     file = RecordFile(path)
     assert len(file.read()) == 3
-    truncate(path, 1)
+    truncate(path, 1, logging.getLogger("p2pfl.null"))
     assert [found["t"] for found in file.read()] == [0]
 
 

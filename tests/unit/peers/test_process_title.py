@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +51,11 @@ def test_a_title_that_was_cut_off_is_recognized() -> None:
 )
 def test_only_the_path_of_a_title_may_be_cut_off(found: str, expected: bool) -> None:
     assert has_title(found, "p2pfl peer 12 /runs/mesh") is expected
+
+
+def test_a_title_that_names_another_run_is_not_cut_off(tmp_path: Path) -> None:
+    title = f"p2pfl peer 1 {tmp_path}/mesh-2"
+    assert has_title(f"p2pfl peer 1 {tmp_path}/mesh", title)
+    (tmp_path / "mesh").mkdir()
+    (tmp_path / "mesh" / "run.yaml").touch()
+    assert not has_title(f"p2pfl peer 1 {tmp_path}/mesh", title)

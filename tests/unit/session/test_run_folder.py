@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import resource
 import shutil
@@ -19,6 +20,8 @@ from p2pfl.session.files import append_line, read_lines, write_atomically
 from p2pfl.session.peer_log import close_logger, peer_logger
 from p2pfl.session.run_folder import Result, RunFolder, Status
 from tests.system_calls import calls_of
+
+LOG = logging.getLogger("p2pfl.null")
 
 
 @contextlib.contextmanager
@@ -151,10 +154,28 @@ def test_drops_records_after_a_damaged_one(folder: RunFolder, rest: str) -> None
     whole = '{"t": 0, "loss": 0.1}\n{"t": 1}\n'
     path.write_text(whole + rest)
     assert metrics.read(path) == [{"t": 0, "loss": 0.1}, {"t": 1}]
-    metrics.truncate(path, 5)
+    metrics.truncate(path, 5, LOG)
     assert path.read_text() == whole
-    metrics.truncate(path, 1)
+    metrics.truncate(path, 1, LOG)
     assert metrics.read(path) == [{"t": 0, "loss": 0.1}]
+
+
+def test_keeps_the_records_after_a_damaged_one_on_resume(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    path = folder.peer(0).metrics
+    damaged = '{"t": 0}\n{"t"\n{"t": null}\n{"t": 2}\n{"t": 2}\n{"t": 3}\n{"t": 4'
+    path.write_text(damaged)
+    metrics.truncate(path, 5, LOG, last=4)
+    assert metrics.read(path) == [{"t": 0}, {"t": 2}, {"t": 3}]
+    copy = path.with_name("metrics-damaged.jsonl")
+    assert copy.read_text() == damaged
+    assert [record.getMessage() for record in caplog.records] == [
+        f"damaged records dropped count=3; the file as it was: {copy}",
+        f"records are missing rounds=4..4: {path} was cut off or deleted",
+    ]
+    path.unlink()
+    metrics.truncate(path, 5, LOG, last=3)
+    assert "records are missing rounds=0..3: " in caplog.text
+    assert not path.exists()
 
 
 THREE = '{"t": 0}\n{"t": 1}\n{"t": 2}\n'
@@ -166,7 +187,7 @@ def test_truncated_records_are_on_disk_before_they_replace_the_old_ones(
     """Otherwise a power failure leaves an empty file: the name has changed, the content was never written."""
     path = folder.peer(0).metrics
     path.write_text(THREE)
-    assert calls_of(lambda: metrics.truncate(path, 2), monkeypatch) == ["write", "fsync", "rename", "fsync"]
+    assert calls_of(lambda: metrics.truncate(path, 2, LOG), monkeypatch) == ["write", "fsync", "rename", "fsync"]
     assert metrics.read(path) == [{"t": 0}, {"t": 1}]
 
 
@@ -176,7 +197,7 @@ def test_interrupted_truncation_loses_no_earlier_record(
 ) -> None:
     path = folder.peer(0).metrics
     path.write_text(THREE)
-    assert len(calls_of(lambda: metrics.truncate(path, 2), monkeypatch, fail_at=steps)) == steps + 1
+    assert len(calls_of(lambda: metrics.truncate(path, 2, LOG), monkeypatch, fail_at=steps)) == steps + 1
     assert metrics.read(path)[:2] == [{"t": 0}, {"t": 1}]
     assert list(path.parent.iterdir()) == [path]
 
@@ -184,21 +205,21 @@ def test_interrupted_truncation_loses_no_earlier_record(
 def test_truncation_that_drops_nothing_writes_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder.peer(0).metrics
     path.write_text(THREE)
-    assert calls_of(lambda: metrics.truncate(path, 3), monkeypatch) == []
+    assert calls_of(lambda: metrics.truncate(path, 3, LOG), monkeypatch) == []
     assert path.read_text() == THREE
 
 
 def test_truncation_returns_the_seconds_up_to_the_last_record_dropped_or_not(folder: RunFolder) -> None:
     path = folder.peer(0).metrics
-    assert metrics.truncate(path, 0) == 0
+    assert metrics.truncate(path, 0, LOG) == 0
     path.write_text(THREE)
-    assert metrics.truncate(path, 3) == 0
+    assert metrics.truncate(path, 3, LOG) == 0
     path.write_text('{"t": 0, "elapsed": 1.5}\n{"t": 1, "elapsed": 4.0}\n')
-    assert metrics.truncate(path, 1) == 4.0
+    assert metrics.truncate(path, 1, LOG) == 4.0
 
 
 def test_truncate_raises_if_records_are_unreadable(folder: RunFolder) -> None:
     path = folder.peer(0).metrics
     path.mkdir()
     with pytest.raises(RunFolderError, match="cannot be read: Is a directory"):
-        metrics.truncate(path, 1)
+        metrics.truncate(path, 1, LOG)
