@@ -15,6 +15,7 @@ Nothing blocks: ``events`` waits for whatever comes first from any host.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,10 @@ from p2pfl.run_file.addresses import split
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
 
+ALLOCATION_ENDED = re.compile(r"Slurm job \d+ has expired|CANCELLED AT")
+"""In the reason why a host process has ended: none can be started any more."""
+NOT_INSTALLED = re.compile(r"No module named '?peers\b|python[\d.]*: (No such file or directory|not found)")
+"""In the reason why a host process has ended: its Python does not have p2pfl."""
 LOAD_TIMEOUT = 900.0
 """Seconds from the start of a host process until it must have loaded the run: datasets may be downloaded."""
 SYNC_TIMEOUT = 120.0
@@ -71,7 +76,6 @@ class HostGroup:
         self._connections = [HostConnection(host) for host in hosts]
         self._of_peer: dict[PeerId, HostConnection] = {}
         self._files: Files | None = None
-        self._probing = False
         self._addresses: dict[PeerId, str | None] = {}
         self._dead: dict[PeerId, str] = {}
         """Paths of the death notices of peers that are not restarted, in the run folder."""
@@ -119,10 +123,10 @@ class HostGroup:
 
         Args:
             hosts: those of ``connect`` that have peers, with these.
-            probe: check whether the hosts can connect to each other.
+            probe: check whether the hosts can connect to each other, unless a peer runs.
             load: False: only look what runs there.
         """
-        self._files, self._probing = files, probe and len(hosts) > 1
+        self._files = files
         placed = {host.name: host for host in hosts}
         for each in [each for each in self._connections if each.host.name not in placed]:
             self._connections.remove(each)
@@ -132,12 +136,13 @@ class HostGroup:
             self._of_peer |= dict.fromkeys(each.host.peers, each)
             each.open(files)
         self._wait_for("opened")
-        if self._probing:
+        if probe and len(hosts) > 1 and not self.running:  # otherwise fixed ports may be in use
+            for each in self._connections:
+                each.send("listen", port=files.port(each.host))
             self._wait_for("listening")
             for each in self._connections:
                 _probe(each, {self._of_peer[j] for i in each.host.peers for j in files.neighbors[i]} - {each})
             self._wait_for("probed")
-        self._probing = False
         if load:
             for each in self._connections:
                 each.load(files)
@@ -160,7 +165,7 @@ class HostGroup:
 
     def _wait_for(self, state: State) -> None:
         while True:
-            if problems := [f"host {each.host.name}: {each.problem}" for each in self._connections if each.problem]:
+            if problems := [_problem(each) for each in self._connections if each.problem]:
                 raise LaunchError(printable("\n".join(problems)))
             if all(ORDER.index(each.state) >= ORDER.index(state) for each in self._connections):
                 return
@@ -336,9 +341,7 @@ class HostGroup:
             self._forward(peer, address, [host])
         for peer in self._dead:
             self._send_death_notice(peer, host)
-        if self._probing:
-            host.send("listen", port=self._files.port(host.host))
-        elif not self._preparing:  # it has come back
+        if not self._preparing:  # it has come back
             host.load(self._files)
 
     def _ready(self, host: HostConnection) -> list[Event]:
@@ -375,6 +378,7 @@ class HostGroup:
         """Note that a host process has ended. ``final``: it would end again."""
         stable = time.monotonic() - host.since > STABLE
         host.failures = 1 if stable else host.failures + 1
+        final = final or ALLOCATION_ENDED.search(reason) is not None
         host.hopeless = final or (host.failures > MAX_FAILURES and not self._keep_trying)
         host.problem, host.state, host.since = reason, "ended", time.monotonic()
         if not self._preparing and host.wanted:
@@ -398,6 +402,14 @@ class HostGroup:
             elif waited > min(MAX_RETRY, RETRY * 2 ** min(8, max(0, host.failures - MAX_FAILURES))):
                 self._start(host)
         return found
+
+
+def _problem(host: HostConnection) -> str:
+    """Return what is wrong with a host, and what to do if that is known."""
+    text = f"host {host.host.name}: {host.problem}"
+    if NOT_INSTALLED.search(str(host.problem)):
+        text += f"; install p2pfl for {host.host.python} there, or name the Python that has it"
+    return text
 
 
 def _exits(host: HostConnection, peers: Iterable[PeerId]) -> list[Event]:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,7 @@ import psutil
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.process_title import has_title
+from p2pfl.process_title import has_title, set_title
 from p2pfl.session.files import read_json, write_errors, write_json
 
 NAME = "hosts.json"
@@ -40,7 +40,7 @@ Request = Literal["answer", "stop", "kill"]
 class HostState:
     """The peers of a run that run on hosts, by the name of the host, and the launcher: process id and host name.
 
-    ``answered``: bytes of the requests that the launcher has read.
+    ``answered``: bytes of the requests that the launcher has read; -1 while it has not started the peers yet.
     """
 
     launcher: int = 0
@@ -80,6 +80,19 @@ class HostState:
     def answers(self, root: Path) -> bool:
         """Return whether a launcher follows the run, after asking one on another host. Raises WriteError."""
         return self.followed(root) and (self.is_here or ask(root, "answer"))
+
+
+@contextmanager
+def starting(root: Path) -> Iterator[None]:
+    """Let `p2pfl stop` find this launcher while it connects to the hosts of the run in ``root``."""
+    set_title(launcher_title(root))
+    state = HostState.read(root) or HostState()
+    replace(state, launcher=os.getpid(), host=socket.gethostname(), answered=-1).write(root)
+    try:
+        yield
+    except BaseException:
+        replace(state, launcher=0).write(root)
+        raise
 
 
 def ask(root: Path, request: Request, timeout: float = ANSWER_TIMEOUT) -> bool:

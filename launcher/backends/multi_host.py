@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from rich.console import Console
 
 from launcher.backends import hosts as backends
@@ -21,7 +23,7 @@ from launcher.backends.checks import check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, launcher_title
+from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, launcher_title, starting
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import outcome
@@ -104,19 +106,22 @@ def launch(
         folder = request.prepare(run)
         return folder, Settings.of(run), copy_named_files(folder, data_root(run.file.data.root))
 
+    if unknown := [field for field in re.findall(r"{.*?}", host_dir or "") if field != "{host}"]:
+        raise LaunchError(f"--host-dir {host_dir}: unknown {unknown[0]}; {{host}} is replaced by the host's name")
     backend = backends.make(name, options)
     with HostGroup(backend, backend.hosts(), _this_version(), keep_trying=restart == "always") as group:
         found = group.connect()  # before there is a folder, since most problems appear here
         folder, settings, left_out = in_child(prepare)
         for line in left_out:
             console.print(line, soft_wrap=True)
-        placed = backends.place(settings.peers, found, group.cores)
-        if host_dir is not None:
-            placed = [replace(host, folder=host.folder or _folder_on(host, host_dir, folder)) for host in placed]
-        backends.save(folder, backend, placed)
-        for host in placed:
-            console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
-        group.open(placed, _files(folder, settings, placed, group.addresses))
+        with starting(folder.root):
+            placed = backends.place(settings.peers, found, group.cores)
+            if host_dir is not None:
+                placed = [replace(host, folder=_folder_on(host, host_dir, folder)) for host in placed]
+            backends.save(folder, backend, placed)
+            for host in placed:
+                console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
+            group.open(placed, _files(folder, settings, placed, group.addresses))
         return folder, _follow(group, folder, settings, range(settings.peers), console, restart, watching)
 
 
@@ -153,24 +158,25 @@ def resume(
         raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has 0 to {settings.peers - 1}")
     again = backend.hosts() or hosts
     with HostGroup(backend, again, _this_version(), keep_trying=restart == "always") as group:
-        found = group.connect()
-        moved = {host.name for host in found} != {host.name for host in hosts}
-        if moved:  # another allocation
-            hosts = backends.place(settings.peers, found, group.cores)
-        group.open(hosts, _files(folder, settings, hosts, group.addresses), probe=moved)
-        if moved and not (group.shared or settings.copied):
-            raise LaunchError(
-                f"{folder.root}: its checkpoints are on other hosts than those of now; resume it there, or keep run "
-                "folders on a file system that all hosts share"
-            )
-        if moved:  # after the check: a refused resume must not change where the run is
-            backends.save(folder, backend, hosts)
-        ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
-        if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
-            raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
-        seconds_before = 0.0
-        with suppress(RunFolderError):
-            seconds_before = measured_seconds(folder) or 0.0
+        with starting(folder.root):
+            found = group.connect()
+            moved = {host.name for host in found} != {host.name for host in hosts}
+            if moved:  # another allocation
+                hosts = backends.place(settings.peers, found, group.cores)
+            group.open(hosts, _files(folder, settings, hosts, group.addresses))
+            if moved and not (group.shared or settings.copied):
+                raise LaunchError(
+                    f"{folder.root}: its checkpoints are on other hosts than those of now; resume it there, or keep "
+                    "run folders on a file system that all hosts share"
+                )
+            if moved:  # after the check: a refused resume must not change where the run is
+                backends.save(folder, backend, hosts)
+            ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
+            if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
+                raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
+            seconds_before = 0.0
+            with suppress(RunFolderError):
+                seconds_before = measured_seconds(folder) or 0.0
         return folder, _follow(group, folder, settings, ended, console, restart, watching, seconds_before)
 
 
@@ -192,6 +198,8 @@ def refresh(folder: RunFolder) -> None:
 def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId, str | None]]:
     """Stop the running peers of a run on hosts. Return how each ended; None if it still runs."""
     state = HostState.read(folder.root) or HostState()
+    if state.answered < 0 and state.followed(folder.root):
+        return _stop_starting(folder, state, timeout)
     if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
         stopped = sorted(state.running)
         end = time.monotonic() + timeout
@@ -218,6 +226,19 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
             (peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
             for peer in asked
         ]
+
+
+def _stop_starting(folder: RunFolder, state: HostState, timeout: float) -> list[tuple[PeerId, str | None]]:
+    """Stop a launcher that does not follow peers yet, or has just begun to."""
+    launcher = state.process(folder.root)
+    if launcher is None:
+        raise LaunchError(f"{folder.root}: its launcher on host {state.host} is starting; try again in a moment")
+    launcher.send_signal(signal.SIGINT)
+    with suppress(psutil.TimeoutExpired):
+        launcher.wait(timeout)
+    running = (HostState.read(folder.root) or HostState()).running
+    ended = [files.peer for files in folder.peers() if files.status() is not None]
+    return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in ended]
 
 
 def _look(folder: RunFolder) -> HostGroup:

@@ -22,6 +22,7 @@ If this process ends, e.g. with the launcher, the actors go on.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
@@ -173,6 +174,7 @@ class Driver:
     def connect(self, address: str | None, namespace: str, runtime_env: Mapping[str, Any] | None) -> list[Any]:
         """Connect to the cluster and return its nodes."""
         self._has_environment = bool(runtime_env)
+        address = address or os.environ.get("RAY_ADDRESS")
         try:
             _reach(address)
             # For the whole job: only then does Ray send local folders and wheels to the nodes. Actors inherit it.

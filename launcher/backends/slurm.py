@@ -182,6 +182,10 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --output={name}-%j.out
 cd {folder} || exit 1
+if [ -n "$1" ] && [ ! -e "$1/run.yaml" ]; then
+    echo "$1: not a run folder (no run.yaml in it)" >&2
+    exit 1
+fi
 run=${{1:-{out}/{name}-$SLURM_JOB_ID}}    # on a file system that all nodes share, to resume on other nodes
 if [ -e "$run/run.yaml" ]; then
     {p2pfl} resume "$run"{resume} &

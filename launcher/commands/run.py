@@ -309,7 +309,8 @@ def _run(
         echo(line, err=True)
     console.print(_report_line(folder), soft_wrap=True)
     if any(peer.ended == "stopped" for peer in summary.peers):
-        echo(f"resume from the checkpoints with: p2pfl resume {_shell_path(folder.root)}", err=True)
+        where = ", in an allocation of Slurm," * (folder.info.get("hosts", {}).get("backend") == "slurm")
+        echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)
     sys.exit(0 if summary.finished else 1)
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from launcher.backends.host_state import HostState
 from p2pfl.run_file.load import load
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate
@@ -232,11 +233,41 @@ def test_sigterm_of_the_launcher_stops_the_peers_with_checkpoints(lab: Lab, tree
     assert lab.digests() == lab.expected()
 
 
+def test_stop_ends_a_launcher_that_has_not_started_the_peers(lab: Lab, tree: Any, until: Any) -> None:
+    lab.write(tree(**SLOW))
+    launcher = lab.launch()
+    until(lambda: (state := HostState.read(lab.root / "run")) is not None and state.answered < 0)
+    lab.run("stop", "run")
+    ended(launcher, 1)
+    state = HostState.read(lab.root / "run")
+    assert state is not None
+    assert (state.launcher, state.running) == (0, {})
+    lab.run("resume", "run")
+    assert lab.digests() == lab.expected()
+
+
+def test_resume_of_a_refused_launch_is_refused_too(lab: Lab, tree: Any) -> None:
+    lab.write(tree(), beta={"address": "127.255.255.255"})
+    error = "host alpha: cannot connect to host beta at 127.255.255.255, port "
+    assert error in ended(lab.launch(), 1)
+    assert error in ended(lab.start("resume", "run"), 1)
+
+
+def test_host_dir_takes_precedence_and_knows_one_placeholder(lab: Lab, tree: Any) -> None:
+    lab.write(tree(rounds=1))
+    command = ["launch", "run.yaml", "--backend", "ssh", "--hosts", "hosts.yaml", "--run-dir", "run", "--host-dir"]
+    error = "--host-dir at/{name}: unknown {name}; {host} is replaced by the host's name"
+    assert error in ended(lab.start(*command, "at/{name}"), 1)
+    lab.run(*command, f"{lab.root}/at/{{host}}")
+    assert sorted(path.name for path in (lab.root / "at").iterdir()) == ["alpha", "beta"]
+    assert not (lab.root / "alpha").exists()
+
+
 @pytest.mark.parametrize(
     ("beta", "error"),
     [
         ({"name": "nowhere"}, "host nowhere: ssh: connect to host nowhere port 22: No route to host"),
-        ({"python": "/opt/none/python"}, "/opt/none/python"),
+        ({"python": "/opt/none/python"}, "install p2pfl for /opt/none/python there, or name the Python that has it"),
         ({"environment": {"PYTHONPATH": "/nowhere"}, "python": "/usr/bin/python3"}, "No module named"),
         ({"address": "127.255.255.255"}, "host alpha: cannot connect to host beta at 127.255.255.255, port "),
         ({"address": "127.255.255.255"}, "open the TCP ports between the hosts"),

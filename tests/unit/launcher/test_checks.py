@@ -1,0 +1,43 @@
+"""Checks before peers start: free ports, and the run file that the run began with."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.checks import check_ports, check_unchanged
+from launcher.errors import LaunchError
+from p2pfl.errors import RunFileError
+from p2pfl.run_file.load import load
+from p2pfl.session.new_run import write_run
+from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_info import describe_run
+
+
+def test_a_port_in_use_is_named_before_any_peer_starts(make_run: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        run = make_run(transport={"port": port - 2})
+        expected = rf"transport\.port: port {port} of peer 2 is in use; stop the process that listens"
+        with pytest.raises(RunFileError, match=expected):
+            check_ports(run, range(run.peers))
+        check_ports(run, [0, 1, 3])
+    check_ports(make_run(), range(4))
+
+
+def test_a_run_file_that_was_changed_is_not_resumed(make_run: Any, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", range(4))
+    run = make_run()
+    write_run(folder, run)
+    folder.write_info(describe_run(run, "0" * 16))
+    check_unchanged(load(folder.run_file), folder)
+    text = folder.run_file.read_text()
+    assert "batch: 16" in text
+    folder.run_file.write_text(text.replace("batch: 16", "batch: 8"))
+    with pytest.raises(LaunchError, match=r"run\.yaml: changed since the run began, .*; undo the changes, or"):
+        check_unchanged(load(folder.run_file), folder)
+    folder.write_info({**folder.info, "versions": {"p2pfl-mesh": "0.0"}})  # whose run file had other keys
+    check_unchanged(load(folder.run_file), folder)
