@@ -52,7 +52,6 @@ class AggregatorSchedule:
         self.participation = participation
         self.fixed = fixed
         self.deadline_factor = deadline_factor
-        self._drawn: dict[int, Assignment] = {}
 
     def sender_count(self, peers: int) -> int:
         """Return |S| in a mesh of ``peers``, if the aggregator has enough neighbors."""
@@ -60,13 +59,14 @@ class AggregatorSchedule:
 
     def assignment(self, t: int, net: Net) -> Assignment:
         """Return the assignment of round ``t``, equal on every peer."""
-        if t not in self._drawn:
-            stream = rng.shared(self.seed, "roles", t)
-            drawn = int(stream.integers(net.peers))
-            aggregator = 0 if self.fixed or t == 0 else drawn
-            chosen = stream.permutation(net.neighbors_of(aggregator, t))[: self.sender_count(net.peers)]
-            self._drawn[t] = Assignment(aggregator, tuple(sorted(int(peer) for peer in chosen)))
-        return self._drawn[t]
+        return net.drawn(t, ("roles", self.seed, self.participation, self.fixed), lambda: self._draw(t, net))
+
+    def _draw(self, t: int, net: Net) -> Assignment:
+        stream = rng.shared(self.seed, "roles", t)
+        drawn = int(stream.integers(net.peers))
+        aggregator = 0 if self.fixed or t == 0 else drawn
+        chosen = stream.permutation(net.neighbors_of(aggregator, t))[: self.sender_count(net.peers)]
+        return Assignment(aggregator, tuple(sorted(int(peer) for peer in chosen)))
 
     def models_deadlines(self, net: Net) -> float:
         """Return how many deadlines the aggregator waits until all senders have caught up and trained."""

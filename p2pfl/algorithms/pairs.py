@@ -28,7 +28,6 @@ class PairSchedule:
         self.seed = seed
         self.participation = participation
         self.patience = patience
-        self._drawn: dict[int, dict[PeerId, PeerId]] = {}
 
     def pairs(self, t: int, net: Net) -> dict[PeerId, PeerId]:
         """Return {sender: receiver} of round ``t``, equal on every peer; no peer is in two pairs.
@@ -36,21 +35,22 @@ class PairSchedule:
         In a random order, each peer sends to the first of those that it may send to, if both are free. On a complete
         graph all sets of pairs are equally likely; on a sparse one there may be fewer pairs than asked for.
         """
-        if t not in self._drawn:
-            order = [int(peer) for peer in rng.shared(self.seed, "pairs", t).permutation(net.peers)]
-            count = max(1, round(self.participation * net.peers))
-            pairs: dict[PeerId, PeerId] = {}
-            free = dict.fromkeys(order)
-            for sender in order:
-                if len(pairs) == count:
-                    break
-                allowed = set(net.receivers_of(sender, t)) if sender in free else ()
-                receiver = next((peer for peer in free if peer in allowed), None)
-                if receiver is not None:
-                    del free[sender], free[receiver]
-                    pairs[sender] = receiver
-            self._drawn[t] = pairs
-        return self._drawn[t]
+        return net.drawn(t, ("pairs", self.seed, self.participation), lambda: self._draw(t, net))
+
+    def _draw(self, t: int, net: Net) -> dict[PeerId, PeerId]:
+        order = [int(peer) for peer in rng.shared(self.seed, "pairs", t).permutation(net.peers)]
+        count = max(1, round(self.participation * net.peers))
+        pairs: dict[PeerId, PeerId] = {}
+        free = dict.fromkeys(order)
+        for sender in order:
+            if len(pairs) == count:
+                break
+            allowed = set(net.receivers_of(sender, t)) if sender in free else ()
+            receiver = next((peer for peer in free if peer in allowed), None)
+            if receiver is not None:
+                del free[sender], free[receiver]
+                pairs[sender] = receiver
+        return pairs
 
     def sender_to(self, receiver: PeerId, t: int, net: Net) -> PeerId | None:
         """Return the peer that sends to ``receiver`` in round ``t``, if there is one."""

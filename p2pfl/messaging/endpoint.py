@@ -31,9 +31,6 @@ from p2pfl.tensors import Tensors
 Counts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
 
-TOPOLOGIES = 4
-"""Graphs without the peers that have not joined yet that an endpoint keeps."""
-
 
 def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextManager[None]:
     return nullcontext()
@@ -90,7 +87,6 @@ class Endpoint:
         self.joins = dict(joins or {})
         self.prunes = prunes
         self.rounds = rounds
-        self._topologies: dict[tuple[int, frozenset[PeerId]], Topology] = {}
         self.idle = idle
         self.on_receive = on_receive
         self.journal = Journal(self.neighbors, store)
@@ -162,14 +158,7 @@ class Endpoint:
         """Return the graph of round ``t``, of the peers that take part in it."""
         absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
         whole = self.topology if self.rounds is None else self.rounds(t)
-        if not absent:
-            return whole
-        key = (0 if self.rounds is None else t, absent)
-        if key not in self._topologies:
-            while len(self._topologies) >= TOPOLOGIES:
-                del self._topologies[next(iter(self._topologies))]
-            self._topologies[key] = whole.without(absent)
-        return self._topologies[key]
+        return whole.memoized(("without", absent), lambda: whole.without(absent)) if absent else whole
 
     @property
     def sources(self) -> set[PeerId]:

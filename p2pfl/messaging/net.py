@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from p2pfl.messaging.endpoint import Endpoint
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 
 MEMOIZED = 4
 """Results that a simulation keeps at a time."""
@@ -124,6 +125,13 @@ class Net:
         """
         joins = tuple(sorted(self._endpoint.joins.items()))
         return _participants(self._endpoint.seed, self.t, self.peers, joins, fraction)
+
+    def drawn(self, t: int, key: tuple[Hashable, ...], draw: Callable[[], T]) -> T:
+        """Return ``draw()``, which depends on nothing but ``key`` and the graph of round ``t``.
+
+        Simulated peers draw once.
+        """
+        return self._endpoint.topology_at(t).memoized((*key, t), draw)
 
     def memoized(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
         """Return ``compute()``, a server's work that each peer does over what it has received.

@@ -6,13 +6,15 @@ A run's graph is a :class:`Topology`. A time-varying graph has one per round, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 Edge = tuple[int, int]
 Rounds = Callable[[int], "Topology"]
@@ -56,6 +58,17 @@ class Topology:
     def edges(self) -> list[Edge]:
         """Each edge once, as (i, j) with i < j, in ascending order."""
         return [(i, j) for i, neighbors in enumerate(self.neighbors) for j in neighbors if i < j]
+
+    def memoized(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return ``compute()``, which depends on this graph and ``key`` only; simulated peers do it once."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        found: T = self._memo[key]
+        return found
+
+    @cached_property
+    def _memo(self) -> dict[Hashable, Any]:
+        return {}
 
     def without(self, peers: Collection[int]) -> Topology:
         """Return the same peers without the edges of ``peers``."""

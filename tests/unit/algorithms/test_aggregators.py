@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -24,7 +25,8 @@ SEED = 5
 
 def nets(topology: Topology, t: int) -> list[Net]:
     """Every peer's view of round ``t``."""
-    return [Endpoint(me, topology, RUN_ID, SEED, []).begin(t) for me in range(topology.peers)]
+    # Each with a graph of its own: launched peers share no memory.
+    return [Endpoint(me, replace(topology), RUN_ID, SEED, []).begin(t) for me in range(topology.peers)]
 
 
 def complete(peers: int) -> Topology:
