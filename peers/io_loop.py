@@ -106,8 +106,8 @@ class IoLoop:
         self.receiver = Receiver(self)
         self._notifications: list[Callable[[], None]] = []
         self._commands: deque[Callable[[], None]] = deque()
+        """Submitted by the event loop and by timers of injected faults."""
         self._submitting = threading.Lock()
-        """Submitted by the event loop; appending and popping are atomic."""
         self._pump_at: dict[PeerId, float] = {}
         """When something is due for these neighbors that waits for time only. One look at it a turn: a turn must not
         cost more the more neighbors there are, since each of them brings turns."""

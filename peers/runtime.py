@@ -61,7 +61,7 @@ def run_peer(
             opened.
 
     Returns:
-        The exit code: 0 if finished or stopped, 1 if failed, or that of a WriteError.
+        The exit code: 0 if finished or stopped, 1 if failed, or that of the error (``P2pflError.exit_code``).
     """
     set_title(f"p2pfl peer {me} {folder.root}")
     files = folder.peer(me)

@@ -96,10 +96,13 @@ class Sockets:
         except zmq.ZMQError as error:
             self.monitors.close()
             self.context.destroy(linger=0)
-            failed = f"{address} cannot be bound: {error.strerror}"
-            if error.errno == errno.EADDRINUSE:
+            number = error.errno or 0
+            failed = f"{address} cannot be bound: {os.strerror(number)}"
+            if number == errno.EADDRINUSE:
                 raise AddressInUse(f"{failed}; {IN_USE}") from None
-            raise RunFolderError(f"{failed}; transport.host must be an address of this host") from None
+            if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
+                failed += "; transport.host must be an address of this host"
+            raise RunFolderError(failed) from None
         return self._router
 
     def dealer(self, to: PeerId) -> ZmqDealer:

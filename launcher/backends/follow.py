@@ -114,7 +114,7 @@ def follow(
     ):
         display = Display(progress, folder, shown, run.rounds, processes.is_stale)
         warm.fork(folder, peers)
-        while processes.running:
+        while processes.running or due:
             warm_exited = warm.exited
             events = warm.events(POLL_INTERVAL)
             if warm.exited and not warm_exited and processes.started and not interrupts:
@@ -131,16 +131,15 @@ def follow(
             elif again and processes.started:  # otherwise another warm process would not start any peer either
                 progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
                 due |= {peer: time.monotonic() + policy.pause(peer, codes.get(peer)) for peer in again}
-                processes.expect(again)
-                recoveries.expect(again)
                 exited = sorted(set(exited) - set(again))
             if interrupts:
-                processes.running -= due.keys()
                 due.clear()
             elif now := [peer for peer, at in due.items() if at <= time.monotonic()]:
                 if warm.exited:
                     progress.print("starting another warm process")
                     warm.restart()
+                processes.expect(now)
+                recoveries.expect(now)
                 warm.fork(folder, now)
                 due = {peer: at for peer, at in due.items() if peer not in now}
             for peer in exited:
@@ -152,7 +151,7 @@ def follow(
                 progress.print(line)
             for peer, t in recoveries.new():
                 progress.print(f"peer {peer}: recovered; completed round {t}")
-            display.update(now=not processes.running)
+            display.update(now=not processes.running and not due)
     if warm.stderr:
         with suppress(OSError):
             (folder.root / "warm.log").write_text(warm.stderr)
@@ -213,6 +212,8 @@ class RestartPolicy:
             began = self._in_use_since.setdefault(peer, time.monotonic())
             if time.monotonic() - began < IN_USE_FOR:
                 return True
+        else:
+            self._in_use_since.pop(peer, None)
         kills = _kills(files)
         if len(kills) > self._kills.get(peer, 0):  # an injected kill is no failure of the peer
             self._kills[peer] = len(kills)

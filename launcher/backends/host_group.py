@@ -32,7 +32,7 @@ from p2pfl.run_file.addresses import split
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.terminal import printable
 
-ALLOCATION_ENDED = re.compile(r"Slurm job \d+ has expired|CANCELLED AT")
+ALLOCATION_ENDED = re.compile(r"Slurm job \d+ has expired|DUE TO TIME LIMIT")
 """In the reason why a host process has ended: none can be started any more."""
 NOT_INSTALLED = re.compile(r"No module named '?peers\b|python[\d.]*: (No such file or directory|not found)")
 """In the reason why a host process has ended: its Python does not have p2pfl."""

@@ -11,6 +11,7 @@ A launcher on another host counts as alive until it leaves a request unanswered.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -88,11 +89,14 @@ def starting(root: Path) -> Iterator[None]:
     set_title(launcher_title(root))
     state = HostState.read(root) or HostState()
     replace(state, launcher=os.getpid(), host=socket.gethostname(), answered=-1).write(root)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
         yield
     except BaseException:
         replace(state, launcher=0).write(root)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def ask(root: Path, request: Request, timeout: float = ANSWER_TIMEOUT) -> bool:

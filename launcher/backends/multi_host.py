@@ -198,8 +198,11 @@ def refresh(folder: RunFolder) -> None:
 def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId, str | None]]:
     """Stop the running peers of a run on hosts. Return how each ended; None if it still runs."""
     state = HostState.read(folder.root) or HostState()
-    if state.answered < 0 and state.followed(folder.root):
-        return _stop_starting(folder, state, timeout)
+    if state.answered < 0 and (launcher := state.process(folder.root)) is not None:
+        launcher.send_signal(signal.SIGINT)  # it follows no peer yet, or has just begun to
+        with suppress(psutil.TimeoutExpired):
+            launcher.wait(timeout)
+        state = HostState.read(folder.root) or HostState()
     if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
         stopped = sorted(state.running)
         end = time.monotonic() + timeout
@@ -226,19 +229,6 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
             (peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
             for peer in asked
         ]
-
-
-def _stop_starting(folder: RunFolder, state: HostState, timeout: float) -> list[tuple[PeerId, str | None]]:
-    """Stop a launcher that does not follow peers yet, or has just begun to."""
-    launcher = state.process(folder.root)
-    if launcher is None:
-        raise LaunchError(f"{folder.root}: its launcher on host {state.host} is starting; try again in a moment")
-    launcher.send_signal(signal.SIGINT)
-    with suppress(psutil.TimeoutExpired):
-        launcher.wait(timeout)
-    running = (HostState.read(folder.root) or HostState()).running
-    ended = [files.peer for files in folder.peers() if files.status() is not None]
-    return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in ended]
 
 
 def _look(folder: RunFolder) -> HostGroup:

@@ -52,6 +52,7 @@ class AggregatorSchedule:
         self.participation = participation
         self.fixed = fixed
         self.deadline_factor = deadline_factor
+        self._drawn: dict[int, Assignment] = {}
 
     def sender_count(self, peers: int) -> int:
         """Return |S| in a mesh of ``peers``, if the aggregator has enough neighbors."""
@@ -59,7 +60,10 @@ class AggregatorSchedule:
 
     def assignment(self, t: int, net: Net) -> Assignment:
         """Return the assignment of round ``t``, equal on every peer."""
-        return net.drawn(t, ("roles", self.seed, self.participation, self.fixed), lambda: self._draw(t, net))
+        if t not in self._drawn:
+            key = ("roles", self.seed, self.participation, self.fixed)
+            self._drawn[t] = net.drawn(t, key, lambda: self._draw(t, net))
+        return self._drawn[t]
 
     def _draw(self, t: int, net: Net) -> Assignment:
         stream = rng.shared(self.seed, "roles", t)

@@ -28,6 +28,7 @@ class PairSchedule:
         self.seed = seed
         self.participation = participation
         self.patience = patience
+        self._drawn: dict[int, dict[PeerId, PeerId]] = {}
 
     def pairs(self, t: int, net: Net) -> dict[PeerId, PeerId]:
         """Return {sender: receiver} of round ``t``, equal on every peer; no peer is in two pairs.
@@ -35,7 +36,9 @@ class PairSchedule:
         In a random order, each peer sends to the first of those that it may send to, if both are free. On a complete
         graph all sets of pairs are equally likely; on a sparse one there may be fewer pairs than asked for.
         """
-        return net.drawn(t, ("pairs", self.seed, self.participation), lambda: self._draw(t, net))
+        if t not in self._drawn:
+            self._drawn[t] = net.drawn(t, ("pairs", self.seed, self.participation), lambda: self._draw(t, net))
+        return self._drawn[t]
 
     def _draw(self, t: int, net: Net) -> dict[PeerId, PeerId]:
         order = [int(peer) for peer in rng.shared(self.seed, "pairs", t).permutation(net.peers)]

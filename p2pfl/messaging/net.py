@@ -188,11 +188,12 @@ class Net:
 
         Raises NotANeighbor, and sends nothing, if one of them is not a receiver.
         """
-        groups: dict[int, list[PeerId]] = {}
+        groups: dict[int, tuple[Body, list[PeerId]]] = {}  # with the body, whose id is no other's while it lives
         for to in await self._receivers_among(bodies):
-            groups.setdefault(id(bodies[to]), []).append(to)
-        for receivers in groups.values():
-            await self._endpoint.send(receivers, bodies[receivers[0]])
+            body = bodies[to]
+            groups.setdefault(id(body), (body, []))[1].append(to)
+        for body, receivers in groups.values():
+            await self._endpoint.send(receivers, body)
 
     async def _receivers_among(self, peers: Iterable[PeerId] | None) -> list[PeerId]:
         """Return ``peers``, or all receivers, ascending. Raises NotANeighbor if one of them is not a receiver."""

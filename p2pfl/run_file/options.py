@@ -280,7 +280,6 @@ def unknown(found: object, known: Iterable[str], what: str = "") -> str:
 
 
 ALSO_CALLED: Mapping[str, str] = {
-    "alpha": "beta",
     "batch_size": "batch",
     "clients": "peers",
     "epochs": "local_epochs",

@@ -144,17 +144,22 @@ def test_does_not_restart_a_peer_forever_whose_address_is_in_use(play: Any, monk
 def test_stop_ends_a_run_whose_peer_waits_for_its_address(
     play: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RestartPolicy, "pause", lambda self, peer, code: 1000.0 if code == os.EX_TEMPFAIL else 0.0)
+    waits = threading.Event()
+
+    def pause(self: RestartPolicy, peer: int, code: int | None) -> float:
+        assert (peer, code) == (0, os.EX_TEMPFAIL)
+        waits.set()
+        return 1000.0
 
     def interrupt(folder: RunFolder) -> None:
-        until(lambda: all(files.status() for files in folder.peers()))
-        status = folder.peer(0).status()
-        assert status is not None
-        until(lambda: not psutil.pid_exists(status.pid))
+        waits.wait()
+        until(lambda: folder.peer(1).status())
         os.kill(os.getpid(), signal.SIGINT)
 
-    _, processes, _ = play("address in use", "waits", meanwhile=interrupt, restart="on-failure")
-    assert processes.exit_codes == {1: 0}
+    monkeypatch.setattr(RestartPolicy, "pause", pause)
+    _, processes, printed = play("address in use", "waits", meanwhile=interrupt, restart="on-failure")
+    assert processes.exit_codes == {0: os.EX_TEMPFAIL, 1: 0}
+    assert printed.count("restarting") == 1
 
 
 def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFolder, fake_peers: Any) -> None:

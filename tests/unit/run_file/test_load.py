@@ -189,13 +189,6 @@ def test_loads_a_valid_file() -> None:
             f"{', '.join(PARTITIONS['clusters'].known())}; did you mean 'clusters'?",
             id="unknown key in partition",
         ),
-        pytest.param(
-            "{name: clusters, clusters: 2}",
-            "{name: dirichlet, alpha: 0.5}",
-            f"run.yaml:8: data.partition.alpha: unknown key 'alpha'; known: "
-            f"{', '.join(PARTITIONS['dirichlet'].known())}; did you mean 'beta'?",
-            id="the concentration's other name",
-        ),
         pytest.param("rounds: 3\n", "", "run.yaml: rounds: missing; it has no default", id="missing key"),
         pytest.param(
             "  dataset: digits\n",
