@@ -94,7 +94,10 @@ def resume(
         selected = sorted(peers) or present
         alive = {peer for peer in present if find_process(folder, peer)}
         if running := [peer for peer in selected if peer in alive]:
-            console.print(f"already running: {_peers(running)}")
+            console.print(
+                f"already running: {_peers(running)}; if one crashes, only the launcher that started it restarts it",
+                soft_wrap=True,
+            )
         ended = [peer for peer in selected if peer not in running]
         # Those that run may need the last messages of a finished peer whose process was killed.
         if not ended or (not alive and all(outcome(folder.peer(peer)) == "finished" for peer in ended)):

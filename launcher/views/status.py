@@ -99,7 +99,8 @@ class RunStatus:
         run, started_by = settings(folder), folder.info.get("launcher_pid")
         starting = started_by is not None and psutil.pid_exists(started_by)
         peers = [_peer_line(folder, files, starting) for files in folder.peers()]
-        alive = sum(peer.alive or False for peer in peers)
+        # Without a launcher, peers on other hosts are those that ran when somebody last looked.
+        alive = sum(bool(peer.alive) or peer.state.startswith("running on host") for peer in peers)
         return cls(str(folder.root), run["name"], run["rounds"], alive, peers, holds(peers))
 
 

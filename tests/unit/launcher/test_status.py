@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from launcher.backends.host_state import HostState
 from launcher.views.status import Hold, PeerLine, RunStatus, holds, render
 from p2pfl.session.run_folder import Origin, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -219,3 +220,13 @@ def test_shows_which_peers_of_an_unfinished_run_still_run(
     assert outcome.stderr.splitlines() == ["peer 1: running", f"peer 2: died; see {folder.peer(2).log}"]
     found = json.loads(invoke("show", folder.root, "--json").stdout)
     assert [peer["ended"] for peer in found["peers"]] == ["finished", "running", "died"]
+
+
+def test_peers_that_run_on_hosts_without_a_launcher_are_alive(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=2, results=dict.fromkeys(range(2)))
+    for files in folder.peers():
+        files.write_status(Status(files.peer, 1, "training"))
+    HostState(0, {0: "alpha", 1: "beta"}).write(folder.root)
+    found = RunStatus.take(folder)
+    assert found.alive == 2
+    assert [peer.state for peer in found.peers] == ["running on host alpha", "running on host beta"]
