@@ -31,7 +31,7 @@ class Watching:
 
     @contextmanager
     def progress(self, console: Console, folder: RunFolder) -> Iterator[Progress]:
-        """Display the progress of a run; drop lines if the terminal is gone, or the disk that gets them full."""
+        """Display the progress of a run; drop lines that a closed terminal or a full disk does not take."""
         if self.ui:
             from launcher.ui.progress import UiProgress
 
