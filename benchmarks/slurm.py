@@ -245,7 +245,8 @@ def time_limit(found: Cluster) -> str:
         if monotonic() > failed_at + REQUEUED_WITHIN:
             break
         if now == "PENDING" and log.exists():
-            found.run("scontrol", "update", f"job={job}", "starttime=now")  # Slurm would wait for two minutes
+            with suppress(click.ClickException):  # it has just started
+                found.run("scontrol", "update", f"job={job}", "starttime=now")  # Slurm would wait for two minutes
             seen = max(seen, rounds_done(found.folder(f"runs/time-limit-{job}")))
         if monotonic() > end:
             raise click.ClickException(f"not finished in time\n{log.read_text()}")
