@@ -203,6 +203,8 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
         with suppress(psutil.TimeoutExpired):
             launcher.wait(timeout)
         state = HostState.read(folder.root) or HostState()
+        if state.followed(folder.root) and not kill:  # it stops the peers; a second signal would kill them
+            return [(peer, None) for peer in sorted(state.running)]
     if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
         stopped = sorted(state.running)
         end = time.monotonic() + timeout

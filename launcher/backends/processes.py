@@ -72,8 +72,8 @@ def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") ->
     last = result or status
     if exit_code is not None and exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
-    if exit_code == HOST_LOST and result is not None and result.phase in ("stopped", "finished"):
-        return result.phase  # on a file system that the lost host shared
+    if exit_code == HOST_LOST and result and status and status.phase == result.phase in ("stopped", "finished"):
+        return result.phase  # before its host was lost; without that status, the result is of an earlier launch
     if last is not None and last.phase == "failed":
         error = last.error or error or "no reason given"
         return f"failed: {error.splitlines()[0]}"

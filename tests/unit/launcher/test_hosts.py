@@ -9,18 +9,20 @@ import gc
 import json
 import os
 import resource
+import signal
 import socket
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher.backends import multi_host
 from launcher.backends.host_state import HostState
 from launcher.backends.hosts import Host, HostStream, place, ready, stream_of
 from launcher.backends.mirror import Mirror
-from launcher.backends.processes import outcome
+from launcher.backends.processes import HOST_LOST, outcome
 from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
 from launcher.backends.ssh import read_hosts
 from launcher.errors import LaunchError
@@ -161,6 +163,53 @@ def test_a_closed_stream_leaves_no_descriptor_open() -> None:
     assert stream.outcome() == "no such host"
     stream.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+class SlowLauncher:
+    """A launcher that has begun to follow its peers when it is told to stop, and takes long to stop them."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.signals: list[int] = []
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+        HostState(1, {0: "alpha"}, answered=0).write(self.folder.root)
+
+    def wait(self, timeout: float) -> None:
+        raise psutil.TimeoutExpired(timeout)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_stop_of_a_starting_launcher_kills_peers_only_if_asked_to(
+    kill: bool, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(peers=1, results={0: None})
+    launcher, asked = SlowLauncher(folder), list[str]()
+
+    def ask(root: Path, request: str) -> bool:
+        asked.append(request)
+        HostState(0).write(root)
+        return True
+
+    monkeypatch.setattr(HostState, "process", lambda self, root: launcher if self.launcher else None)
+    monkeypatch.setattr(multi_host, "ask", ask)
+    HostState(1, answered=-1).write(folder.root)
+    stopped = multi_host.stop(folder, kill=kill, timeout=1.0)
+    assert launcher.signals == [signal.SIGINT]
+    assert asked == ["kill"] * kill
+    assert [peer for peer, _ in stopped] == [0]
+    assert (stopped[0][1] is None) == (not kill)
+
+
+@pytest.mark.parametrize(("phase", "expected"), [("stopped", "stopped"), ("training", "failed: host beta is lost")])
+def test_a_lost_hosts_peer_has_stopped_only_if_its_status_says_so(
+    phase: Any, expected: str, make_folder: MakeFolder
+) -> None:
+    """A result without it is of an earlier launch."""
+    files = make_folder(peers=1, results={0: {"phase": "stopped"}}).peer(0)
+    files.write_status(Status(0, 1, phase))
+    assert outcome(files, HOST_LOST, "host beta is lost") == expected
 
 
 def test_hosts_get_only_what_a_run_needs(make_folder: MakeFolder, make_run: Any) -> None:
