@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+"""Errors of a write to a full or damaged disk."""
 
 
 def main() -> None:
@@ -17,7 +21,14 @@ def main() -> None:
         from launcher.commands import commands
     except KeyboardInterrupt:  # later, click catches it
         sys.exit(128 + signal.SIGINT)
-    commands(prog_name="p2pfl")
+    try:
+        commands(prog_name="p2pfl")
+    except OSError as error:
+        if error.errno not in DISK_ERRORS or error.filename is not None:
+            raise
+        # Errors of run folders are WriteErrors; this one is of standard output, or of a temporary file.
+        sys.stdout = None  # type: ignore[assignment]  # otherwise Python writes the rest at its exit, and fails again
+        sys.exit(f"error: the output cannot be written: {error.strerror}")
 
 
 def reject_conflicting_distribution() -> None:
