@@ -25,6 +25,8 @@ ENVIRONMENT = "runtime environment"
 MARGIN = 1e-9
 """Sums of fractions may miss whole numbers by this much."""
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+LEAST_MEMORY = 2**20
+"""Fewer bytes per peer are a number without its unit."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,10 @@ def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", text)
     if match is None or match[2].upper() not in UNITS:
         raise ValueError("should be a number of bytes, e.g. 500MB or 2GiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    value = int(float(match[1]) * UNITS[match[2].upper()])
+    if 0 < value < LEAST_MEMORY:
+        raise ValueError(f"is {value} bytes per peer; did you mean {match[1]}GB?")
+    return value
 
 
 def _address(text: str) -> str:

@@ -135,6 +135,7 @@ def test_parses_options() -> None:
         ("cpus=nan", "--ray cpus=nan: should be a number of CPUs per peer"),
         ("gpus=1.5", "--ray gpus=1.5: should be a fraction of one GPU"),
         ("memory=2 chairs", "--ray memory=2 chairs: should be a number of bytes, e.g. 500MB"),
+        ("memory=4", "--ray memory=4: is 4 bytes per peer; did you mean 4GB?"),
         ("runtime_env=missing.yaml", "--ray runtime_env=missing.yaml: cannot be read: No such file"),
         ("address=", "--ray address=: should be HOST:PORT"),
     ],
