@@ -75,10 +75,9 @@ def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") ->
     if exit_code == HOST_LOST and result and status and status.phase == result.phase in ("stopped", "finished"):
         return result.phase  # before its host was lost; without that status, the result is of an earlier launch
     if last is not None and last.phase == "failed":
-        error = last.error or error or "no reason given"
-        return f"failed: {error.splitlines()[0]}"
+        return _failed(files.peer, last.error or error or "no reason given")
     if error:
-        return f"failed: {error.splitlines()[0]}"
+        return _failed(files.peer, error)
     if exit_code:
         return f"exit code {exit_code}"
     if last is not None and last.phase in FINAL and (result is not None or last.phase != "finished"):
@@ -90,3 +89,7 @@ def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") ->
     if origin is not None:
         return NOT_COLLECTED if origin.source is None else UNFINISHED
     return "never started" if status is None else "died"
+
+
+def _failed(peer: PeerId, error: str) -> str:
+    return f"failed: {error.splitlines()[0].removeprefix(f'peer {peer}: ')}"  # what prints it names the peer

@@ -26,6 +26,7 @@ def test_a_peer_without_status_has_no_process(make_folder: MakeFolder) -> None:
         ({}, None, "finished"),
         ({"phase": "stopped"}, 0, "stopped"),
         ({"phase": "failed", "error": "ValueError: nan\nmore"}, 1, "failed: ValueError: nan"),
+        ({"phase": "failed", "error": "peer 0: out of memory on cuda:1"}, 1, "failed: out of memory on cuda:1"),
         ({"phase": "failed"}, 1, "failed: no reason given"),
         ({}, -9, "killed by SIGKILL"),
         ({}, 3, "exit code 3"),
