@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 from rich.console import Console
 
 from launcher.backends import hosts as backends
@@ -200,16 +199,13 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
     state = HostState.read(folder.root) or HostState()
     if state.answered < 0 and (launcher := state.process(folder.root)) is not None:
         launcher.send_signal(signal.SIGINT)  # it follows no peer yet, or has just begun to
-        with suppress(psutil.TimeoutExpired):
-            launcher.wait(timeout)
+        _wait_until(lambda: state.process(folder.root) is None, timeout)  # also if its parent does not reap it
         state = HostState.read(folder.root) or HostState()
         if state.followed(folder.root) and not kill:  # it stops the peers; a second signal would kill them
             return [(peer, None) for peer in sorted(state.running)]
     if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
         stopped = sorted(state.running)
-        end = time.monotonic() + timeout
-        while (HostState.read(folder.root) or HostState()).followed(folder.root) and time.monotonic() < end:
-            time.sleep(POLL_INTERVAL)
+        _wait_until(lambda: not (HostState.read(folder.root) or HostState()).followed(folder.root), timeout)
         running = (HostState.read(folder.root) or HostState()).running
         return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
     state = HostState.read(folder.root) or HostState()
@@ -231,6 +227,13 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
             (peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
             for peer in asked
         ]
+
+
+def _wait_until(condition: Callable[[], bool], timeout: float) -> None:
+    """Return when ``condition`` holds, or after ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not condition() and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL)
 
 
 def _look(folder: RunFolder) -> HostGroup:
