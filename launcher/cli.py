@@ -27,7 +27,7 @@ def main() -> None:
         if error.errno not in DISK_ERRORS or error.filename is not None:
             raise
         # Errors of run folders are WriteErrors; this one is of standard output, or of a temporary file.
-        sys.stdout = None  # type: ignore[assignment]  # otherwise Python writes the rest at its exit, and fails again
+        sys.stdout = None  # otherwise Python writes the rest at its exit, and fails again
         sys.exit(f"error: the output cannot be written: {error.strerror}")
 
 
