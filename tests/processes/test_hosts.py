@@ -20,6 +20,7 @@ from launcher.backends.host_state import HostState
 from p2pfl.run_file.load import load
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate
+from tests.fast_python.fixture import FastPython
 
 SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
@@ -36,6 +37,8 @@ class Lab:
 
     root: Path
     environment: dict[str, str]
+    python: str
+    """What executes the commands here, and the host processes unless the hosts file names another."""
 
     @property
     def folder(self) -> RunFolder:
@@ -52,7 +55,7 @@ class Lab:
 
     def start(self, *arguments: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "launcher.cli", *map(str, arguments)],
+            [self.python, "-P", "-m", "launcher.cli", *map(str, arguments)],
             cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env=self.environment,
         )  # fmt: skip
@@ -100,14 +103,14 @@ def host_process(root: Path) -> psutil.Process:
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(tmp_path: Path, fast_python: FastPython) -> Lab:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "ssh").write_text(SSH)
     (programs / "ssh").chmod(0o755)
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"
     python_path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    return Lab(tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": python_path})
+    return Lab(tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": python_path}, fast_python.executable)
 
 
 @pytest.fixture
@@ -120,6 +123,7 @@ def tree(make_run: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
 
 
 def test_a_run_on_hosts_without_a_shared_folder_ends_with_the_digests_of_simulate(lab: Lab, tree: Any) -> None:
+    lab.python = sys.executable
     lab.write(tree(peers=6, graph="ring"))
     output = lab.run("launch")
     assert "host alpha: peers 0-2" in output
@@ -234,7 +238,7 @@ def test_sigterm_of_the_launcher_stops_the_peers_with_checkpoints(lab: Lab, tree
 
 
 def test_stop_ends_a_launcher_that_has_not_started_the_peers(lab: Lab, tree: Any, until: Any) -> None:
-    lab.write(tree(**SLOW))
+    lab.write(tree(**{**SLOW, "rounds": 10}))
     launcher = lab.launch()
     until(lambda: (state := HostState.read(lab.root / "run")) is not None and state.answered < 0)
     lab.run("stop", "run")
@@ -288,7 +292,7 @@ def test_rejects_a_host_with_another_version(lab: Lab, tree: Any) -> None:
     for path in (Path(__file__).parents[2] / "peers").glob("*.py"):
         (other / "peers" / path.name).write_bytes(path.read_bytes())
     (other / "peers" / "added.py").write_text("# another version\n")
-    lab.write(tree(), beta={"environment": {"PYTHONPATH": str(other)}})
+    lab.write(tree(), beta={"environment": {"PYTHONPATH": str(other)}, "python": sys.executable})
     output = ended(lab.launch(), 1)
     assert "host beta: has p2pfl" in output
     assert "install the same version on all hosts" in output
