@@ -89,3 +89,9 @@ def fast_python() -> Iterator[FastPython]:
         started = FastPython(Path(folder))
         yield started
         started.close()
+
+
+@pytest.fixture
+def fast_children(fast_python: FastPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what the test process starts with ``sys.executable`` executed by ``fast_python``."""
+    monkeypatch.setattr(sys, "executable", fast_python.executable)

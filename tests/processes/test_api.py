@@ -26,6 +26,9 @@ from p2pfl.testing import check_parity, first_difference
 from tests.conftest import tree
 from tests.plugin_fixtures import METHOD, RUN, Project
 
+PYTHON = sys.executable
+pytestmark = pytest.mark.usefixtures("fast_children")
+
 SMALL: dict[str, Any] = tree(
     algorithm={"name": "dpsgd", "batch": 16}, peers=3, rounds=3, chaos={}, transport={"deadline": 200, "give_up": 60}
 )
@@ -45,7 +48,7 @@ def test_public_list_is_complete_and_importing_it_does_not_import_torch() -> Non
     }
     assert public == set(api.__all__)
     code = "import sys, p2pfl; assert 'torch' not in sys.modules; p2pfl.load; assert 'torch' in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([PYTHON, "-c", code], check=True)
     with pytest.raises(AttributeError, match="module 'p2pfl' has no attribute 'lod'"):
         _ = p2pfl.lod
 
@@ -255,7 +258,7 @@ def test_script_needs_no_main_guard(project: Project) -> None:
         print(len(run.results()), run.graph.__name__)
     """
     (file.parent / "train.py").write_text(textwrap.dedent(script))
-    done = subprocess.run([sys.executable, "train.py"], cwd=file.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run([PYTHON, "train.py"], cwd=file.parent, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("4 graph\n", 0), done.stderr
 
 

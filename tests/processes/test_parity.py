@@ -116,6 +116,7 @@ def test_number_of_slots_does_not_change_the_result(make_run: Any, prepare: Any,
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.usefixtures("fast_children")
 def test_peers_command_is_bit_identical_to_simulate(make_run: Any, prepare: Any, tmp_path: Path) -> None:
     run = make_run(peers=2, rounds=2, models="tiny4", algorithm={**MAPL})
     folder = prepare(tmp_path / "run", run)

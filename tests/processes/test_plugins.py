@@ -126,6 +126,7 @@ def test_changed_copy_stops_a_resume(project: Project, tmp_path: Path) -> None:
         api.open_run(tmp_path / "run").plan()
 
 
+@pytest.mark.usefixtures("fast_children")
 def test_peers_with_another_version_refuse_each_other(project: Project, tmp_path: Path) -> None:
     settings = f"{RUN.replace('peers: 4', 'peers: 2')}transport: {{give_up: 5, deadline: 60}}\n"
     ours = project(settings)

@@ -99,6 +99,7 @@ def test_sigterm_ends_a_wait_for_a_missing_neighbor(
     assert folder.peer(1).result().phase == "stopped"
 
 
+@pytest.mark.usefixtures("fast_children")
 def test_sigterm_before_the_first_round(
     make_run: Any, prepare: Any, tmp_path: Path, until: Any, monkeypatch: Any
 ) -> None:

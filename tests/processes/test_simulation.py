@@ -357,28 +357,32 @@ def test_resume_without_the_messages_of_others_is_an_error(
 # ---- the device ------------------------------------------------------------------------------------------------
 
 
-def test_log_options_hold_for_each_peer_and_in_later_parts_of_the_run(tmp_path: Path) -> None:
+def test_log_options_hold_for_each_peer_and_in_later_parts_of_the_run(
+    tmp_path: Path, fast_python: FastPython
+) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tree(peers=2, rounds=1)))
     options = ["--log-format", "json", "--log-level", "error", "--log-level", "1=info", "--log-size", 2]
-    done = command("simulate", file, "--run-dir", tmp_path / "run", *options)
+    done = command("simulate", file, "--run-dir", tmp_path / "run", *options, python=fast_python.executable)
     assert done.returncode == 0, done.stderr
     folder = RunFolder(tmp_path / "run")
     assert folder.info["log"] == {"format": "json", "level": "error", "levels": {"1": "info"}, "max_bytes": 2 << 20}
     assert folder.peer(0).log.read_text() == ""
     entries = [json.loads(line) for line in folder.peer(1).log.read_text().splitlines()]
     assert any(entry["message"].startswith("round done t=0 ") for entry in entries)
-    refused = command("simulate", file, "--log-level", "2=info")
+    refused = command("simulate", file, "--log-level", "2=info", python=fast_python.executable)
     assert refused.returncode == 1
     assert "--log-level 2=info: should be LEVEL or PEER=LEVEL" in refused.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for hosts without a GPU")
 @pytest.mark.parametrize("kind", ["simulate", "launch"])
-def test_a_required_gpu_that_is_not_there_is_refused_before_any_peer_starts(tmp_path: Path, kind: str) -> None:
+def test_a_required_gpu_that_is_not_there_is_refused_before_any_peer_starts(
+    tmp_path: Path, kind: str, fast_python: FastPython
+) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(yaml.safe_dump(tree(device="auto")))
-    done = command(kind, file, "--set", "device=cuda", "--run-dir", tmp_path / "run")
+    done = command(kind, file, "--set", "device=cuda", "--run-dir", tmp_path / "run", python=fast_python.executable)
     assert done.returncode == 2
     shown = "error: --set device=cuda: device: cuda, but torch finds no GPU on this host; use device: auto or cpu\n"
     assert done.stderr == shown

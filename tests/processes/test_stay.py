@@ -65,6 +65,7 @@ def test_a_finished_peer_stays_small_and_healthy_until_sigterm(
     assert folder.peer(0).result().digest == digest
 
 
+@pytest.mark.usefixtures("fast_children")
 def test_a_peer_that_is_stopped_before_the_end_does_not_stay(
     make_run: Any, prepare: Any, start: Any, until: Any, tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_task_of_a_job_array_requeues_itself_before_the_time_limit_and_goes_on
     assert digests(folder.run("seed=3")) == [result.digest for result in simulate(load(folder.plan("seed=3")))]
 
 
+@pytest.mark.usefixtures("fast_children")
 def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
     start: Start, file: Path, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_tracker_that_cannot_start_does_not_stop_the_run(folder: RunFolder) ->
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("fast_children")
 def test_a_run_ends_normally_although_its_tracker_raises(tmp_path: Path, file: Path, library: Any) -> None:
     library(RAISES)
     file.write_text(file.read_text() + "track: [wandb]\n")
