@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.simulate import deterministic
 from tests.golden import pinned
 
 
@@ -30,7 +31,8 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], RunFo
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not root.exists():
                 unfinished = Path(tempfile.mkdtemp(dir=shared))
-                pinned.simulated(name, unfinished)
+                with deterministic(fill=True):  # peers do not: a difference if uninitialized memory is read
+                    pinned.simulated(name, unfinished)
                 unfinished.rename(root)
         return RunFolder(root)
 

@@ -313,3 +313,14 @@ def test_parity_names_the_first_difference(project: Project) -> None:
     ).replace("self.hyper.own_weight}", "self.hyper.own_weight * self.count}")
     with pytest.raises(AssertionError, match=r"peer \d, round \d: .* simulated|peer \d, at the end: .* simulated"):
         check_parity(project(RUN.replace("rounds: 3", "rounds: 4"), my_method=text), crash=True)
+
+
+def test_parity_finds_a_read_of_uninitialized_memory(project: Project) -> None:
+    text = METHOD.replace("from torch import Tensor", "from torch import Tensor, empty_like").replace(
+        "local = parameters_of(self.model.linear_head)",
+        "local = parameters_of(self.model.linear_head)\n"
+        "        local = {name: value + empty_like(value).nan_to_num(1.0) for name, value in local.items()}",
+        1,
+    )
+    with pytest.raises(AssertionError, match=r"peer \d, round 0: .* simulated"):
+        check_parity(project(my_method=text))

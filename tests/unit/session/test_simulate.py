@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.deterministic
 
 from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import Deadlock, RunFileError
@@ -17,7 +18,9 @@ from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.session import build as session_build
 from p2pfl.session.build import load_data
-from p2pfl.session.simulate import simulate
+from p2pfl.session.simulate import deterministic, simulate
+
+memory: Any = torch.utils.deterministic
 
 
 def digests(run: Any) -> list[str]:
@@ -90,6 +93,16 @@ def test_leaves_the_global_state_of_torch_alone(make_run: Any) -> None:
     torch.manual_seed(1)
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.are_deterministic_algorithms_enabled()
+    assert memory.fill_uninitialized_memory
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_new_tensors_are_filled_only_if_asked_for(fill: bool) -> None:
+    with deterministic(fill=fill):
+        assert memory.fill_uninitialized_memory is fill
+        with deterministic():
+            assert memory.fill_uninitialized_memory is fill
+    assert memory.fill_uninitialized_memory
 
 
 @pytest.mark.exhaustive
