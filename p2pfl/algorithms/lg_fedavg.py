@@ -46,7 +46,7 @@ class LGFedAvg(FedAvg):
 
     def setup(self) -> None:
         with rng.torch_seeded(self.seed, "lg-fedavg.init"):
-            self.model.linear_head.reset_parameters()
+            self.model.reset_linear_head()
         super().setup()
 
     def shared_part(self) -> dict[str, Tensor]:

@@ -145,7 +145,7 @@ class MAPL(Algorithm[Hyper]):
         h, head = self.hyper, self.model.linear_head
         d, hidden = head.in_features, h.projector_hidden
         with rng.torch_seeded(self.seed, "mapl.init") if h.shared_init else self.streams.torch("mapl.init"):
-            head.reset_parameters()
+            self.model.reset_linear_head()
             with torch.no_grad():
                 head.weight.mul_(h.head_init_scale)
             layers = nn.Linear(d, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, d)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -60,6 +61,17 @@ class Model(nn.Module):
         if not isinstance(self.head, nn.Linear):
             raise ModelError(f"{self.name!r} has a head of several layers, but the method needs a linear head")
         return self.head
+
+    def reset_linear_head(self) -> nn.Linear:
+        """Draw the head's initial values anew, and return it. Raises ModelError as ``linear_head`` does.
+
+        They are drawn on the CPU: from equal seeds, the generator of a GPU draws other values.
+        """
+        head = self.linear_head
+        drawn = deepcopy(head).cpu()
+        drawn.reset_parameters()
+        head.load_state_dict(drawn.state_dict())
+        return head
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,33 @@ def test_models_of_htc4_have_heads_of_several_layers() -> None:
     assert linear.linear_head is linear.head
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(
+                    not torch.cuda.is_available(), reason="needs a CUDA device; scripts/check-gpu runs it"
+                ),
+            ],
+        ),
+    ],
+)
+def test_initial_values_of_a_head_do_not_depend_on_its_device(device: str) -> None:
+    model = build("tiny-cnn", 0, 1, (8, 8), 10).to(device)
+    torch.manual_seed(7)
+    expected = nn.Linear(model.features, 10)
+    torch.manual_seed(7)
+    head = model.reset_linear_head()
+    assert head is model.head
+    assert (head.weight.device.type, head.weight.requires_grad) == (device, True)
+    torch.testing.assert_close(head.weight.cpu(), expected.weight, rtol=0, atol=0)
+    torch.testing.assert_close(head.bias.cpu(), expected.bias, rtol=0, atol=0)
+
+
 PUBLISHED = {
     # Millions of parameters with 1000 classes, from torchvision's documentation.
     "htfe-resnet18": 11.69,
