@@ -41,9 +41,10 @@ class AggregatorSchedule:
 
     Args:
         seed: the run's seed.
-        participation: senders per round, as a fraction of all peers, rounded (halves to even); at least one and at
-            most all neighbors of the aggregator.
-        fixed: peer 0 aggregates in every round; otherwise only in round 0, and a random peer later.
+        participation: senders per round, as a fraction of the peers that have joined, rounded (halves to even); at
+            least one and at most all neighbors of the aggregator.
+        fixed: the first of them aggregates in every round, peer 0 unless it joins late; otherwise only in round 0,
+            and a random one later.
         deadline_factor: deadlines that one aggregation may take.
     """
 
@@ -67,9 +68,10 @@ class AggregatorSchedule:
 
     def _draw(self, t: int, net: Net) -> Assignment:
         stream = rng.shared(self.seed, "roles", t)
-        drawn = int(stream.integers(net.peers))
-        aggregator = 0 if self.fixed or t == 0 else drawn
-        chosen = stream.permutation(net.neighbors_of(aggregator, t))[: self.sender_count(net.peers)]
+        joined = net.joined_by(t)
+        drawn = joined[stream.integers(len(joined))]
+        aggregator = joined[0] if self.fixed or t == 0 else drawn
+        chosen = stream.permutation(net.neighbors_of(aggregator, t))[: self.sender_count(len(joined))]
         return Assignment(aggregator, tuple(sorted(int(peer) for peer in chosen)))
 
     def models_deadlines(self, net: Net) -> float:

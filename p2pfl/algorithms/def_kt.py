@@ -62,7 +62,7 @@ class Hyper(LocalTraining):
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state starts anew in each local training and each mutual learning."""
     participation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.5
-    """Q, senders per round, as a fraction of all peers; as many others receive."""
+    """Q, senders per round, as a fraction of the peers that have joined; as many others receive."""
     supervision: Supervision = "ce"
     """Loss on the labels: plain cross-entropy, re-weighted softmax (in DFML's experiments) or asymmetric
     cross-entropy."""

@@ -77,7 +77,7 @@ class Hyper(AlphaSchedule, LocalTraining):
     momentum: NonNegativeFloat = 0.9
     weight_decay: NonNegativeFloat = 5e-4
     participation: Fraction = 0.5
-    """Senders per round, as a fraction of all peers (Fig. 19)."""
+    """Senders per round, as a fraction of the peers that have joined (Fig. 19)."""
     fixed_aggregator: bool = False
     """Peer 0 aggregates in every round (Fig. 13)."""
     supervision: Supervision = "wsm"

@@ -20,7 +20,8 @@ class PairSchedule:
 
     Args:
         seed: the run's seed.
-        participation: senders per round, as a fraction of all peers, rounded (halves to even); at least one.
+        participation: senders per round, as a fraction of the peers that have joined, rounded (halves to even); at
+            least one.
         patience: deadlines that a receiver's work may take; a sender's takes one.
     """
 
@@ -42,7 +43,7 @@ class PairSchedule:
 
     def _draw(self, t: int, net: Net) -> dict[PeerId, PeerId]:
         order = [int(peer) for peer in rng.shared(self.seed, "pairs", t).permutation(net.peers)]
-        count = max(1, round(self.participation * net.peers))
+        count = max(1, round(self.participation * len(net.joined_by(t))))
         pairs: dict[PeerId, PeerId] = {}
         free = dict.fromkeys(order)
         for sender in order:

@@ -104,6 +104,15 @@ class Net:
         """
         return self._endpoint.topology_at(self.t).row(self.me)
 
+    def joined_by(self, t: int) -> list[PeerId]:
+        """Return all peers but those that join after round ``t``, ascending."""
+        joins = self._endpoint.joins
+        return [peer for peer in range(self.peers) if joins.get(peer, 0) <= t]
+
+    def rounds_since_join(self, peer: PeerId) -> int:
+        """Return how many rounds have passed since a peer joined; ``t`` if it has been there from the start."""
+        return self.t - self._endpoint.joins.get(peer, 0)
+
     # ---- shared randomness
 
     @cached_property

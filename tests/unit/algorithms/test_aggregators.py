@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import networkx as nx
@@ -23,10 +23,10 @@ property_of = settings(deadline=None, max_examples=20)
 SEED = 5
 
 
-def nets(topology: Topology, t: int) -> list[Net]:
+def nets(topology: Topology, t: int, joins: Mapping[int, int] | None = None) -> list[Net]:
     """Every peer's view of round ``t``."""
     # Each with a graph of its own: launched peers share no memory.
-    return [Endpoint(me, replace(topology), RUN_ID, SEED, []).begin(t) for me in range(topology.peers)]
+    return [Endpoint(me, replace(topology), RUN_ID, SEED, [], joins=joins).begin(t) for me in range(topology.peers)]
 
 
 def complete(peers: int) -> Topology:
@@ -80,6 +80,18 @@ def test_fixed_aggregator_is_peer_0_with_changing_senders() -> None:
     drawn = [schedule.assignment(t, net) for t in range(20)]
     assert {assignment.aggregator for assignment in drawn} == {0}
     assert len({assignment.senders for assignment in drawn}) > 5
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_peers_take_part_from_the_round_in_which_they_join(fixed: bool) -> None:
+    net, schedule = nets(complete(6), 0, joins={0: 5, 4: 3})[1], AggregatorSchedule(SEED, 0.5, fixed)
+    drawn = [schedule.assignment(t, net) for t in range(60)]
+    assert drawn[0].aggregator == 1
+    assert [len(assignment.senders) for assignment in drawn[:6]] == [2, 2, 2, 2, 2, 3]  # half of 4, of 5, and of 6
+    joined = [set(range(6)) - {peer for peer, at in ((0, 5), (4, 3)) if t < at} for t in range(60)]
+    assert all(set(assignment.participants) <= there for assignment, there in zip(drawn, joined, strict=True))
+    last = {assignment.aggregator for assignment in drawn[5:]}
+    assert last == ({0} if fixed else set(range(6)))
 
 
 def test_assignments_depend_on_seed_and_not_on_query_order() -> None:
