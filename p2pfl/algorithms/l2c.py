@@ -21,7 +21,7 @@ Differs from the paper:
 - α_i stays with peer i: the AllReduce of line 24 belongs to meta-L2C.
 - a peer never prunes itself, and ``prune_to`` counts neighbors only: it keeps K − K_0 = 10 of them, where the paper
   removes 90 of 99. Lines 20–22 come before the exchange, as w_ij is known by then, and take effect in the next round,
-  so that rounds 0 to T_0 are dense.
+  so that rounds 0 to T_0 are dense. For a peer that joins late, and for its neighbors, they count from then.
 - the weight decay of Adam is decoupled (AdamW) unless ``mixing_optimizer: adam``.
 - with ``precision: bfloat16`` only the neighbors' updates are rounded; a peer's own stays float32.
 - the gradient of line 18 is computed in closed form, without a graph through the models: the same values for less.
@@ -110,9 +110,13 @@ def aggregate(before: Tensors, updates: Mapping[PeerId, Tensors], w: Mapping[Pee
 
 
 def validation_gradient(model: nn.Module, data: PeerData) -> tuple[float, dict[str, Tensor]]:
-    """Return L_val(θ), the mean cross-entropy over the validation samples, and g = ∇_θ L_val by parameter name."""
-    parameters = dict(model.named_parameters())
-    loss, gradient = 0.0, {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    """Return L_val(θ), the mean cross-entropy over the validation samples, and g = ∇_θ L_val by parameter name.
+
+    Of a frozen parameter, g is zero.
+    """
+    gradient = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    loss = 0.0
     for x, labels in data.sweep(data.validation):
         part = cross_entropy(model(x), labels, reduction="sum") / len(data.validation)
         loss += float(part.detach())
@@ -175,9 +179,7 @@ class L2C(Algorithm[Hyper]):
         x = parameters_of(self.model)
         before = self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
         update = subtract(before, x)  # line 11
-        if h.prune_round is not None and t >= h.prune_round:  # line 20
-            alpha = dict(enumerate(self.logits.tolist()))  # in the order of the weights
-            net.receive_only_from(strongest(alpha, net.sources, h.prune_to))  # lines 21–22
+        self.prune(dict(enumerate(self.logits.tolist())), net)  # lines 20–22; α is in the order of the weights
         received = await net.exchange(Update(to_precision(update, h.precision)))
         updates = {**{j: body.values for j, body in received.items()}, self.me: update}
         self.w = mixing_weights(self.logits, updates)  # line 13
@@ -191,9 +193,17 @@ class L2C(Algorithm[Hyper]):
         """After T_0, ``prune_to`` sources remain, those with the lowest ids."""
         h = self.hyper
         await work.train(epochs=h.local_epochs, batch=h.batch)
-        if h.prune_round is not None and t >= h.prune_round:
-            net.receive_only_from(strongest({}, net.sources, h.prune_to))
+        self.prune({}, net)
         await net.exchange(Update(to_precision(parameters_of(self.model), h.precision)))
+
+    def prune(self, scores: Mapping[PeerId, float], net: Net) -> None:
+        """Lines 20–22: keep the sources with the largest scores, and those that joined less than T_0 rounds ago."""
+        h = self.hyper
+        if h.prune_round is None or net.rounds_since_join(self.me) < h.prune_round:
+            return
+        recent = {j for j in net.sources if net.rounds_since_join(j) < h.prune_round}
+        others = [j for j in net.sources if j not in recent]
+        net.receive_only_from({*strongest(scores, others, h.prune_to), *recent})
 
     @torch.no_grad()
     def learn(self, derivatives: Mapping[PeerId, float]) -> None:

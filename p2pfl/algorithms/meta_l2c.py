@@ -25,8 +25,9 @@ Differs from the paper:
   authors does. Weights then differ far less.
 - every parameter tensor is a layer, biases and normalization too; both of the encoder's layers end in tanh.
 - the weight decay of Adam is decoupled (AdamW) unless ``mixing_optimizer: adam``, with which the encoder forgets.
-- a peer never prunes itself, and ``prune_to`` is the number of neighbors kept; rounds 0 to T_0 are dense, and pruned
-  neighbors send one more message, which is ignored: w_ij is known only after the exchange of round T_0.
+- a peer never prunes itself, and ``prune_to`` is the number of neighbors kept; rounds 0 to T_0 are dense: w_ij is
+  known only after the exchange of round T_0. Later, a neighbor that joins competes with those kept. A peer that joins
+  does not prune in its first round, before it has the others' encoder.
 - with ``precision: bfloat16`` only what neighbors send is rounded; a peer's own stays float32.
 - line 24 averages the encoder's parameters; each peer's Adam keeps its own moments.
 - a frozen encoder (``train_encoder: false``) is not averaged; ``send_codes`` sends its codes in place of changes.
@@ -145,7 +146,7 @@ class MetaL2C(Algorithm[Hyper]):
     homogeneous = True
     needs_validation = True
     prunes = True
-    state = ("model", "optimizer", "encoder", "encoder_optimizer", "kept_sources", "w")
+    state = ("model", "optimizer", "encoder", "encoder_optimizer", "w")
     pretrained = ("encoder",)
 
     def setup(self) -> None:
@@ -156,7 +157,6 @@ class MetaL2C(Algorithm[Hyper]):
         with rng.torch_seeded(self.seed, "meta-l2c.encoder"):
             self.encoder = Encoder(parameters, h.encoder_hidden, h.encoder_width, h.score == "mean").to(self.device)
         self.encoder_optimizer = make_mixing_optimizer(h, self.encoder.parameters())
-        self.kept_sources: list[PeerId] | None = None  # all, before pruning
         self.w: dict[PeerId, float] = {self.me: 1.0}
         self.validation_loss = 0.0
 
@@ -166,8 +166,6 @@ class MetaL2C(Algorithm[Hyper]):
         before = self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)  # lines 7–10
         update, change = subtract(before, x), direction(x, self.initial)  # line 11
         received = await net.exchange(self.progress(update, change))
-        if self.kept_sources is not None:
-            received = {j: body for j, body in received.items() if j in self.kept_sources}
         updates = {**{j: body.update for j, body in received.items()}, self.me: update}
         changes = {**{j: body.change for j, body in received.items() if isinstance(body, Progress)}, self.me: change}
         codes = self.encode(changes)
@@ -179,9 +177,8 @@ class MetaL2C(Algorithm[Hyper]):
             self.validation_loss, gradient = validation_gradient(self.model, self.data)
             derivatives = {j: directional_derivative(gradient, updates[j]) for j in sorted(updates)}
             self.learn(changes, codes, derivatives)  # line 18
-        if h.prune_round is not None and t >= h.prune_round and self.kept_sources is None:  # line 20
-            self.kept_sources = list(strongest(self.w, net.sources, h.prune_to))  # lines 21–22
-            net.receive_only_from(self.kept_sources)
+        if self.prunes_in(t, net):  # line 20
+            net.receive_only_from(strongest(self.w, net.sources, h.prune_to))  # lines 21–22
         if h.train_encoder:
             del received, updates, changes  # all received models, before another wait
             parameters = parameters_of(self.encoder)
@@ -192,10 +189,15 @@ class MetaL2C(Algorithm[Hyper]):
         h, x = self.hyper, parameters_of(self.model)
         await work.train(epochs=h.local_epochs, batch=h.batch)
         await net.exchange(self.progress(x, x))
-        if h.prune_round is not None and t >= h.prune_round:
+        if self.prunes_in(t, net):
             net.receive_only_from(strongest({}, net.sources, h.prune_to))
         if h.train_encoder:
             await net.allreduce(EncoderParameters(parameters_of(self.encoder)))
+
+    def prunes_in(self, t: int, net: Net) -> bool:
+        """Line 20: from round T_0 on, but not in the first round of a peer that joins late."""
+        first = self.hyper.prune_round
+        return first is not None and t >= first and net.rounds_since_join(self.me) >= min(first, 1)
 
     def progress(self, update: Tensors, change: Tensors) -> Progress | CodedProgress:
         """Return the message with the result of this round's local training."""

@@ -158,11 +158,14 @@ def test_validation_gradient_uses_evaluation_mode() -> None:
     play([peer], Topology.from_edges(1, []), 1)
 
 
-def test_unused_parameters_have_zero_gradient() -> None:
+def test_unused_and_frozen_parameters_have_zero_gradient() -> None:
     model = softmax_regression(INPUTS, CLASSES)
     model.unused = torch.nn.Parameter(torch.ones(2))
+    model.head.bias.requires_grad_(False)
     _, g = validation_gradient(model, data_of(0))
     assert g["unused"].tolist() == [0.0, 0.0]
+    assert g["head.bias"].tolist() == [0.0] * CLASSES
+    assert g["head.weight"].any()
 
 
 def test_directional_derivatives_are_summed_in_float64() -> None:
