@@ -109,7 +109,7 @@ class PlannedRun:
     def simulate(
         self, run_dir: str | os.PathLike[str] | None = None, on_round: Callable[[PeerId, int], None] | None = None
     ) -> RecordedRun:
-        """Run all peers to the end in this process, on the CPU.
+        """Run all peers to the end in this process, on the CPU unless the run says ``device: cuda``.
 
         Args:
             run_dir: the run folder, new or empty; by default a new one in the run file's ``out``.
@@ -222,10 +222,11 @@ class RecordedRun:
     def metrics(self) -> pd.DataFrame:
         """Return a tidy table: a row for each peer and round, a column for each number.
 
-        Columns are ``peer``, ``t``, ``accuracy``, ``test_loss``, ``correct`` and ``samples`` on the local test split,
-        ``loss.ce`` and other terms of the training loss, ``seconds.training``, …, ``elapsed``, ``sent.messages``,
-        ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``, ``missing``, and what else the
-        method records.
+        Columns are ``peer``, ``t``, ``accuracy``, ``masked_accuracy``, ``unmasked_accuracy``, ``test_loss``,
+        ``correct`` and ``samples`` on the local test split, ``metrics.…`` as the run file names them, ``loss.ce`` and
+        other terms of the training loss, ``seconds.training``, …, ``elapsed``, ``cost.…``, ``sources``,
+        ``receivers``, ``sent.messages``, ``sent.bytes`` (with headers), ``received.messages``, ``received.bytes``,
+        ``missing``, and what else the method records.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -266,7 +267,7 @@ class RecordedRun:
     def model(self, peer: PeerId) -> nn.Module:
         """Return a peer's model from its last checkpoint, in evaluation mode, on the CPU.
 
-        It maps normalized images, float [B, C, H, W], to logits, float [B, classes].
+        It maps the network's input, e.g. normalized images, float [B, C, H, W], to logits, float [B, classes].
 
         Raises:
             RunFolderError: the peer has written no checkpoint.

@@ -34,7 +34,7 @@ from launcher.commands.group import JSON, echo, make_console, open_run
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Most gigabytes to read from one LOCATION, which may be hostile.",
+    help="Maximum gigabytes to read from one LOCATION, which may be hostile.",
 )
 @JSON
 def collect(

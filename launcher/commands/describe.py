@@ -87,7 +87,10 @@ def names(kind: str | None, name: str | None, plugins: tuple[str, ...], as_json:
         echo(json.dumps(found, default=str))
     elif kind is None:
         print_table(["kind", "in a run file", "names"], [[k["kind"], k["key"], ", ".join(k["names"])] for k in found])
-        echo(f"models can also be {', '.join(FAMILIES)}, with other numbers, or a path such as package.module:Class")
+        echo(
+            f"models can also be {', '.join(FAMILIES)}, with other numbers, or an import path such as "
+            "my_nets.Net(width=32)"
+        )
     elif name is None:
         print_table(["name", "description"], [[each["name"], each["summary"]] for each in found])
     else:

@@ -57,7 +57,9 @@ def _state(line: RunLine) -> str:
 @click.option("-f", "--follow", "follow", is_flag=True, help="Keep printing new entries until the peers exit.")
 @click.option("--grep", "pattern", metavar="REGEX", default="", help="Show only entries that match.")
 @click.option("-i", "--ignore-case", is_flag=True, help="Ignore case in --grep.")
-@click.option("--level", type=click.Choice(["debug", "info", "warning", "error"]), default="debug", help="At least.")
+@click.option(
+    "--level", type=click.Choice(["debug", "info", "warning", "error"]), default="debug", help="Minimum level."
+)
 @click.option("--round", "t", type=click.IntRange(min=0), help="Show only entries about this round.")
 @click.option(
     "--since",

@@ -70,7 +70,7 @@ def run_options(command: Command) -> Command:
             "log_levels",
             multiple=True,
             metavar="[PEER=]LEVEL",
-            help="Least level to log (debug, info, warning, error), of all peers or one; repeatable.  [info]",
+            help="Minimum level to log (debug, info, warning, error), of all peers or one; repeatable.  [info]",
         ),
         click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True),
         click.option("--run-dir", type=click.Path(path_type=Path), help="Run folder; must be new or empty."),

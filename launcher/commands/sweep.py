@@ -45,7 +45,9 @@ ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "sp
 @click.option("--sbatch", is_flag=True, help="Print a batch script with a task of a Slurm job array for each run.")
 @click.option("--task", type=click.IntRange(min=0), metavar="N", help="Only run number N of FOLDER, from 0 on.")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), help="Most runs at the same time; default: 1, with --simulate one per core."
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Maximum number of simultaneous runs; default: 1, with --simulate one per core.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The sweep's folder; default: a new one in sweeps.")
 @JSON

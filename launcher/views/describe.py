@@ -23,11 +23,16 @@ WINDOW = 10
 def describe_algorithm(name: str) -> dict[str, Any]:
     """Return summary, paper and hyper-parameters of an algorithm. Raises OptionErrors for an unknown name."""
     from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.learning.named_losses import DEFAULT
+    from p2pfl.run_file.checks import has_loss_of_its_own
     from p2pfl.run_file.options import notes
 
     algorithm = ALGORITHMS.find(name)
     paper = {key: getattr(algorithm, key) for key in ("name", "summary", "title", "authors", "venue", "url")}
-    return {**paper, "hyper": [asdict(note) for note in notes(algorithm.Hyper)]}
+    hyper = [asdict(note) for note in notes(algorithm.Hyper)]
+    if has_loss_of_its_own(algorithm):  # the option is refused, unless it is one of the method's
+        hyper = [note for note in hyper if (note["name"], note["default"]) != ("loss", DEFAULT)]
+    return {**paper, "hyper": hyper}
 
 
 def describe_models(

@@ -62,9 +62,9 @@ class Hyper(LocalTraining):
     batch: PositiveInt = 10
     weight_decay: NonNegativeFloat = 5e-4
     mixing_lr: NonNegativeFloat = 0.1
-    """β, Adam's learning rate for what makes the mixing weights; 0 keeps them at their initial values."""
+    """β, Adam's learning rate for the parameters that determine the mixing weights; 0 keeps them as they start."""
     mixing_weight_decay: NonNegativeFloat = 0.01
-    """Adam's weight decay for what makes the mixing weights."""
+    """Adam's weight decay for the parameters that determine the mixing weights."""
     mixing_optimizer: Literal["adamw", "adam"] = "adamw"
     """adamw decays the parameters directly; adam adds the decay to the gradient, which may be far smaller."""
     prune_round: NonNegativeInt | None = 10
@@ -72,9 +72,9 @@ class Hyper(LocalTraining):
     prune_to: NonNegativeInt = 10
     """K − K_0, neighbors with the largest weights that a peer still receives from after round T_0."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Data type in which models travel and are kept until they are mixed; bfloat16 halves both."""
+    """Data type in which models travel and are kept until they are averaged; bfloat16 halves both."""
     spool: bool = False
-    """Keep received models on disk ($TMPDIR) instead of in memory until they are mixed; bit-identical results."""
+    """Keep received models on disk ($TMPDIR) instead of in memory until they are averaged; bit-identical."""
 
     PRESETS: ClassVar[Presets] = presets.L2C
 

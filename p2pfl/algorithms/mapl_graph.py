@@ -44,12 +44,12 @@ class GraphLearning(LocalTraining):
     similarity: Literal["rows", "flat", "off"] = "rows"
     """s_ij: mean cosine of the heads' rows, cosine of the flattened heads, or 1 for all (Table 3)."""
     compare: Literal["weights", "changes"] = "changes"
-    """What of the heads s_ij compares: their weights, or the changes of them since the common start, which
-    ``shared_init`` requires. Weights are comparable only if the start is small (``head_init_scale``)."""
+    """What s_ij compares: the heads' weights, or their changes since the common start (needs ``shared_init``).
+    Weights are comparable only if the start is small (``head_init_scale``)."""
     scale_similarity: bool = False
     """Divide the neighbors' s_ij by the largest of them, if it is positive."""
     confidence: bool = True
-    """γ from sample counts; otherwise γ is not there, that is 1 for all (Table 3)."""
+    """γ from sample counts; otherwise γ = 1 for all (Table 3)."""
     norm: Literal["l1", "l2"] = "l2"
     """Norm in the regularizer (Table 3)."""
     degree_term: Literal["constant", "exact"] = "constant"

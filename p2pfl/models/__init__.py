@@ -239,7 +239,7 @@ def unknown_model(name: str) -> str:
     close = difflib.get_close_matches(name, MODELS, n=1)
     known = ", ".join((*GROUPS, *MODELS.registered))
     patterns = f"{mlp.MLP}, {sequences.CONV1D} and {sequences.EMBEDDING}"
-    known += f", the members of each (`p2pfl models` lists them), {patterns}"
+    known += f", the members of each (`p2pfl models` lists them), {patterns}, or an import path such as my_nets.Net"
     text = f"unknown {name!r}; known: {known}"
     return f"{text}; did you mean {close[0]!r}?" if close else text
 

@@ -37,10 +37,15 @@ def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator
         yield OptionProblem(("transport", *key), text)
 
 
+def has_loss_of_its_own(method: type[Algorithm[Any]]) -> bool:
+    """Whether a method trains with another loss than the one that the run file names."""
+    return not (method.named_loss or method.loss is Trainer.loss)
+
+
 def check_loss(name: str, method: type[Algorithm[Any]], hyper: Options) -> Iterator[OptionProblem]:
     """A method that does not train with the loss of the run file must not be given one."""
     loss = getattr(hyper, "loss", DEFAULT)
-    if loss != DEFAULT and loss in LOSSES and not (method.named_loss or method.loss is Trainer.loss):
+    if loss != DEFAULT and loss in LOSSES and has_loss_of_its_own(method):
         text = f"{loss!r} has no effect: {name} has its own loss; remove it, or choose another algorithm"
         yield OptionProblem(("algorithm", "loss"), text)
 

@@ -150,4 +150,7 @@ def require_per_class(name: str, labels: Labels, classes: int, count: int, requi
 def require_peers(name: str, samples: int, split: str, peers: int) -> None:
     """Raise DataError unless there is a sample for every peer."""
     if samples < peers:
-        raise DataError(f"partition {name}: {samples} {split} samples are too few for {peers} peers")
+        raise DataError(
+            f"partition {name}: {samples} {split} samples are too few for {peers} peers; reduce peers, or choose a "
+            "larger dataset"
+        )

@@ -78,9 +78,9 @@ class Graph(Options):
             topology = Topology.from_edges(peers, self._checked(self.edges_of(peers, draw, base), peers))
             if topology.connected or self.allow_disconnected:
                 return topology
-        raise disconnected(
-            f"none of {DRAWS} draws is connected; the last one" if self.random else "not connected; it", topology
-        )
+        if self.random:
+            raise disconnected(f"none of {DRAWS} draws is connected; the last one", topology, "draw more edges")
+        raise disconnected("not connected; it", topology)
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
         """The edges, in any order and direction. Raises RunFileError if the parameters do not fit."""
@@ -117,9 +117,9 @@ def check_edge(i: int, j: int, peers: int) -> None:
             raise graph_error(f"edge {i}-{j}: no peer {end}; the {peers} peers are 0 to {peers - 1}")
 
 
-def disconnected(prefix: str, topology: Topology) -> RunFileError:
+def disconnected(prefix: str, topology: Topology, remedy: str = "add edges") -> RunFileError:
     return graph_error(
-        f"{prefix} has the components {shortened(topology.components)}; add edges, or set allow_disconnected: true"
+        f"{prefix} has the components {shortened(topology.components)}; {remedy}, or set allow_disconnected: true"
     )
 
 

@@ -43,7 +43,8 @@ GRAPH_NAMES = (
 MODEL_NAMES = (
     "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "
     "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, the members of each "
-    "(`p2pfl models` lists them), mlp-WIDTH-…, conv1d-WIDTH-… and embedding-WIDTH-…"
+    "(`p2pfl models` lists them), mlp-WIDTH-…, conv1d-WIDTH-… and embedding-WIDTH-…, "
+    "or an import path such as my_nets.Net"
 )
 
 
