@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,17 +13,29 @@ from typing import Literal
 import psutil
 
 from launcher.backends.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, find_process, is_alive, outcome
+from launcher.backends.registration import find_launcher, request
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError
 from p2pfl.session.run_folder import RunFolder
 
+POLL_INTERVAL = 0.1
+"""Seconds between two looks at a launcher that has not started the peers yet."""
 STOP_TIMEOUT = 120.0
 """Seconds that peers may take to end their batch and write a checkpoint."""
 
 State = Literal[
-    "running", "finished", "stopped", "failed", "died", "unfinished", "incomplete", "unknown", "unreadable"
+    "starting",
+    "running",
+    "finished",
+    "stopped",
+    "failed",
+    "died",
+    "unfinished",
+    "incomplete",
+    "unknown",
+    "unreadable",
 ]
 """``unfinished`` and ``incomplete`` are states of collections: a peer had not ended, or its files were not found.
 ``unknown``: no launcher follows its peers on other hosts, which only `p2pfl status` asks."""
@@ -73,7 +87,7 @@ def _readable_line(folder: RunFolder, path: str) -> RunLine:
     info = folder.info
     return RunLine(
         run=path,
-        state="running" if alive else _final_state(folder),
+        state="running" if alive else "starting" if find_launcher(folder) else _final_state(folder),
         peers=len(peers),
         alive=alive,
         rounds_done=min(snapshot.done),
@@ -117,15 +131,25 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> lis
         from launcher.backends import multi_host
 
         return [Stop(peer, ended) for peer, ended in multi_host.stop(folder, kill=kill, timeout=timeout)]
-    found = [(files.peer, find_process(folder, files.peer)) for files in folder.require_local().peers()]
-    processes = [(peer, process) for peer, process in found if process is not None]
-    for process in {process for _, process in processes}:  # simulated peers share one process
-        try:
+    folder.require_local()
+    end = time.monotonic() + timeout
+    launcher = find_launcher(folder)
+    if launcher is not None:
+        request(folder.root, "kill" if kill else "stop")
+    processes = _processes(folder)
+    while launcher is not None and not processes and launcher.is_running() and time.monotonic() < end:
+        time.sleep(POLL_INTERVAL)  # until it has read the request, or has just started the peers
+        processes = _processes(folder)
+    for process in set(processes.values()):  # simulated peers share one process
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-        except psutil.NoSuchProcess:
-            pass
-    _, remaining = psutil.wait_procs([process for _, process in processes], timeout=timeout)
+    _, remaining = psutil.wait_procs(processes.values(), timeout=max(0.0, end - time.monotonic()))
     return [
         Stop(peer, None if process in remaining else outcome(folder.peer(peer), -9 if kill else None))
-        for peer, process in processes
+        for peer, process in processes.items()
     ]
+
+
+def _processes(folder: RunFolder) -> dict[PeerId, psutil.Process]:
+    found = {files.peer: find_process(folder, files.peer) for files in folder.peers()}
+    return {peer: process for peer, process in found.items() if process is not None}

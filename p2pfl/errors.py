@@ -140,6 +140,13 @@ class AddressInUse(RunFolderError):
     """The launcher tries again for a while."""
 
 
+class AlreadyRunning(RunFolderError):
+    """Another process runs this peer, perhaps one that is not visible here: on a host or in a container beside."""
+
+    exit_code = os.EX_UNAVAILABLE
+    """The launcher does not start the peer again."""
+
+
 class JournalError(WriteError):
     """A message that a neighbor still needs is no longer in the journal on disk, and nothing can bring it back."""
 

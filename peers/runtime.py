@@ -15,7 +15,16 @@ from typing import Any, TextIO
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import HandshakeError, NetError, P2pflError, PluginError, RunFolderError, WriteError, error_text
+from p2pfl.errors import (
+    AlreadyRunning,
+    HandshakeError,
+    NetError,
+    P2pflError,
+    PluginError,
+    RunFolderError,
+    WriteError,
+    error_text,
+)
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
@@ -72,9 +81,13 @@ def run_peer(
         return error.exit_code
     if not lock_log(log):
         status = files.status()
-        log.error("peer %d is already running (process %s); exiting", me, status.pid if status else "unknown")
+        pid = status.pid if status else "unknown"
+        text = f"already running (process {pid}, perhaps on another host or in another container)"
+        log.error("peer %d is %s; exiting", me, text)
         close_logger(log)
-        return 1
+        if echo is None:
+            report_error(text)
+        return AlreadyRunning.exit_code
 
     def write_status(phase: Phase, error: str = "") -> None:
         """Say what this peer does now; what it, or an earlier process, has achieved stays."""

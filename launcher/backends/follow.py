@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
-from p2pfl.errors import AddressInUse, WriteError
+from p2pfl.errors import AddressInUse, AlreadyRunning, WriteError
 from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
 
 POLL_INTERVAL = 0.25
@@ -93,11 +93,13 @@ def follow(
     watching: Watching = Watching(),
     notices: Callable[[], Iterable[str]] = tuple,
     processes: PeerProcesses | None = None,
+    requests: Callable[[], Iterable[str]] = tuple,
 ) -> PeerProcesses:
     """Fork ``peers``, and return when the last one has exited. Raises LaunchError if none could start.
 
     Args:
         notices: return lines of others to print, again and again.
+        requests: return what `p2pfl stop` has asked for since the last call. It also signals the peers that it finds.
         processes: the peers to follow, if they are not on this host: ``peers``, and those that run already.
     """
     local = processes is None
@@ -113,7 +115,8 @@ def follow(
         nullcontext() if warm.stops_on_sigterm else sigterm_notice(folder, progress),
     ):
         display = Display(progress, folder, shown, run.rounds, processes.is_stale)
-        warm.fork(folder, peers)
+        if not (asked := list(requests())):
+            warm.fork(folder, peers)
         while processes.running or due:
             warm_exited = warm.exited
             events = warm.events(POLL_INTERVAL)
@@ -124,6 +127,11 @@ def follow(
                 for peer in processes.update(events, warm.exited)
                 if not (local and processes.adopt(peer, find_process(folder, peer)))
             ]
+            if asked := [*asked, *requests()]:  # written before the signals, so that this launcher restarts nobody
+                policy.restart = "never"
+                due.clear()
+                if not processes.started and not processes.stopping:  # there was nobody to signal
+                    _stop(processes, warm, kill=False, progress=progress)
             codes, errors = processes.exit_codes, processes.errors
             again = [peer for peer in exited if policy.restarts(peer, codes.get(peer), errors.get(peer, ""))]
             if interrupts:
@@ -204,7 +212,7 @@ class RestartPolicy:
         self.reports.pop(peer, None)
         if error:
             self.reports[peer] = ended
-        if self.restart == "never" or ended == "finished" or exit_code == HOST_LOST:
+        if self.restart == "never" or ended == "finished" or exit_code in (HOST_LOST, AlreadyRunning.exit_code):
             return False
         if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
             return False

@@ -18,23 +18,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
+from launcher.backends.registration import Request, launcher_title, launcher_with, request
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.process_title import has_title, set_title
-from p2pfl.session.files import read_json, write_errors, write_json
+from p2pfl.process_title import set_title
+from p2pfl.session.files import read_json, write_json
 
 NAME = "hosts.json"
-REQUESTS = ".request"
 ANSWER_TIMEOUT = 20.0
 """Seconds within which a living launcher answers a request; network file systems show changes late."""
 POLL_INTERVAL = 0.1
 """Seconds between two looks at the answer."""
-
-Request = Literal["answer", "stop", "kill"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,7 @@ class HostState:
 
     def process(self, root: Path) -> psutil.Process | None:
         """Return the launcher if it lives on this host."""
-        with suppress(psutil.Error):
-            process = psutil.Process(self.launcher) if self.launcher and self.is_here else None
-            if process is not None and has_title(" ".join(process.cmdline()), launcher_title(root)):
-                return process
-        return None
+        return launcher_with(self.launcher, root) if self.is_here else None
 
     def followed(self, root: Path) -> bool:
         """Return whether a launcher follows the run; one on another host is believed to until ``ask`` fails."""
@@ -99,12 +92,9 @@ def starting(root: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def ask(root: Path, request: Request, timeout: float = ANSWER_TIMEOUT) -> bool:
+def ask(root: Path, what: Request, timeout: float = ANSWER_TIMEOUT) -> bool:
     """Send a request to the launcher of a run. Return whether it has received it in time. Raises WriteError."""
-    path = root / REQUESTS
-    with write_errors(path), path.open("ab") as file:
-        file.write(f"{request}\n".encode())
-        end_of_line = file.tell()
+    end_of_line = request(root, what)
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         state = HostState.read(root)
@@ -114,29 +104,3 @@ def ask(root: Path, request: Request, timeout: float = ANSWER_TIMEOUT) -> bool:
             return False
         time.sleep(POLL_INTERVAL)
     return False
-
-
-class Requests:
-    """The launcher's side of ``ask``."""
-
-    def __init__(self, root: Path) -> None:
-        self._path = root / REQUESTS
-        self.answered = 0
-        with write_errors(self._path):
-            self._path.write_bytes(b"")
-
-    def new(self) -> list[str]:
-        """Return the requests since the last call."""
-        with suppress(OSError), self._path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > self.answered:
-                file.seek(self.answered)
-                lines, _, _ = file.read(size - self.answered).rpartition(b"\n")
-                self.answered += len(lines) + 1 if lines else 0
-                return lines.decode(errors="replace").split("\n") if lines else []
-        return []
-
-
-def launcher_title(root: Path) -> str:
-    """Return the process title of a launcher whose peers are on other hosts."""
-    return f"p2pfl launch {root}"

@@ -13,6 +13,7 @@ from launcher.backends.checks import check_addresses, check_start, check_unchang
 from launcher.backends.follow import Restart, follow
 from launcher.backends.mps import multi_process_service
 from launcher.backends.processes import find_process, outcome
+from launcher.backends.registration import Requests, register
 from launcher.backends.simulation import resume as resume_simulation
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
@@ -58,8 +59,10 @@ def launch(
         return request.prepare(run), _Settings.of(run)
 
     warm, (folder, settings) = WarmProcess.after(prepare)
+    register(folder)
+    requests = Requests(folder.root)
     with warm:
-        return folder, _run(settings, folder, range(settings.peers), warm, console, restart, watching)
+        return folder, _run(settings, folder, range(settings.peers), warm, console, restart, watching, requests)
 
 
 def resume(
@@ -76,6 +79,8 @@ def resume(
         RunFolderError: the peers run on another host.
     """
     folder.require_local()
+    register(folder)
+    requests = Requests(folder.root, fresh=False)
     if folder.info.get("simulated"):
         if peers or restart != "on-failure":
             raise LaunchError(f"{folder.root}: simulated peers resume together: p2pfl resume {folder.root}")
@@ -112,7 +117,7 @@ def resume(
         if not running:  # otherwise another launcher may still measure, and the time would count twice
             with suppress(RunFolderError):
                 seconds_before = measured_seconds(folder) or 0.0
-        return folder, _run(settings, folder, ended, warm, console, restart, watching, seconds_before)
+        return folder, _run(settings, folder, ended, warm, console, restart, watching, requests, seconds_before)
 
 
 def _peers(peers: Sequence[PeerId]) -> str:
@@ -127,6 +132,7 @@ def _run(
     console: Console,
     restart: Restart,
     watching: Watching,
+    requests: Requests,
     seconds_before: float = 0.0,
 ) -> Summary:
     """Run ``peers`` to the end and summarize. ``seconds_before``: what earlier parts of the run took."""
@@ -139,7 +145,9 @@ def _run(
             warm.kill()
             warm = services.enter_context(WarmProcess(environment))
         trackers = services.enter_context(tracking(folder, console.print))
-        processes = follow(folder, peers, settings, warm, console, restart, watching, trackers.failures)
+        processes = follow(
+            folder, peers, settings, warm, console, restart, watching, trackers.failures, requests=requests.new
+        )
     from p2pfl.messaging.topology import Topology  # takes memory that the peers no longer need
 
     seconds = seconds_before + processes.seconds

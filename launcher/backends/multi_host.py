@@ -22,10 +22,11 @@ from launcher.backends.checks import check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, launcher_title, starting
+from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, starting
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import outcome
+from launcher.backends.registration import launcher_title
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
 from launcher.errors import HostsGone, LaunchError

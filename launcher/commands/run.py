@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -352,9 +353,12 @@ def stop(run: Path, kill: bool) -> None:
     from launcher.runs import stop as stop_peers
     from p2pfl.session.run_folder import RunFolder
 
-    stops = stop_peers(RunFolder.open(run), kill=kill)
+    folder = RunFolder.open(run)
+    stops = stop_peers(folder, kill=kill)
     if not stops:
-        echo("no peer of this run is running")
+        started_on = folder.info.get("host", gethostname())
+        elsewhere = f" on this host; it was started on {started_on}" if started_on != gethostname() else ""
+        echo(f"no peer of this run is running{elsewhere}")
     for stopped in stops:
         echo(f"peer {stopped.peer}: {stopped.ended or 'still running; kill it with `p2pfl stop --kill`'}")
     sys.exit(1 if any(stopped.ended is None for stopped in stops) else 0)

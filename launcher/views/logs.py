@@ -18,9 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-import psutil
-
 from launcher.backends.processes import is_alive
+from launcher.backends.registration import find_launcher
 from launcher.views.formatting import ids
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
@@ -144,10 +143,10 @@ def read_all(logs: Sequence[LogFile], matches: Callable[[str], object]) -> Itera
 
 
 def follow(folder: RunFolder, logs: Sequence[LogFile], matches: Callable[[str], object]) -> Iterator[Entry]:
-    """Yield new entries until all these peers have ended."""
+    """Yield new entries until all these peers have ended, and no launcher may be about to resume them."""
     ended = False
     while not ended:
-        ended = all(has_ended(folder, folder.peer(log.peer)) for log in logs)
+        ended = all(has_ended(folder, folder.peer(log.peer)) for log in logs) and find_launcher(folder) is None
         # Read after this check, so that no last entry is missed.
         yield from read_all(logs, matches)
         if not ended:
@@ -171,5 +170,5 @@ def has_ended(folder: RunFolder, files: PeerFolder) -> bool:
         return True
     status = files.status()
     if status is None:
-        return not psutil.pid_exists(folder.info["launcher_pid"])
+        return find_launcher(folder) is None
     return status.phase in FINAL or not is_alive(folder, files.peer)

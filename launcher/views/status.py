@@ -16,6 +16,7 @@ from rich.text import Text
 
 from launcher.backends.host_state import HostState
 from launcher.backends.processes import find_process, is_alive, outcome
+from launcher.backends.registration import find_launcher
 from launcher.views import formatting
 from launcher.views.summary import settings
 from p2pfl import PeerId
@@ -96,21 +97,22 @@ class RunStatus:
     @classmethod
     def take(cls, folder: RunFolder) -> RunStatus:
         """Look at all peers. Raises RunFolderError if run.yaml or run.json is unusable."""
-        run, started_by = settings(folder), folder.info.get("launcher_pid")
-        starting = started_by is not None and psutil.pid_exists(started_by)
-        peers = [_peer_line(folder, files, starting) for files in folder.peers()]
+        run, starting = settings(folder), find_launcher(folder) is not None
+        resuming = starting and not any(find_process(folder, files.peer) for files in folder.peers())
+        peers = [_peer_line(folder, files, starting, resuming) for files in folder.peers()]
         # Without a launcher, peers on other hosts are those that ran when somebody last looked.
         alive = sum(bool(peer.alive) or peer.state.startswith("running on host") for peer in peers)
         return cls(str(folder.root), run["name"], run["rounds"], alive, peers, holds(peers))
 
 
-def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool) -> PeerLine:
+def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool, resuming: bool) -> PeerLine:
     status, collected = files.status(), files.origin() is not None
     process, remote = find_process(folder, files.peer), HostState.read(folder.root) is not None
     alive = process is not None or (remote and is_alive(folder, files.peer))
     known = status or Status(files.peer, 0)
     if not alive or known.phase in FINAL:
-        state = "starting" if status is None and starting and not collected else outcome(files)
+        expected = starting if status is None else resuming and known.phase == "stopped"
+        state = "starting" if expected and not collected else outcome(files)
     else:
         state = SUSPENDED if process is not None and not remote and _is_suspended(process) else known.phase
     living = alive and known.phase not in FINAL

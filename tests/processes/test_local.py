@@ -214,6 +214,12 @@ def test_restarts_a_peer_that_crashes_although_an_earlier_launch_killed_it(make_
     assert policy.outcomes == {0: "killed by SIGSEGV"}
 
 
+def test_does_not_restart_a_peer_that_another_process_runs(make_folder: MakeFolder) -> None:
+    policy = RestartPolicy(make_folder(peers=1, results={0: None}), "always")
+    assert not policy.restarts(0, os.EX_UNAVAILABLE, "already running")
+    assert policy.reports == {0: "failed: already running"}
+
+
 @pytest.mark.parametrize(("restart", "phase"), [("on-failure", "stopped"), ("always", "finished")])
 def test_restarts_a_stopped_peer_only_if_always(play: Any, restart: Restart, phase: str) -> None:
     folder, _, _ = play("stops, finishes", restart=restart)

@@ -361,9 +361,14 @@ def test_peer_is_not_started_twice(make_run: Any, prepare: Any, warm: Any, tmp_p
     files = folder.peer(1)
     with files.log.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert warm.wait(warm.start(folder, [1])) == {1: 1}  # alone: another peer would wait for it at its end
+        assert warm.wait(warm.start(folder, [1])) == {
+            1: os.EX_UNAVAILABLE
+        }  # alone: another peer would wait for it at its end
     assert files.status() is None  # the other process writes it
-    assert "peer 1 is already running (process unknown); exiting" in log_of(folder, 1)
+    assert (
+        "peer 1 is already running (process unknown, perhaps on another host or in another container); exiting"
+        in log_of(folder, 1)
+    )
     assert warm.run(folder) == {0: 0, 1: 0}
 
 

@@ -14,10 +14,11 @@ import yaml
 
 from launcher.backends import host_state, hosts, multi_host, remote_processes, slurm
 from launcher.backends.follow import RestartPolicy
-from launcher.backends.host_state import HostState, Requests, ask
+from launcher.backends.host_state import HostState, ask
 from launcher.backends.hosts import Host, HostStream
 from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import HOST_LOST, is_alive, outcome
+from launcher.backends.registration import REQUESTS, Requests
 from launcher.backends.remote_processes import Remote
 from launcher.errors import HostsGone, LaunchError
 from launcher.runs import find_runs
@@ -91,7 +92,7 @@ def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
 
 
 def test_an_incomplete_request_waits_for_the_rest_of_its_line(tmp_path: Path) -> None:
-    requests, path = Requests(tmp_path), tmp_path / host_state.REQUESTS
+    requests, path = Requests(tmp_path), tmp_path / REQUESTS
     path.write_bytes(b"sto")
     assert requests.new() == []
     path.write_bytes(b"stop\nki")

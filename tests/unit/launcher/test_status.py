@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -151,9 +152,11 @@ def test_watching_an_ended_run_prints_it_once(make_folder: MakeFolder, invoke: I
     assert len(invoke("status", folder.root, "--watch", "--json").stdout.splitlines()) == 1
 
 
-def test_peers_of_a_starting_launcher_are_starting(make_folder: MakeFolder, invoke: Invoke) -> None:
+def test_peers_of_a_starting_launcher_are_starting(
+    make_folder: MakeFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_folder(results={0: None, 1: None})
-    folder.write_info({**folder.info, "launcher_pid": os.getpid()})
+    monkeypatch.setattr("launcher.views.status.find_launcher", lambda folder: psutil.Process())
     found = json.loads(invoke("status", folder.root, "--json").stdout)
     assert [peer["state"] for peer in found["peers"]] == ["starting", "starting"]
 

@@ -1,0 +1,113 @@
+"""`p2pfl stop` of a run that a launcher on this host follows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.backends.processes import find_process
+from launcher.backends.registration import REQUESTS, find_launcher
+from launcher.prepare import LaunchRequest
+from launcher.runs import RunLine, find_runs, stop
+from launcher.views.status import RunStatus
+from p2pfl.session.run_folder import RunFolder
+from tests.fast_python.fixture import FastPython
+
+ENDLESS = 1_000_000
+
+
+PLUGIN = """
+import os
+from p2pfl import plugins
+
+if "PIPE" in os.environ:
+    open(os.environ["PIPE"]).read()
+
+@plugins.metric("half")
+def half(scores, labels):
+    return 0.5
+"""
+"""Waits for somebody to write to the pipe."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_run: Any) -> RunFolder:
+    (tmp_path / "waits.py").write_text(PLUGIN)
+    run = make_run(peers=2, rounds=ENDLESS, plugins=[str(tmp_path / "waits.py")])
+    return LaunchRequest(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
+
+
+@pytest.fixture
+def resume(folder: RunFolder, fast_python: FastPython) -> Iterator[Any]:
+    """Start `p2pfl resume`, and kill it at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def resume(*options: str, **environment: str) -> subprocess.Popen[str]:
+        command = [fast_python.executable, "-m", "launcher.cli", "resume", str(folder.root), *options]
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
+        )
+        started.append(process)
+        return process
+
+    yield resume
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def state(folder: RunFolder) -> str:
+    (line,) = find_runs(folder.root.parent)
+    assert isinstance(line, RunLine)
+    return line.state
+
+
+def has_trained(folder: RunFolder) -> bool:
+    return all((status := files.status()) is not None and status.rounds_done > 0 for files in folder.peers())
+
+
+@pytest.mark.parametrize(
+    ("kill", "restart", "ended"),
+    [(True, "on-failure", "killed by SIGKILL"), (False, "always", "stopped"), (False, "on-failure", "stopped")],
+)
+def test_launcher_restarts_no_peer_that_was_stopped(
+    kill: bool, restart: str, ended: str, folder: RunFolder, resume: Any, until: Any
+) -> None:
+    launcher = resume("--restart", restart)
+    until(lambda: has_trained(folder))
+    assert [(one.peer, one.ended) for one in stop(folder, kill=kill)] == [(0, ended), (1, ended)]
+    output, _ = launcher.communicate(timeout=200)
+    assert launcher.returncode == 1
+    assert "restarting" not in output
+    assert not any(find_process(folder, peer) for peer in range(2))
+
+
+def test_launcher_that_is_about_to_start_the_peers_is_stopped(
+    folder: RunFolder, resume: Any, until: Any, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    launcher = resume(PIPE=str(tmp_path / "pipe"))
+    until(lambda: find_launcher(folder))
+    with ThreadPoolExecutor() as threads:
+        stopping = threads.submit(stop, folder, kill=False)
+        until((folder.root / REQUESTS).exists)
+        assert state(folder) == "starting"
+        assert {peer.state for peer in RunStatus.take(folder).peers} == {"starting"}
+        (tmp_path / "pipe").write_text("")  # now it goes on
+        assert stopping.result(timeout=200) == []
+    output, _ = launcher.communicate(timeout=200)
+    assert "stopping" in output
+    assert [files.status() for files in folder.peers()] == [None, None]
+
+
+def test_finds_no_launcher_whose_process_id_was_used_again(folder: RunFolder) -> None:
+    folder.write_info({**folder.info, "launcher_pid": os.getppid()})
+    assert find_launcher(folder) is None
+    assert state(folder) != "starting"
+    assert {peer.state for peer in RunStatus.take(folder).peers} == {"never started"}
