@@ -9,7 +9,8 @@
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
     │   │   └── JournalError    a message that a neighbor still needs was deleted from disk
     │   ├── CheckpointError     a checkpoint is unreadable or belongs to another run
-    │   └── AddressInUse        another process listens at the address of a peer
+    │   ├── AddressInUse        another process listens at the address of a peer
+    │   └── AlreadyRunning      another process runs the peer
     ├── RunFailed               a run that was started from Python has failed
     ├── KeysError               the peers' keys are missing, damaged, or readable by others
     ├── OutOfMemory             a peer does not fit into the available memory
