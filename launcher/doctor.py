@@ -25,6 +25,7 @@ from launcher.backends.limits import check_limits, task_limits
 from launcher.backends.mps import CONTROL
 from launcher.views import formatting
 from p2pfl.errors import P2pflError
+from p2pfl.session.files import obstacle
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -153,15 +154,19 @@ def _memory(run: Run | None) -> Iterator[Finding]:
 
 
 def _disk(out: Path) -> Iterator[Finding]:
+    other_folder = "choose another folder: --set out=DIR"
+    if (problem := obstacle(out)) is not None:
+        yield Finding("problem", "disk", problem, other_folder)
+        return
     folder = out.absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     text = f"{formatting.size(free)} free at {folder}, for run folders"
     if not os.access(folder, os.W_OK):
-        yield Finding("problem", "disk", f"{folder} is not writable", "choose another folder: --set out=DIR")
+        yield Finding("problem", "disk", f"{folder} is not writable", other_folder)
     elif free < LOW_DISK:
-        yield Finding("warning", "disk", text, "make room, or choose another folder: --set out=DIR")
+        yield Finding("warning", "disk", text, f"make room, or {other_folder}")
     else:
         yield Finding("ok", "disk", text)
 

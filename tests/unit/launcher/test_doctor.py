@@ -86,6 +86,17 @@ def test_says_what_prevents_a_run_and_what_to_do(file: Path, tmp_path: Path, mon
     assert all(finding.advice for finding in findings if finding.topic in ("ports", "memory", "disk"))
 
 
+@pytest.mark.parametrize(
+    ("out", "problem"), [("runs", "is a broken symbolic link to /no"), ("file", "is not a folder")]
+)
+def test_something_else_in_the_place_of_out_is_a_problem(file: Path, tmp_path: Path, out: str, problem: str) -> None:
+    (tmp_path / "runs").symlink_to("/no/disk")
+    (tmp_path / "file").touch()
+    ((level, text),) = found("disk", examine(file, (f"out={tmp_path / out}/below",)))
+    assert level == "problem"
+    assert text.startswith(f"{tmp_path / out} {problem}")
+
+
 def test_reports_what_a_launch_would_refuse(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(run: Any, peers: Any) -> None:
         raise LaunchError("too many peers; start fewer")
