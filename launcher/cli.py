@@ -14,10 +14,13 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def main() -> None:
     """Run the command line."""
     reject_conflicting_distribution()
+    # Import late: the other distribution installs its files into the same package, p2pfl.
+    from p2pfl.standard_streams import open_closed_streams
+
+    open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
     try:
-        # Import late: the other distribution installs its files into the same package, p2pfl.
         from launcher.commands import commands
     except KeyboardInterrupt:  # later, click catches it
         sys.exit(128 + signal.SIGINT)

@@ -10,21 +10,22 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
 
-from launcher.backends.checks import check_addresses, check_keys
+from launcher.backends.checks import check_addresses, check_keys, check_ports
 from launcher.backends.limits import check_limits, task_limits
 from launcher.backends.mps import CONTROL
+from launcher.prepare import check_report
+from launcher.tracking.processes import check_trackers
 from launcher.views import formatting
 from p2pfl.errors import P2pflError
+from p2pfl.session.files import obstacle
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -65,7 +66,7 @@ def examine(file: Path | None, sets: tuple[str, ...] = ()) -> list[Finding]:
         return [*findings, Finding("problem", "run file", str(error))]
     findings.append(Finding("ok", "run file", f"{file}: {run.peers} peers, {run.rounds} rounds, {run.name}"))
     findings += [*_gpus(run), *_limits_of(run), *_memory(run), *_disk(run.file.out), *_data(run)]
-    return [*findings, *_ports(run), *_keys(run)]
+    return [*findings, *_ports(run), *_keys(run), *_extras(run)]
 
 
 def _python() -> Iterator[Finding]:
@@ -153,15 +154,19 @@ def _memory(run: Run | None) -> Iterator[Finding]:
 
 
 def _disk(out: Path) -> Iterator[Finding]:
+    other_folder = "choose another folder: --set out=DIR"
+    if (problem := obstacle(out)) is not None:
+        yield Finding("problem", "disk", problem, other_folder)
+        return
     folder = out.absolute()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     text = f"{formatting.size(free)} free at {folder}, for run folders"
     if not os.access(folder, os.W_OK):
-        yield Finding("problem", "disk", f"{folder} is not writable", "choose another folder: --set out=DIR")
+        yield Finding("problem", "disk", f"{folder} is not writable", other_folder)
     elif free < LOW_DISK:
-        yield Finding("warning", "disk", text, "make room, or choose another folder: --set out=DIR")
+        yield Finding("warning", "disk", text, f"make room, or {other_folder}")
     else:
         yield Finding("ok", "disk", text)
 
@@ -188,32 +193,10 @@ def _data(run: Run) -> Iterator[Finding]:
 
 
 def _ports(run: Run) -> Iterator[Finding]:
-    transport = run.file.transport
+    port = run.file.transport.port
     yield from _checked("addresses", "all of this host", lambda: check_addresses(run, range(run.peers)))
-    if transport.port is None:
-        yield Finding("ok", "ports", "chosen by the system")
-        return
-    taken = [
-        port for peer in range(run.peers) if (port := transport.port + peer) and not _is_free(transport.host, port)
-    ]
-    if taken:
-        advice = "end what uses them (`ss -ltnp`), or choose others: --set transport.port=N"
-        yield Finding("problem", "ports", f"in use on {transport.host}: {formatting.ids(taken)}", advice)
-    else:
-        yield Finding("ok", "ports", f"{transport.port} to {transport.port + run.peers - 1} are free")
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as libzmq does: not one that has just closed
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+    text = "chosen by the system" if port is None else f"{port} to {port + run.peers - 1} are free"
+    yield from _checked("ports", text, lambda: check_ports(run, range(run.peers)))
 
 
 def _keys(run: Run) -> Iterator[Finding]:
@@ -224,6 +207,14 @@ def _keys(run: Run) -> Iterator[Finding]:
         )
     else:
         yield from _checked("keys", f"{transport.keys}", lambda: check_keys(run, range(run.peers)))
+
+
+def _extras(run: Run) -> Iterator[Finding]:
+    if run.file.track:
+        names = ", ".join(entry.name for entry in run.file.track)
+        yield from _checked("trackers", f"{names}: installed", lambda: check_trackers(run))
+    if run.file.report:
+        yield from _checked("report", "what draws it is installed", lambda: check_report(run))
 
 
 def _checked(topic: str, text: str, check: Callable[[], object]) -> Iterator[Finding]:

@@ -48,8 +48,7 @@ class LaunchRequest:
         run = self.check()
         dataset, _ = load_data(run)
         check_models(run, dataset)
-        if run.file.report and importlib.util.find_spec("vl_convert") is None:
-            raise run.error_at("report", MissingExtra("vl-convert-python", "report", "writing a report"))
+        check_report(run)
         return run
 
     def check(self) -> Run:
@@ -74,3 +73,9 @@ class LaunchRequest:
             return log_info(self.log_format, self.log_levels, self.log_size, peers)
         except ValueError as error:
             raise LaunchError(str(error)) from None
+
+
+def check_report(run: Run) -> None:
+    """Raise RunFileError if the run file asks for a report and the library that draws it is not installed."""
+    if run.file.report and importlib.util.find_spec("vl_convert") is None:
+        raise run.error_at("report", MissingExtra("vl-convert-python", "report", "writing a report"))

@@ -13,7 +13,7 @@ def set_title(title: str) -> None:
     Its short name becomes ``p2pfl-peer``: with spaces in it, Slurm's proctrack/linuxproc cannot parse
     ``/proc/PID/stat``, does not find the process, and drains the node because it cannot end the job.
     """
-    setproctitle(title)
+    setproctitle(_encodable(title))
     setthreadtitle("-".join(title.split(" ")[:2]))
 
 
@@ -24,7 +24,13 @@ def has_title(command_line: str, title: str) -> bool:
     its environment if that was not changed before.
     """
     found = command_line.rstrip("\0 ")
-    if found == title:
+    shown = _encodable(title)
+    if found == shown:
         return True
-    path = found.partition(" /")[2]
-    return bool(path) and title.startswith(found) and not Path("/", path, "run.yaml").exists()  # that is another run
+    path = title[: len(found)].partition(" /")[2]
+    return bool(path) and shown.startswith(found) and not Path("/", path, "run.yaml").exists()  # that is another run
+
+
+def _encodable(title: str) -> str:
+    """Return a title with ``?`` in place of surrogates: Python's signs for bytes of a path that are not UTF-8."""
+    return title.encode(errors="replace").decode()

@@ -14,6 +14,7 @@ from p2pfl.errors import P2pflError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.peer_log import log_info
 from p2pfl.session.run_folder import PeerFolder, RunFolder
+from p2pfl.standard_streams import open_closed_streams
 from p2pfl.terminal import printable
 
 
@@ -70,6 +71,7 @@ def main(
     The peer resumes from its last checkpoint. The environment variables P2PFL_RUN, P2PFL_ME, P2PFL_FILE and
     P2PFL_RUN_ID can replace the options.
     """
+    open_closed_streams()
     if warm:
         os.environ |= ENVIRONMENT
         from peers.warm import serve

@@ -51,6 +51,9 @@ from peers.zmq_link import ZmqLink
 
 Data = tuple[Dataset, Sequence[Subset]]
 
+STOPS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that stop a peer."""
+
 
 def run_peer(
     folder: RunFolder,
@@ -60,7 +63,7 @@ def run_peer(
     report_error: Callable[[str], None] = lambda text: None,
     echo: TextIO | None = None,
 ) -> int:
-    """Run peer ``me`` of the run in ``folder`` to the end.
+    """Run peer ``me`` of the run in ``folder`` to the end. STOPS are handled, and no longer blocked.
 
     Args:
         run, data: given if the caller has already loaded them.
@@ -103,6 +106,7 @@ def run_peer(
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
             write_status("starting")
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which a fork of the warm process blocks until here
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run)
             return asyncio.run(_run(folder, me, run, data, log))
@@ -239,7 +243,7 @@ def stop_by_exception() -> Iterator[None]:
 @contextmanager
 def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Install ``handler`` for SIGTERM and SIGINT, and restore the previous handlers at the end."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handler) for number in STOPS}
     try:
         yield
     finally:

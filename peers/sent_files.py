@@ -17,6 +17,8 @@ WHOLE = ("status.json", "result.json")
 """Files that are replaced or overwritten."""
 GROWING = ("metrics.jsonl", "chaos.jsonl", "output.log")
 """Files that are appended to."""
+REPLACED = "metrics.jsonl"
+"""The one of them that a peer replaces when it resumes (``metrics.truncate``)."""
 LOG, ROTATED = "peer.log", "peer.log.1"
 CHUNK = 1 << 19
 """Most bytes in one event."""
@@ -36,7 +38,8 @@ class SentFiles:
     """What the launcher has of one peer's files.
 
     Args:
-        have: sizes of the files that the launcher has already, by path relative to the run folder.
+        have: sizes of the files that the launcher has already, by path relative to the run folder. REPLACED is
+            sent from its start all the same: what the launcher has may be of an earlier file.
     """
 
     def __init__(self, files: PeerFolder, have: Mapping[str, int]) -> None:
@@ -45,7 +48,9 @@ class SentFiles:
         self._versions: dict[str, tuple[int, int, int] | None] = dict.fromkeys(WHOLE)
         """Inode, time and size of the files as sent whole."""
         self._sizes = {name: have.get(f"{self._prefix}/{name}", 0) for name in (*GROWING, LOG)}
-        self._log_inode: int | None = None
+        self._sizes[REPLACED] = 0
+        self._inodes: dict[str, int] = {}
+        """Inodes of the files as sent."""
 
     def changes(self) -> Iterator[dict[str, Any]]:
         """Yield the events that bring the launcher up to date. The result comes before the status."""
@@ -70,19 +75,20 @@ class SentFiles:
     def _log(self) -> Iterator[dict[str, Any]]:
         with suppress(OSError):
             inode = (self._files.root / LOG).stat().st_ino
-            if self._log_inode not in (None, inode):  # it was rotated
+            if self._inodes.get(LOG, inode) != inode:  # it was rotated
                 yield from self._growth(LOG, ROTATED)
                 yield {**self._event(LOG, 0, b""), "rotate": True}
-                self._sizes[LOG] = 0
-            self._log_inode = inode
+                self._sizes[LOG], self._inodes[LOG] = 0, inode
         yield from self._growth(LOG, LOG)
 
     def _growth(self, name: str, source: str) -> Iterator[dict[str, Any]]:
         """Yield what was appended to ``name``, reading it from ``source``."""
         with suppress(OSError), (self._files.root / source).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self._sizes[name]:  # another file
+            found = os.fstat(file.fileno())
+            size, inode = found.st_size, found.st_ino
+            if size < self._sizes[name] or self._inodes.get(name, inode) != inode:  # another file
                 self._sizes[name] = 0
+            self._inodes[name] = inode
             file.seek(self._sizes[name])
             while self._sizes[name] < size and (chunk := file.read(min(CHUNK, size - self._sizes[name]))):
                 yield self._event(name, self._sizes[name], chunk)

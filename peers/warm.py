@@ -48,7 +48,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.run_folder import RunFolder
 from peers.free_memory import forget_files, free_heap
-from peers.runtime import Data, run_peer
+from peers.runtime import STOPS, Data, run_peer
 
 MAX_ERROR = 4096
 """Bytes of a peer's error message."""
@@ -132,23 +132,32 @@ class Forks:
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children
         free_heap()
         forget_files()
-        for peer in peers:
-            message = mmap.mmap(-1, MAX_ERROR)
-            try:
-                pid = os.fork()
-            except OSError as error:
-                message.close()
-                event = {"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)}
-                self.send(event)
-                continue
-            if pid == 0:
-                for descriptor in close:
-                    os.close(descriptor)
-                for _, other in self.children.values():
-                    other.close()
-                _become(folder, peer, run, data, message)
-            self.children[pid] = peer, message
-            self.send({"event": "started", "peer": peer, "pid": pid})
+        # Forks inherit it: none is killed by a signal before run_peer can stop.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            for peer in peers:
+                self._fork(folder, peer, run, data, close)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _fork(
+        self, folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None, close: tuple[int, ...]
+    ) -> None:
+        message = mmap.mmap(-1, MAX_ERROR)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            message.close()
+            self.send({"event": "exited", "peer": peer, "code": 1, "error": _why_not_forked(error)})
+            return
+        if pid == 0:
+            for descriptor in close:
+                os.close(descriptor)
+            for _, other in self.children.values():
+                other.close()
+            _become(folder, peer, run, data, message)
+        self.children[pid] = peer, message
+        self.send({"event": "started", "peer": peer, "pid": pid})
 
     def load(self, folder: RunFolder) -> tuple[Run, Data]:
         """Load the run and its data, unless that was done before. Raises P2pflError."""

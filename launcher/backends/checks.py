@@ -62,22 +62,37 @@ def check_unchanged(run: Run, folder: RunFolder) -> None:
 
 
 def check_ports(run: Run, peers: Iterable[PeerId]) -> None:
-    """Raise RunFileError if another process listens at the port of one of these peers."""
+    """Raise RunFileError if one of these peers could not bind its address, e.g. because its port is in use.
+
+    An interface, e.g. ``eth0``, is not checked.
+    """
     transport = run.file.transport
     book = transport.book(run.peers)
+    family = socket.AF_INET6 if is_ipv6(transport.host) else socket.AF_INET
     for peer in peers:
         port = book.bound_port(peer)
-        if port is None:
+        try:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as libzmq does
+                probe.bind((transport.host.strip("[]"), port or 0))
+        except OSError as error:
+            if (problem := _bind_problem(error.errno, peer, port, transport.host)) is not None:
+                raise run.error_at(problem[0], LaunchError(problem[1])) from None
+        if port is None:  # the host is the same for all
             return
-        family = socket.AF_INET6 if is_ipv6(transport.host) else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as libzmq does
-            try:
-                probe.bind((transport.host.strip("[]"), port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    problem = f"port {port} of peer {peer} is in use; {IN_USE}"
-                    raise run.error_at("transport.port", LaunchError(problem)) from None
+
+
+def _bind_problem(number: int | None, peer: PeerId, port: int | None, host: str) -> tuple[str, str] | None:
+    """Return which key makes a bind fail with this errno, and why; None if libzmq may bind it."""
+    if number == errno.EADDRINUSE:
+        return "transport.port", f"port {port} of peer {peer} is in use; {IN_USE}"
+    if number == errno.EACCES:
+        return "transport.port", (
+            f"port {port} of peer {peer} needs a privilege that this process does not have; choose 1024 or higher"
+        )
+    if number in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return "transport.host", f"{host} is not an address of this host; give one, or 0.0.0.0 for all of them"
+    return None
 
 
 def check_keys(run: Run, peers: Iterable[PeerId]) -> None:

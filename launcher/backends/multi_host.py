@@ -276,13 +276,15 @@ def _follow(
         with tracking(folder, console.print) as trackers:
 
             def notices() -> list[str]:
-                return [*group.notices(), *trackers.failures()]
+                return [*group.notices(), *remote.failures(), *trackers.failures()]
 
             todo = list(peers)
             followed = remote.processes(todo)
             processes = follow(folder, todo, settings, remote, console, restart, watching, notices, followed)
     finally:
         remote.write_state(0)
+        for line in remote.failures():
+            console.print(line)
     from p2pfl.messaging.topology import Topology
 
     seconds = seconds_before + processes.seconds

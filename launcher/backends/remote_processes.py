@@ -15,6 +15,7 @@ from launcher.backends.host_state import HostState
 from launcher.backends.registration import Requests
 from launcher.backends.warm import Event
 from p2pfl import PeerId
+from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder, Status
 
 REQUEST_INTERVAL = 0.5
@@ -35,6 +36,9 @@ class Remote:
         self._group = group
         self._folder = folder
         self._written: HostState | None = None
+        """None before the first write, and after one that has failed."""
+        self._failure_noted = False
+        self._failures: list[str] = []
         self._requests = Requests(folder.root)
         self._requests_due = 0.0
         self.fork = group.fork
@@ -66,13 +70,29 @@ class Remote:
         """Nothing: the group starts each host again by itself."""
 
     def write_state(self, launcher: int) -> None:
-        """Write down which peers run and who follows them, for other commands. ``launcher``: 0 at the end."""
+        """Write down which peers run and who follows them, for other commands. ``launcher``: 0 at the end.
+
+        A failure is noted once, and the next call tries again: peers do not need the file.
+        """
         group = self._group
         running = {peer: group.host_of(peer) for peer in sorted(group.running)}
         state = HostState(launcher, running, answered=self._requests.answered)
-        if state != self._written:
+        if state == self._written:
+            return
+        try:
             state.write(self._folder.root)
-            self._written = state
+        except WriteError as error:
+            self._written = None
+            if not self._failure_noted:
+                self._failures.append(f"other commands cannot find the peers until this is written: {error}")
+            self._failure_noted = True
+        else:
+            self._written, self._failure_noted = state, False
+
+    def failures(self) -> list[str]:
+        """Return what to print about a state that could not be written, each line once."""
+        lines, self._failures = self._failures, []
+        return lines
 
 
 class RemoteProcesses(PeerProcesses):

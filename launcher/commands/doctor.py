@@ -18,8 +18,9 @@ from launcher.commands.group import JSON, SETS, echo
 def doctor(file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Check this host, for the run FILE if given.
 
-    Look at Python, torch, GPUs and how peers would share them, limits, memory, disk, data, ports and keys. No peer
-    starts; a dataset that is missing is downloaded, as for a launch. Exit with 1 if something prevents the run.
+    Look at Python, torch, GPUs and how peers would share them, limits, memory, disk, data, ports, keys, and the
+    packages that trackers and a report need. No peer starts; a dataset that is missing is downloaded, as for a
+    launch. Exit with 1 if something prevents the run.
     """
     from dataclasses import asdict
     from functools import partial

@@ -24,7 +24,7 @@ from string import Formatter
 
 from p2pfl import PeerId
 
-IN_USE = "stop the process that listens there, or change transport.port"
+IN_USE = "stop the process that listens there (`ss -ltnp` shows it), or change transport.port"
 """What to do if an address is in use."""
 LAST_PORT = 65535
 FIELDS = ("id", "port", "hostname")

@@ -33,6 +33,17 @@ def write_errors(path: Path | str) -> Iterator[None]:
         raise WriteError(Path(path), error) from error
 
 
+def obstacle(folder: Path) -> str | None:
+    """Return what else is in the place of a folder or of one above it, if anything; then it cannot be created."""
+    folder = folder.absolute()
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if folder.is_dir():
+        return None
+    broken = folder.is_symlink() and not folder.exists()
+    return f"{folder} is a broken symbolic link to {os.readlink(folder)}" if broken else f"{folder} is not a folder"
+
+
 def write_atomically(path: Path, data: Buffer, *, durable: bool = False) -> None:
     """Replace a whole file: a reader sees either the old bytes or the new ones.
 

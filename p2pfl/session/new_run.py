@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import write_atomically, write_errors
+from p2pfl.session.files import obstacle, write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.run_info import describe_run
 
@@ -50,11 +50,16 @@ def write_run(folder: RunFolder, run: Run) -> None:
 def create_unique(run: Run, now: datetime | None = None) -> Path:
     """Create the folder ``<out>/<name>-<time>``, or ``…-2``, ``…-3`` if it exists. Raises RunFolderError."""
     now = now or datetime.now().astimezone()  # noqa: TID251  # for people
-    root = run.file.out / f"{run.name}-{now:%Y%m%d-%H%M%S}"
+    out = run.file.out
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # not below: FileExistsError would also be of something in its place
+    except OSError as error:
+        raise RunFolderError(f"{out}: cannot be created: {obstacle(out) or error.strerror}") from error
+    root = out / f"{run.name}-{now:%Y%m%d-%H%M%S}"
     for number in count(1):
         candidate = root if number == 1 else root.with_name(f"{root.name}-{number}")
         try:
-            candidate.mkdir(parents=True)
+            candidate.mkdir()
             return candidate
         except FileExistsError:
             continue

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 
 
@@ -56,3 +57,29 @@ def test_output_to_a_full_disk_ends_without_a_traceback(unbuffered: str, tmp_pat
         )
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+def test_launches_with_closed_standard_streams(closed: str, file: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "launcher.cli", "launch", str(file), "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *launch], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    for files in RunFolder.open(tmp_path / "run").peers():
+        result = files.result()
+        assert result is not None
+        assert result.phase == "finished"
+
+
+def test_a_peer_opens_no_file_as_a_closed_standard_stream(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from peers.__main__ import main\n"
+        "try: main()\n"
+        "finally: open(sys.argv[-1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))"
+    )
+    out = tmp_path / "streams"
+    peer = [sys.executable, "-c", code, "--run", str(tmp_path / "no"), "--me", "0", "--set", str(out)]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *peer])
+    assert done.returncode == 1
+    assert out.read_text() == "/dev/null /dev/null /dev/null"

@@ -99,6 +99,18 @@ def test_sigterm_ends_a_wait_for_a_missing_neighbor(
     assert folder.peer(1).result().phase == "stopped"
 
 
+def test_sigterm_right_after_the_fork_stops_a_peer(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "run", make_run(peers=2))
+    os.mkfifo(folder.peer(0).output)  # opening this blocks, before the peer handles signals
+    pids = warm.start(folder, [0])
+    os.kill(pids[0], signal.SIGTERM)
+    reader = os.open(folder.peer(0).output, os.O_RDONLY | os.O_NONBLOCK)
+    assert warm.wait(pids) == {0: 0}
+    os.close(reader)
+    assert folder.peer(0).status().phase == "stopped"
+    assert "stopped before the first round" in log_of(folder, 0)
+
+
 @pytest.mark.usefixtures("fast_children")
 def test_sigterm_before_the_first_round(
     make_run: Any, prepare: Any, tmp_path: Path, until: Any, monkeypatch: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,27 @@ def test_a_port_in_use_is_named_before_any_peer_starts(make_run: Any) -> None:
             check_ports(run, range(run.peers))
         check_ports(run, [0, 1, 3])
     check_ports(make_run(), range(4))
+
+
+def test_a_port_that_needs_a_privilege_is_not_called_in_use(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deny(self: object, address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", deny)
+    with pytest.raises(RunFileError, match=r"transport\.port: port 80 of peer 0 needs a privilege .* choose 1024 or"):
+        check_ports(make_run(transport={"port": 80}), range(4))
+
+
+@pytest.mark.parametrize("port", [None, 40000])
+def test_a_host_of_another_computer_is_named_before_any_peer_starts(make_run: Any, port: int | None) -> None:
+    run = make_run(transport={"host": "192.0.2.1", "port": port, "insecure": True})
+    with pytest.raises(RunFileError, match=r"transport\.host: 192\.0\.2\.1 is not an address of this host; give one"):
+        check_ports(run, range(4))
+
+
+@pytest.mark.parametrize("host", ["lo", "*"])
+def test_an_interface_is_not_checked(make_run: Any, host: str) -> None:
+    check_ports(make_run(transport={"host": host, "insecure": True}), range(4))
 
 
 def test_a_run_file_that_was_changed_is_not_resumed(make_run: Any, tmp_path: Path) -> None:

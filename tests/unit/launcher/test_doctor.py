@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import re
 import shutil
 import socket
 from collections import namedtuple
@@ -19,6 +19,7 @@ import pytest
 from launcher import doctor
 from launcher.doctor import Finding, examine
 from launcher.errors import LaunchError
+from launcher.tracking import backends
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.load import from_dict
 from p2pfl.session import gpus
@@ -77,13 +78,24 @@ def test_says_what_prevents_a_run_and_what_to_do(file: Path, tmp_path: Path, mon
         findings = examine(file, sets)
     ((level, text),) = found("ports", findings)
     assert level == "problem"
-    assert re.fullmatch(rf"in use on 127\.0\.0\.1: {port}([-,].*)?", text), "the next ports may be in use too"
+    assert f"transport.port: port {port} of peer 0 is in use; stop the process that listens there" in text
     assert found("GPU", findings) == [("problem", f"device: cuda, but {gpus.NO_GPU}")]
     assert [level for level, _ in found("keys", findings) + found("data", findings)] == ["problem", "problem"]
     ((level, text),) = found("memory", findings)
     assert (level, text.partition(";")[0]) == ("warning", "500 MB available")
     assert [level for level, _ in found("disk", findings)] == ["warning"]
-    assert all(finding.advice for finding in findings if finding.topic in ("ports", "memory", "disk"))
+    assert all(finding.advice for finding in findings if finding.topic in ("memory", "disk"))
+
+
+@pytest.mark.parametrize(
+    ("out", "problem"), [("runs", "is a broken symbolic link to /no"), ("file", "is not a folder")]
+)
+def test_something_else_in_the_place_of_out_is_a_problem(file: Path, tmp_path: Path, out: str, problem: str) -> None:
+    (tmp_path / "runs").symlink_to("/no/disk")
+    (tmp_path / "file").touch()
+    ((level, text),) = found("disk", examine(file, (f"out={tmp_path / out}/below",)))
+    assert level == "problem"
+    assert text.startswith(f"{tmp_path / out} {problem}")
 
 
 def test_reports_what_a_launch_would_refuse(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +104,22 @@ def test_reports_what_a_launch_would_refuse(file: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(doctor, "check_limits", refuse)
     assert found("limits", examine(file)) == [("problem", "too many peers; start fewer")]
+
+
+def test_missing_packages_of_trackers_and_reports_are_problems(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing: set[str] = set()
+    for module in (importlib.util, backends):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name in missing else object())
+    sets = ("track=[{name: tensorboard}]", "report=true")
+    findings = examine(file, sets)
+    assert found("trackers", findings) == [("ok", "tensorboard: installed")]
+    assert found("report", findings) == [("ok", "what draws it is installed")]
+    missing |= {"tensorboard", "vl_convert"}
+    findings = examine(file, sets)
+    for topic, extra in (("trackers", "tensorboard"), ("report", "report")):
+        ((level, text),) = found(topic, findings)
+        assert level == "problem"
+        assert f"pip install 'p2pfl-mesh[{extra}]'" in text
 
 
 @pytest.mark.parametrize(

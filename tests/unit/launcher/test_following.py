@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import threading
@@ -22,6 +23,7 @@ from launcher.backends.registration import REQUESTS, Requests
 from launcher.backends.remote_processes import Remote
 from launcher.errors import HostsGone, LaunchError
 from launcher.runs import find_runs
+from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -89,6 +91,30 @@ def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
     assert answered == [True, True]
     remote.write_state(0)
     assert not ask(folder.root, "stop"), "nobody follows the run any more"
+
+
+def test_a_full_disk_here_is_noted_once_and_the_state_is_written_later(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(peers=1, results={0: None})
+    remote = Remote(Group(), folder)  # type: ignore[arg-type]
+
+    def full(path: Path, value: object) -> None:
+        raise WriteError(path, OSError(errno.ENOSPC, "No space left on device"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host_state, "write_json", full)
+        for _ in range(2):
+            remote.events(0.0)
+        remote.write_state(0)
+    (line,) = remote.failures()
+    assert "hosts.json: cannot be written: No space left on device" in line
+    assert HostState.read(folder.root) is None
+    remote.events(0.0)
+    state = HostState.read(folder.root)
+    assert state is not None
+    assert state.running == {0: "beta"}
+    assert remote.failures() == []
 
 
 def test_an_incomplete_request_waits_for_the_rest_of_its_line(tmp_path: Path) -> None:

@@ -70,3 +70,10 @@ def test_the_default_folder_is_unique(file: Path, tmp_path: Path, monkeypatch: p
     assert names == ["toy-20261121-120000", "toy-20261121-120000-2", "toy-20261121-120000-3"]
     resolved = yaml.safe_load((tmp_path / "runs" / names[0] / "run.yaml").read_text())
     assert resolved["graph"] == {"name": "ring", "allow_disconnected": False}
+
+
+def test_a_broken_link_in_the_place_of_out_is_an_error(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
+    run = LaunchRequest(file).load()
+    with pytest.raises(RunFolderError, match=f"{tmp_path}/runs is a broken symbolic link to {tmp_path}/unmounted"):
+        LaunchRequest(file).prepare(run)

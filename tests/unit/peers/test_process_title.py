@@ -23,6 +23,22 @@ def test_the_short_name_of_a_process_has_no_spaces() -> None:
     assert output.splitlines() == ["p2pfl peer 3 /runs/a mesh", "(p2pfl-peer)"]
 
 
+NOT_UTF_8 = """
+import os
+from p2pfl.process_title import has_title, set_title
+title = "p2pfl peer 3 " + os.fsdecode(b"/runs/caf\\xe9/mesh")
+set_title(title)
+found = open("/proc/self/cmdline").read().rstrip("\\0 ")
+print(found)
+print(has_title(found, title), has_title(found[:-2], title), has_title(found, title.replace("mesh", "other")))
+"""
+
+
+def test_a_path_that_is_not_utf_8_is_recognized() -> None:
+    output = subprocess.check_output([sys.executable, "-P", "-c", NOT_UTF_8], text=True)
+    assert output.splitlines() == ["p2pfl peer 3 /runs/caf?/mesh", "True True False"]
+
+
 CUT_OFF = """
 from p2pfl.process_title import has_title, set_title
 title = "p2pfl peer 3 /runs/" + 100_000 * "a"
