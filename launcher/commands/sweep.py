@@ -231,7 +231,8 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
 
         echo(json.dumps({**state, "runs": [], "different": {}, "groups": []}))
     for failure in failures:
-        echo(f"failed: {failure['run']}: {failure['error']}; log: {failure['log']}", err=True)
+        log = f"; log: {failure['log']}" if Path(failure["log"]).exists() else ""  # none if it was not started
+        echo(f"failed: {failure['run']}: {failure['error']}{log}", err=True)
     left = progress.total - progress.ended
     if left or failures:
         text = f"{left} of {progress.total} runs are not finished; " if left else ""
