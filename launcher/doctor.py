@@ -154,8 +154,13 @@ def _memory(run: Run | None) -> Iterator[Finding]:
 
 def _disk(out: Path) -> Iterator[Finding]:
     folder = out.absolute()
-    while not folder.exists():
-        folder = folder.parent
+    try:
+        while not folder.exists():
+            folder = folder.parent
+    except OSError as error:
+        advice = "choose another folder: --set out=DIR"
+        yield Finding("problem", "disk", f"{folder}: cannot be read: {error.strerror}", advice)
+        return
     free = shutil.disk_usage(folder).free
     text = f"{formatting.size(free)} free at {folder}, for run folders"
     if not os.access(folder, os.W_OK):

@@ -108,9 +108,13 @@ RUN = click.argument("run", type=click.Path(path_type=Path))
 
 def require_file(context: click.Context, argument: click.Parameter, file: Path | None) -> Path | None:
     """Reject a run file that does not exist before torch is imported, which takes seconds."""
-    if file is None or file.exists():
-        return file
     from p2pfl.errors import Problem
+
+    try:
+        if file is None or file.exists():
+            return file
+    except OSError as error:
+        raise RunFileError([Problem(str(file), "", f"cannot be read: {error.strerror}")]) from None
     from p2pfl.run_file.options import closest
 
     siblings = [path.name for path in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []

@@ -369,3 +369,13 @@ def test_a_stopped_simulation_suggests_to_resume_it(
     outcome = invoke("simulate", file)
     assert outcome.exit_code == 1
     assert outcome.stderr == f"peers 0-1: stopped\nresume from the checkpoints with: p2pfl resume {folder.root}\n"
+
+
+@pytest.mark.parametrize("command", ["status", "show", "stop", "compare", "logs", "launch", "graph", "sweep"])
+def test_a_path_that_cannot_be_read_is_an_error_in_one_line(tmp_path: Path, invoke: Invoke, command: str) -> None:
+    path = tmp_path / ("x" * 256)
+    outcome = invoke(command, path)
+    assert outcome.exit_code in (1, 2)
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"error: {path}")
+    assert line.endswith(": cannot be read: File name too long")
