@@ -28,7 +28,9 @@ from launcher.commands.group import JSON, echo, make_console, open_run
     metavar="[[NAMESPACE/]NAME]",
     help="Collect from the pods of `p2pfl k8s`: those of run NAME, or all in kubectl's current namespace.",
 )
-@click.option("--checkpoints", is_flag=True, help="Also collect checkpoints, which are large.")
+@click.option(
+    "--checkpoints", is_flag=True, help="Also collect checkpoints, which are large; later updates of INTO do too."
+)
 @click.option(
     "--max-gb",
     type=click.FloatRange(min=0, min_open=True),

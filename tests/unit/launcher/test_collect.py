@@ -78,6 +78,15 @@ def test_collects_checkpoints_on_request(host: Host, into: Path) -> None:
     assert gather(into, one.root, checkpoints=True)[0].peer(0).checkpoint.read_bytes() == b"large"
 
 
+def test_an_update_keeps_collecting_checkpoints(host: Host, into: Path) -> None:
+    one = host("one", 0, 1)
+    one.peer(0).checkpoint.write_bytes(b"old")
+    gather(into, one.root, checkpoints=True)
+    one.peer(0).checkpoint.write_bytes(b"new")
+    for locations in ((), (one.root,)):
+        assert gather(into, *locations)[0].peer(0).checkpoint.read_bytes() == b"new"
+
+
 def test_copies_only_regular_files_of_a_run_folder(
     tmp_path: Path, host: Host, into: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
