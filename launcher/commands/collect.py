@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, echo, make_console, open_run
+from launcher.commands.group import JSON, FiniteNumber, echo, make_console, open_run
 
 
 @click.command()
@@ -33,7 +33,7 @@ from launcher.commands.group import JSON, echo, make_console, open_run
 )
 @click.option(
     "--max-gb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteNumber(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Most gigabytes to read from one LOCATION, which may be hostile.",
