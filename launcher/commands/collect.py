@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def collect(
 
     console = make_console(err=as_json)
     for location in map(Path, locations):
-        if (location / "run.yaml").is_file():  # a launched run may have newer files on its hosts
+        # A launched run may have newer files on its hosts. What cannot be read is reported below.
+        if os.path.isfile(location / "run.yaml"):
             open_run(location)
     given = [
         *locations,

@@ -418,3 +418,12 @@ def test_list_shows_the_worst_state_of_collected_peers(host: Host, into: Path) -
     assert [line.state for line in find_runs(into.parent)] == ["unfinished"]
     gather(into, host("third", 3, phase="failed").root)
     assert [line.state for line in find_runs(into.parent)] == ["failed"]
+
+
+def test_a_location_that_cannot_be_read_does_not_hinder_the_others(host: Host, into: Path, invoke: Invoke) -> None:
+    unreadable = into.parent / ("x" * 256)
+    outcome = invoke("collect", into, host("one", 0, 1).root, unreadable)
+    assert outcome.exit_code == 1
+    assert f"{unreadable}: cannot be read: " in outcome.stderr
+    assert "File name too long" in outcome.stderr
+    assert len(hosts_by_peer(RunFolder.open(into))) == 2
