@@ -159,8 +159,13 @@ def _disk(out: Path) -> Iterator[Finding]:
         yield Finding("problem", "disk", problem, other_folder)
         return
     folder = out.absolute()
-    while not folder.exists():
-        folder = folder.parent
+    try:
+        while not folder.exists():
+            folder = folder.parent
+    except OSError as error:
+        advice = "choose another folder: --set out=DIR"
+        yield Finding("problem", "disk", f"{folder}: cannot be read: {error.strerror}", advice)
+        return
     free = shutil.disk_usage(folder).free
     text = f"{formatting.size(free)} free at {folder}, for run folders"
     if not os.access(folder, os.W_OK):

@@ -18,6 +18,7 @@ from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError
+from p2pfl.session.files import is_file
 from p2pfl.session.run_folder import RunFolder
 
 POLL_INTERVAL = 0.1
@@ -65,18 +66,25 @@ class RunLine:
 def find_runs(folder: Path) -> Iterator[RunLine]:
     """Yield the runs in a folder, oldest first. Raises RunFolderError if there is no such folder."""
     try:
-        entries = sorted(entry for entry in folder.iterdir() if (entry / "run.yaml").is_file())
+        entries = [entry for entry in sorted(folder.iterdir()) if _may_be_run(entry)]
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be read: {error.strerror}") from None
-    lines = (_line(RunFolder.open(entry), str(entry)) for entry in entries)
-    yield from sorted(lines, key=lambda line: line.started)
+    yield from sorted(map(_line, entries), key=lambda line: line.started)
 
 
-def _line(folder: RunFolder, path: str) -> RunLine:
+def _may_be_run(entry: Path) -> bool:
+    """Return whether an entry is a run, or somebody else's folder that hides whether it is."""
     try:
-        return _readable_line(folder, path)
-    except (P2pflError, KeyError, TypeError, ValueError):
-        return RunLine(path, "unreadable", 0, 0, 0, 0, None, "")  # a damaged run must not hide the others
+        return is_file(entry / "run.yaml")
+    except RunFolderError:
+        return True
+
+
+def _line(entry: Path) -> RunLine:
+    try:
+        return _readable_line(RunFolder.open(entry), str(entry))
+    except (P2pflError, OSError, KeyError, TypeError, ValueError):
+        return RunLine(str(entry), "unreadable", 0, 0, 0, 0, None, "")  # a damaged run must not hide the others
 
 
 def _readable_line(folder: RunFolder, path: str) -> RunLine:

@@ -112,19 +112,25 @@ class RunFolderError(P2pflError):
     """A run folder cannot be read or written, or lacks what the command needs."""
 
 
+WRITTEN_BY_RUNS = ("addresses", "hosts.json", "keys", "mps", "peers", "run.json", "slots", "tracking")
+"""What launchers and peers write in a run folder; they end if they cannot. Reports and exports may be there too."""
+
+
 class WriteError(RunFolderError):
-    """A file of a run cannot be written. The message names the cause and the command that continues the run."""
+    """A file cannot be written. The message names the cause and, if that ends a run, how to continue it."""
 
     exit_code = os.EX_CANTCREAT
     """Exit code of a peer that ends because of it: restarting the peer is useless until a user has intervened."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        root = next((folder for folder in path.parents if (folder / "run.yaml").exists()), None)
-        resume = f", then `p2pfl resume {root}`" if root is not None else ""
+        # Not with methods of Path: what cannot be written may be in a folder that cannot be read either.
+        root = next((folder for folder in path.parents if os.path.exists(folder / "run.yaml")), None)
+        written = root is not None and path.relative_to(root).parts[0] in WRITTEN_BY_RUNS
+        resume = f", then `p2pfl resume {root}`" if written else ""
         parents = path.absolute().parents
-        missing = [folder for folder in parents if not folder.is_dir()]
-        if missing:
-            advice = f"{missing[-1]} no longer exists"
+        missing = [folder for folder in parents if not os.path.isdir(folder)]
+        if missing and error.errno not in (errno.EACCES, errno.EPERM):
+            advice = f"{missing[-1]} {'is not a folder' if os.path.lexists(missing[-1]) else 'does not exist'}"
         elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             advice = f"{shutil.disk_usage(parents[0]).free} bytes are free there; make room{resume}"
         elif error.errno in (errno.EMFILE, errno.ENFILE):

@@ -97,6 +97,8 @@ def main(
         sys.exit(0 if healthy else 1)
     run = None
     log_options = log_format is not None or bool(log_levels) or log_size is not None
+    if file is None and (sets or run_id is not None):
+        raise click.UsageError("--set and --run-id need --file; a run that exists has its settings and id")
     if log_options and file is None:
         raise click.UsageError("the --log options need --file; those of a run are the options of `p2pfl launch`")
     try:

@@ -332,13 +332,14 @@ def place(peers: int, hosts: Sequence[Host], cores: Mapping[str, int]) -> list[H
     weights = [
         host.weight if host.weight is not None else host.slots or cores.get(host.name, 1) for host in open_hosts
     ]
-    if rest and sum(weights) <= 0:
+    total = sum(weights)
+    if rest and total <= 0:
         raise LaunchError("the weights of all hosts are 0; give one of them a positive weight")
     parts: dict[str, list[PeerId]] = {}
     before = 0.0
-    for host, weight in zip(open_hosts, weights, strict=True):
-        first, last = round(before * len(rest)), round((before + weight / sum(weights)) * len(rest))
+    for host, weight in zip(open_hosts, weights, strict=True) if rest else ():
+        first, last = round(before * len(rest)), round((before + weight / total) * len(rest))
         parts[host.name] = rest[first:last]
-        before += weight / sum(weights)
+        before += weight / total
     placed = [replace(host, peers=tuple(sorted([*host.peers, *parts.get(host.name, ())]))) for host in hosts]
     return [host for host in placed if host.peers]

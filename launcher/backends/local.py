@@ -96,7 +96,7 @@ def resume(
         absent = sorted(set(peers) - set(present))
         if absent:
             raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has {formatting.ids(present)}")
-        selected = sorted(peers) or present
+        selected = sorted(set(peers)) or present
         alive = {peer for peer in present if find_process(folder, peer)}
         if running := [peer for peer in selected if peer in alive]:
             console.print(

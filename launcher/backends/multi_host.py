@@ -171,7 +171,7 @@ def resume(
                 )
             if moved:  # after the check: a refused resume must not change where the run is
                 backends.save(folder, backend, hosts)
-            ended = [peer for peer in sorted(peers) or range(settings.peers) if peer not in group.running]
+            ended = [peer for peer in sorted(set(peers)) or range(settings.peers) if peer not in group.running]
             if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
                 raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")
             seconds_before = 0.0

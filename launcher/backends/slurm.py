@@ -234,7 +234,7 @@ def array_script(folder: Path, tasks: Sequence[int], most: int | None) -> str:
     numbers = formatting.ids(tasks, most=len(tasks)).replace(" ", ",")
     return (
         ARRAY.format(
-            name=folder.name,
+            name=shlex.quote(folder.name),
             tasks=numbers if most is None else f"{numbers}%{most}",
             seconds=SIGNAL_SECONDS,
             output=shlex.quote(f"{folder / 'logs'}".replace("%", "%%") + "/slurm-%A_%a.out"),

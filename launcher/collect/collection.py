@@ -83,6 +83,7 @@ def collect(
 
     Args:
         locations: see launcher.collect.locations; if empty, those of the last time.
+        checkpoints: also collect checkpoints, now and in later updates.
         report: called with a line of text for each folder found, and for each choice between two.
         max_bytes: most bytes to read from one location; one that has more counts as unread.
 
@@ -90,7 +91,9 @@ def collect(
         CollectError: nothing was found, or folders of different runs; ``into`` is unchanged.
     """
     with _opened(into) as (root, info):
-        texts = list(locations) or (info or {}).get("collected", {}).get("sources", [])
+        known = (info or {}).get("collected", {})
+        texts = list(locations) or known.get("sources", [])
+        checkpoints = checkpoints or known.get("checkpoints", False)  # else an update would delete them
         if not texts:
             raise CollectError(f"{into}: not a collection yet; give the folders or hosts to collect from")
         specs = [parse(text) for text in texts]
@@ -101,7 +104,7 @@ def collect(
             raise CollectError(f"no run folder found, nothing collected{reasons}")
         before = [Fetched(RunFolder(root), str(into), info)] if info is not None else []
         _check_same_run([*before, *found])
-        folder = _update_folder(root, [*before, *found], sources=[str(spec) for spec in specs])
+        folder = _update_folder(root, [*before, *found], [str(spec) for spec in specs], checkpoints)
         for candidate in _best(folder, found, report):
             _replace(folder.peer(candidate.files.peer), candidate)
     return Collected(folder, summarize(folder), unread)
@@ -243,14 +246,14 @@ def _clean_up(root: Path) -> None:
             backup.rename(target)
 
 
-def _update_folder(root: Path, found: Sequence[Fetched], sources: list[str]) -> RunFolder:
+def _update_folder(root: Path, found: Sequence[Fetched], sources: list[str], checkpoints: bool) -> RunFolder:
     """Write run.json and run.yaml, which agree in all of ``found``, and create a folder for every peer."""
     folder = RunFolder(root)
     info = {key: value for key, value in found[0].info.items() if key not in HOST_KEYS}
     started = (fetched.info["started"] for fetched in found)
     info["started"] = min(started, key=lambda time: datetime.fromisoformat(time).timestamp())
     now = _now()
-    folder.write_info({**info, "collected": {"at": now, "sources": sources}})
+    folder.write_info({**info, "collected": {"at": now, "sources": sources, "checkpoints": checkpoints}})
     for peer in range(settings(found[-1].folder)["peers"]):
         files = folder.peer(peer)
         if files.origin() is None:

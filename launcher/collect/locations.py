@@ -118,8 +118,9 @@ class Folder:
         return str(self.root)
 
     def locations(self) -> list[Folder]:
-        if not self.root.is_dir():
-            raise CollectError("no such folder")
+        with _reading():
+            if not self.root.is_dir():
+                raise CollectError("no such folder")
         found = list(_run_folders(self.root, MAX_DEPTH))
         if not found:
             raise CollectError(f"contains no run folder within {MAX_DEPTH} levels")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, echo, make_console, open_run
+from launcher.commands.group import JSON, FiniteNumber, echo, make_console, open_run
 
 
 @click.command()
@@ -28,10 +29,12 @@ from launcher.commands.group import JSON, echo, make_console, open_run
     metavar="[[NAMESPACE/]NAME]",
     help="Collect from the pods of `p2pfl k8s`: those of run NAME, or all in kubectl's current namespace.",
 )
-@click.option("--checkpoints", is_flag=True, help="Also collect checkpoints, which are large.")
+@click.option(
+    "--checkpoints", is_flag=True, help="Also collect checkpoints, which are large; later updates of INTO do too."
+)
 @click.option(
     "--max-gb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteNumber(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Maximum gigabytes to read from one LOCATION, which may be hostile.",
@@ -57,7 +60,8 @@ def collect(
 
     console = make_console(err=as_json)
     for location in map(Path, locations):
-        if (location / "run.yaml").is_file():  # a launched run may have newer files on its hosts
+        # A launched run may have newer files on its hosts. What cannot be read is reported below.
+        if os.path.isfile(location / "run.yaml"):
             open_run(location)
     given = [
         *locations,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, MASKED, echo, make_console, open_all
+from launcher.commands.group import JSON, MASKED, FiniteNumber, echo, make_console, open_all
 
 if TYPE_CHECKING:
     from launcher.comparison.results import Options, Results
@@ -58,13 +58,13 @@ class Columns(click.ParamType[tuple[str, ...]]):
 @click.option("--target", type=Fraction(), metavar="ACCURACY", help="Count the rounds to this accuracy, e.g. 0.8.")
 @click.option(
     "--at-bytes",
-    type=click.FloatRange(min=0),
+    type=FiniteNumber(min=0),
     metavar="N",
     help="Compare after N bytes; default: what every run sent.",
 )
 @click.option(
     "--at-seconds",
-    type=click.FloatRange(min=0),
+    type=FiniteNumber(min=0),
     metavar="S",
     help="Compare after S seconds; default: what every run took.",
 )

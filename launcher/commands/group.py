@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -106,11 +107,25 @@ def commands() -> None:
 RUN = click.argument("run", type=click.Path(path_type=Path))
 
 
+class FiniteNumber(click.FloatRange):
+    """A number in a range; neither NaN nor infinite, which have no JSON."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
+
+
 def require_file(context: click.Context, argument: click.Parameter, file: Path | None) -> Path | None:
     """Reject a run file that does not exist before torch is imported, which takes seconds."""
-    if file is None or file.exists():
-        return file
     from p2pfl.errors import Problem
+
+    try:
+        if file is None or file.exists():
+            return file
+    except OSError as error:
+        raise RunFileError([Problem(str(file), "", f"cannot be read: {error.strerror}")]) from None
     from p2pfl.run_file.options import closest
 
     siblings = [path.name for path in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []

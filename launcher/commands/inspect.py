@@ -88,7 +88,7 @@ def logs(
         raise click.BadParameter(f"{pattern!r} is not a regular expression: {error}", param_hint="--grep") from None
     folder = open_run(run)
     files = open_logs(folder, peers)
-    if since and (ago := re.fullmatch(r"(\d+)([smh])", since)):
+    if since and (ago := re.fullmatch(r"(\d{1,15})([smh])", since)):
         since = since_newest(files, int(ago[1]) * {"s": 1, "m": 60, "h": 3600}[ago[2]])
     elif since and not re.fullmatch(r"\d{4}-\d\d(-\d\d(T\d\d(:\d\d(:\d\d([.]\d+)?)?)?)?)?", since):
         problem = f"{since!r} is neither a timestamp like 2026-11-22T21:46 nor a time like 90s, 10m or 2h"

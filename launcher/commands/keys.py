@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from launcher.commands.group import SETS, echo
+from p2pfl import MAX_PEERS
 
 
 @click.group()
@@ -45,6 +46,8 @@ def new_keys(
 
         count = load(Path(source), [*sets, "transport={}"]).peers  # transport may name keys that do not exist yet
     absent = [peer for peer in peers if peer >= count]
+    if count > MAX_PEERS:
+        raise click.BadParameter(f"a run has at most {MAX_PEERS} peers", param_hint="N")
     if absent or not count:
         raise click.BadParameter(f"there are {count} peers", param_hint="--peer" if absent else "N")
     chosen = sorted(set(peers)) or range(count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from importlib import resources
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def new(folder: Path) -> None:
     """
     create(folder)
     echo(f"{folder}: {', '.join(FILES)}")
-    echo(f"next: cd {folder} && p2pfl simulate study.yaml")
+    echo(f"next: cd {shlex.quote(str(folder))} && p2pfl simulate study.yaml")
 
 
 def create(folder: Path) -> None:

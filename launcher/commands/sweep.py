@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "space")
 """Options that say what a new sweep is; those of an existing one are in its folder."""
 
+MOST_SEEDS = 10_000
+"""Every run has a folder and is checked before the first one starts."""
+
 
 @click.command()
 @click.argument("file", metavar="FILE|FOLDER", type=click.Path(path_type=Path), callback=require_file)
@@ -29,7 +32,7 @@ ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "sp
     metavar="KEY=V1,V2,…",
     help="Values of a key, e.g. algorithm.lr=0.01,0.1 or algorithm=a.yaml,b.yaml; repeatable: all combinations.",
 )
-@click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds, from that of FILE on.")
+@click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), help="Number of seeds, from that of FILE on.")
 @click.option(
     "--optuna", "space", type=click.Path(path_type=Path), help="Search the space in this YAML file instead."
 )
@@ -233,7 +236,8 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
 
         echo(json.dumps({**state, "runs": [], "different": {}, "groups": []}))
     for failure in failures:
-        echo(f"failed: {failure['run']}: {failure['error']}; log: {failure['log']}", err=True)
+        log = f"; log: {failure['log']}" if Path(failure["log"]).exists() else ""  # none if it was not started
+        echo(f"failed: {failure['run']}: {failure['error']}{log}", err=True)
     left = progress.total - progress.ended
     if left or failures:
         text = f"{left} of {progress.total} runs are not finished; " if left else ""

@@ -30,7 +30,7 @@ from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.errors import SweepError
 from launcher.sweep.grid import NAME, Point
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import read_json, write_atomically, write_errors, write_json
+from p2pfl.session.files import is_file, read_json, write_atomically, write_errors, write_json
 from p2pfl.session.run_folder import RunFolder
 
 State = Literal["waiting", "running", "interrupted", "finished"]
@@ -222,8 +222,8 @@ class SweepFolder:
 
 
 def is_sweep(root: Path) -> bool:
-    """Return whether a folder is that of a sweep."""
-    return (root / "sweep.yaml").is_file()
+    """Return whether a folder is that of a sweep. Raises RunFolderError if it cannot be read."""
+    return is_file(root / "sweep.yaml")
 
 
 def has_peers(folder: RunFolder) -> bool:

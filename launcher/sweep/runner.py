@@ -21,7 +21,7 @@ from launcher.sweep.folder import SweepFolder
 from launcher.sweep.jobs import Job, wait
 from launcher.views.formatting import size
 from launcher.views.summary import settings
-from p2pfl.errors import P2pflError
+from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError
 from p2pfl.session.run_folder import RunFolder
 
 POLL_INTERVAL = 0.25
@@ -37,6 +37,9 @@ class Source(Protocol):
 
     def next(self) -> str | None:
         """Return the run to start next; None if there is none now, or none any more."""
+
+    def prepare(self, name: str) -> None:
+        """Write the plan of a run if it has none yet. Raises RunFileError, DataError or ModelError: it is invalid."""
 
     def back(self, name: str) -> None:
         """Take back a run that cannot start yet."""
@@ -65,6 +68,9 @@ class Queue:
 
     def next(self) -> str | None:
         return self._left.pop(0) if self._left else None
+
+    def prepare(self, name: str) -> None:
+        pass
 
     def back(self, name: str) -> None:
         self._left.insert(0, name)
@@ -137,7 +143,16 @@ class Runner:
                 self._describe(name)
 
     def run(self) -> Progress:
-        """Run until nothing is left, or until a signal has stopped every run."""
+        """Run until nothing is left, or until a signal has stopped every run. An error stops the running ones."""
+        try:
+            return self._run()
+        except BaseException:
+            for job in self.progress.jobs:
+                job.stop()
+                self._display.print(f"{job.name}: stopping: it writes checkpoints and ends")
+            raise
+
+    def _run(self) -> Progress:
         progress = self.progress
         with counted_interrupts(signal.SIGTERM) as signals:
             while True:
@@ -165,6 +180,11 @@ class Runner:
         while len(progress.jobs) < self._most and (name := self._source.next()) is not None:
             adopt = self._folder.state(name) == "running"
             begun = self._folder.run(name).run_file.exists()
+            try:
+                self._source.prepare(name)
+            except (RunFileError, DataError, ModelError) as error:  # others concern all runs
+                self._end(Job(self._folder, name, adopt=True), "; ".join(str(error).splitlines()))
+                continue
             try:
                 if not adopt and (reason := self._no_room(name)):
                     if progress.jobs:

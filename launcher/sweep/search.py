@@ -50,6 +50,8 @@ class Search:
         self._returned: list[str] = []
         self._trials: dict[str, optuna.trial.Trial] = {}
         """The trials of this process, by run."""
+        self._points: dict[str, Point] = {}
+        """Their runs, with the values."""
         self._reported: dict[str, int] = {}
         """Completed rounds of which the study knows, by run."""
         # The lock of a sweep that was killed. No other one is at work: this process holds that of the folder.
@@ -115,20 +117,23 @@ class Search:
         values = {key: self._suggest(trial, key) for key in self._space.axes}
         name = trial.user_attrs.get("run")
         labels = {key: spaces.label(value) for key, value in values.items()}
-        points = {point.name: point for point in self._folder.sweep.points}
         if name is None:
-            name = run_name(labels, self._seed, points)
+            taken = {point.name for point in self._folder.sweep.points}
+            name = run_name(labels, self._seed, taken | self._states().keys())  # invalid trials are in the study only
             trial.set_user_attr("run", name)
             self._begun += 1
         else:
             self._interrupted.discard(name)
         self._trials[name] = trial
-        if name not in points:
-            self._folder.add(Point(name, labels, self._seed))
-        if not self._folder.plan(name).is_file():
-            point = Point(name, labels, self._seed, values)
-            in_child(lambda: plan_trial(self._folder, point))
+        self._points[name] = Point(name, labels, self._seed, values)
         return str(name)
+
+    def prepare(self, name: str) -> None:
+        point = self._points[name]
+        if not self._folder.plan(name).is_file():
+            in_child(lambda: plan_trial(self._folder, point))
+        if all(known.name != name for known in self._folder.sweep.points):
+            self._folder.add(point)
 
     def _suggest(self, trial: optuna.trial.Trial, key: str) -> Any:
         found = self._space.axes[key]

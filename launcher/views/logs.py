@@ -125,7 +125,10 @@ def since_newest(logs: Sequence[LogFile], seconds: float) -> str:
     if not stamps:
         return ""
     newest = datetime.fromisoformat(max(stamps).replace(",", "."))
-    return (newest - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+    try:
+        return (newest - timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
+    except OverflowError:  # before the year 1
+        return ""
 
 
 def open_logs(folder: RunFolder, peers: Sequence[PeerId]) -> list[LogFile]:

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from p2pfl import MAX_PEERS
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.models import MODELS, Group
 from p2pfl.models.import_path import ImportPath, parse
@@ -292,7 +293,7 @@ class RunFile(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of all random streams."""
     rounds: PositiveInt
-    peers: PositiveInt
+    peers: int = Field(gt=0, le=MAX_PEERS)
     graph: Named = Named(name="complete")
     """Which peers are neighbors."""
     data: Data

@@ -189,6 +189,14 @@ def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
     return value
 
 
+def is_file(path: Path) -> bool:
+    """Return whether there is such a file. Raises RunFolderError if its folder does not let this process look."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def _read(path: Path) -> bytes | None:
     try:
         return path.read_bytes()

@@ -48,7 +48,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import overwrite, read_json, read_lines, write_errors, write_json
+from p2pfl.session.files import is_file, overwrite, read_json, read_lines, write_errors, write_json
 
 Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
 """``queued`` waits for a compute slot, ``waiting`` for neighbors; the last three are final."""
@@ -283,7 +283,7 @@ class RunFolder:
     @classmethod
     def open(cls, root: Path) -> RunFolder:
         """Open an existing run. Raises RunFolderError if there is none."""
-        if not (root / "run.yaml").is_file():
+        if not is_file(root / "run.yaml"):
             raise RunFolderError(f"{root}: not a run folder (no run.yaml in it); `p2pfl list` shows the runs")
         return cls(root.resolve())
 
@@ -315,7 +315,7 @@ class RunFolder:
     def info(self) -> dict[str, Any]:
         """Contents of run.json: ``id`` (16 hex digits), ``started`` (ISO 8601), ``command``, versions, host,
         ``simulated``, the number of ``jobs``, and how peers ``log``; in a collection also ``collected``: its
-        ``sources``, and the time of the last collection (``at``)."""
+        ``sources``, the time of the last collection (``at``), and whether it has ``checkpoints``."""
         found = read_json(self.root / "run.json")
         if found is None:
             raise RunFolderError(f"{self.root}: run.json is missing")

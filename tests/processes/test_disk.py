@@ -77,7 +77,7 @@ def test_peers_end_with_an_error_when_their_folder_is_removed(
         output = warm.errors[pid]
         assert output.startswith(f"{folder.peer(peer).root}/")  # its metrics or its journal
         assert ": cannot be written: No such file or directory; " in output
-        assert output.endswith(f"{folder.root} no longer exists")
+        assert output.endswith(f"{folder.root} does not exist")
     assert not folder.root.exists()
 
 

@@ -48,6 +48,13 @@ def test_creates_keys_of_selected_peers(tmp_path: Path, invoke: Invoke) -> None:
     assert [line[:2] for line in (tmp_path / "b" / "public.yaml").read_text().splitlines()] == ["1:"]
 
 
+@pytest.mark.parametrize("number", [300000, 99999999999999])
+def test_too_many_peers_are_refused_at_once(tmp_path: Path, invoke: Invoke, number: int) -> None:
+    outcome = invoke("keys", "new", number, "--into", tmp_path / "keys")
+    assert outcome.exit_code == 2
+    assert "a run has at most 100000 peers" in outcome.stderr
+
+
 def test_does_not_overwrite_keys(tmp_path: Path, invoke: Invoke, capfd: pytest.CaptureFixture[str]) -> None:
     assert invoke("keys", "new", 2, "--into", tmp_path / "keys").exit_code == 0
     before = (tmp_path / "keys" / "00.key").read_text()

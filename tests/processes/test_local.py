@@ -622,6 +622,23 @@ def test_resume_starts_only_peers_of_this_folder(
         resume(folder, [4], Console(file=io.StringIO()))
 
 
+def test_a_peer_that_is_named_twice_starts_once(
+    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    started: list[list[int]] = []
+    fork = WarmProcess.fork
+
+    def record(warm: WarmProcess, run: RunFolder, peers: list[int]) -> None:
+        started.append(peers)
+        fork(warm, run, peers)
+
+    monkeypatch.setattr(WarmProcess, "fork", record)
+    replace_peers(fake_peers(["finishes", "finishes"]), monkeypatch)
+    resume(folder, [0, 0], Console(file=io.StringIO()))
+    assert started == [[0]]
+
+
 @pytest.mark.parametrize("written", ['{"seconds": 1000.0}', '{"seconds": null}', "damaged"])
 def test_the_time_of_a_resumed_run_includes_earlier_parts(
     make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, written: str

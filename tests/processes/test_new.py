@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.commands.new import FILES
+from p2pfl.run_file.yaml_source import Source
 from tests.fast_python.fixture import FastPython
 from tests.launcher_fixtures import Invoke
 
@@ -51,6 +52,14 @@ def test_the_name_must_fit_a_run_file(tmp_path: Path, invoke: Invoke, name: str)
     assert outcome.exit_code == 1
     assert "names the study: use letters, digits, '-' and '_' only" in outcome.stderr
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["2026", "null", "true", "1e5"])
+def test_a_name_that_is_another_value_in_yaml_stays_a_name(tmp_path: Path, invoke: Invoke, name: str) -> None:
+    outcome = invoke("new", tmp_path / "a b" / name)
+    tree = Source("study.yaml").read((tmp_path / "a b" / name / "study.yaml").read_text())
+    assert (tree["name"], tree["algorithm"]["name"]) == (name, f"{name}-method")
+    assert f"next: cd '{tmp_path}/a b/{name}' && p2pfl simulate study.yaml" in outcome.stdout
 
 
 def test_installed_packages_contain_the_files() -> None:

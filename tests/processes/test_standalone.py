@@ -121,6 +121,14 @@ def test_reports_wrong_arguments(write: Any, tmp_path: Path, arguments: list[str
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("option", [("--set", "rounds=9"), ("--run-id", "0" * 16)])
+def test_options_of_a_new_run_need_a_run_file(write: Any, tmp_path: Path, option: tuple[str, str]) -> None:
+    open_or_create(write(), tmp_path / "run", 1)
+    outcome = CliRunner().invoke(main, ["--run", str(tmp_path / "run"), "--me", "1", *option])
+    assert outcome.exit_code == 2
+    assert "--set and --run-id need --file" in outcome.output
+
+
 def test_takes_options_from_the_environment(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
     ran: list[tuple[Path, int, str, int | None]] = []
 

@@ -78,6 +78,15 @@ def test_collects_checkpoints_on_request(host: Host, into: Path) -> None:
     assert gather(into, one.root, checkpoints=True)[0].peer(0).checkpoint.read_bytes() == b"large"
 
 
+def test_an_update_keeps_collecting_checkpoints(host: Host, into: Path) -> None:
+    one = host("one", 0, 1)
+    one.peer(0).checkpoint.write_bytes(b"old")
+    gather(into, one.root, checkpoints=True)
+    one.peer(0).checkpoint.write_bytes(b"new")
+    for locations in ((), (one.root,)):
+        assert gather(into, *locations)[0].peer(0).checkpoint.read_bytes() == b"new"
+
+
 def test_copies_only_regular_files_of_a_run_folder(
     tmp_path: Path, host: Host, into: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,3 +418,12 @@ def test_list_shows_the_worst_state_of_collected_peers(host: Host, into: Path) -
     assert [line.state for line in find_runs(into.parent)] == ["unfinished"]
     gather(into, host("third", 3, phase="failed").root)
     assert [line.state for line in find_runs(into.parent)] == ["failed"]
+
+
+def test_a_location_that_cannot_be_read_does_not_hinder_the_others(host: Host, into: Path, invoke: Invoke) -> None:
+    unreadable = into.parent / ("x" * 256)
+    outcome = invoke("collect", into, host("one", 0, 1).root, unreadable)
+    assert outcome.exit_code == 1
+    assert f"{unreadable}: cannot be read: " in outcome.stderr
+    assert "File name too long" in outcome.stderr
+    assert len(hosts_by_peer(RunFolder.open(into))) == 2

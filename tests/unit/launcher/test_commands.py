@@ -369,3 +369,31 @@ def test_a_stopped_simulation_suggests_to_resume_it(
     outcome = invoke("simulate", file)
     assert outcome.exit_code == 1
     assert outcome.stderr == f"peers 0-1: stopped\nresume from the checkpoints with: p2pfl resume {folder.root}\n"
+
+
+@pytest.mark.parametrize("command", ["status", "show", "stop", "compare", "logs", "launch", "graph", "sweep"])
+def test_a_path_that_cannot_be_read_is_an_error_in_one_line(tmp_path: Path, invoke: Invoke, command: str) -> None:
+    path = tmp_path / ("x" * 256)
+    outcome = invoke(command, path)
+    assert outcome.exit_code in (1, 2)
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"error: {path}")
+    assert line.endswith(": cannot be read: File name too long")
+
+
+@pytest.mark.parametrize("number", ["inf", "nan"])
+@pytest.mark.parametrize("option", ["collect --max-gb", "compare --at-bytes", "compare --at-seconds"])
+def test_numbers_of_options_are_finite(tmp_path: Path, invoke: Invoke, option: str, number: str) -> None:
+    outcome = invoke(*option.split(), number, tmp_path)
+    assert outcome.exit_code == 2
+    assert f"{number} is not a finite number" in outcome.stderr
+
+
+@pytest.mark.parametrize("option", ["--output", "--pdf"])
+def test_a_report_does_not_overwrite_other_files(make_folder: MakeFolder, invoke: Invoke, option: str) -> None:
+    folder = make_folder()
+    before = folder.run_file.read_text()
+    outcome = invoke("report", folder.root, "--without-models", option, folder.run_file)
+    assert outcome.exit_code == 2
+    assert f"'{folder.run_file}' exists and its name does not end in" in " ".join(outcome.stderr.split())
+    assert folder.run_file.read_text() == before

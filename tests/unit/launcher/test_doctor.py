@@ -56,6 +56,13 @@ def test_examines_the_host_without_a_run_file(invoke: Invoke) -> None:
     assert outcome.exit_code == 0
 
 
+def test_an_unreadable_output_folder_is_a_problem(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / ("x" * 256)
+    assert found("disk", examine(file, (f"out={out}",))) == [
+        ("problem", f"{out}: cannot be read: File name too long")
+    ]
+
+
 def test_set_needs_a_run_file(invoke: Invoke) -> None:
     assert invoke("doctor", "--set", "seed=1").exit_code == 2
 

@@ -333,6 +333,7 @@ def test_a_requeued_job_keeps_the_options_of_the_launch(invoke: Invoke, file: Pa
 
 def test_the_array_has_a_task_for_each_unfinished_run(tmp_path: Path) -> None:
     script = slurm.array_script(tmp_path / "a b%", [0, 2, 3, 4], 2)
+    assert "#SBATCH --job-name='a b%'\n" in script
     assert "#SBATCH --array=0,2-4%2\n" in script
     assert f"--output='{tmp_path}/a b%%/logs/slurm-%A_%a.out'\n" in script
     assert f"sweep '{tmp_path}/a b%' --task \"$SLURM_ARRAY_TASK_ID\" &\n" in script

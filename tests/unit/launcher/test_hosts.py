@@ -51,6 +51,10 @@ def test_peers_that_a_host_names_stay_there() -> None:
     assert found == {"a": (1, 2, 4), "b": (0, 3)}
 
 
+def test_weights_do_not_matter_if_hosts_name_all_peers() -> None:
+    assert placed(2, Host("a", peers=(0, 1)), Host("b", weight=0)) == {"a": (0, 1)}
+
+
 @pytest.mark.parametrize(
     ("hosts", "error"),
     [

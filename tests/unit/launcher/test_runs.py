@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -88,4 +89,23 @@ def test_lists_damaged_runs_as_unreadable(tmp_path: Path) -> None:
     assert {Path(line.run).name: line.state for line in find_runs(tmp_path)} == {
         "damaged": "unreadable",
         "foreign": "unreadable",
+    }
+
+
+def test_a_folder_of_somebody_else_is_unreadable_and_hides_no_other_run(
+    make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folder("mine")
+    (tmp_path / "theirs").mkdir()
+    is_file = Path.is_file
+
+    def refuse(path: Path) -> bool:
+        if path.parent.name == "theirs":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert {Path(line.run).name: line.state for line in find_runs(tmp_path)} == {
+        "mine": "finished",
+        "theirs": "unreadable",
     }

@@ -239,6 +239,7 @@ def test_usage_errors_exit_with_2(file: Path, tmp_path: Path, invoke: Invoke) ->
         ((file, "--seeds", 2, "--optuna", "x.yaml"), "leave out --grid and --seeds"),
         ((tmp_path, "--seeds", 2, "--set", "rounds=3"), "is a sweep, which --seeds, --set cannot change"),
         ((file, "--grid", "seed=1,1"), "'1' is given twice"),
+        ((file, "--seeds", 999999999999), "999999999999 is not in the range 1<=x<=10000"),
     ]:
         outcome = invoke("sweep", *arguments)
         assert outcome.exit_code == 2

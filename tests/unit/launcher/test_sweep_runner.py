@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,16 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.sweep import memory, runner
+from launcher.sweep import memory, runner, search
 from launcher.sweep.folder import Sweep, SweepFolder
 from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate
 from launcher.sweep.runner import Progress, Queue, Runner
+from launcher.sweep.search import Search
 from launcher.views.progress import LINE_INTERVAL
 from launcher.views.sweep import Pace, SweepDisplay
+from p2pfl.errors import WriteError
 from tests.launcher_fixtures import MakeFolder
 
 GB = 10**9
@@ -183,6 +187,40 @@ def test_a_run_without_plan_fails_alone(folder: SweepFolder) -> None:
     found, _ = run(folder, 1, 100 * GB)
     assert found.finished == 2
     assert "plans/b/run.yaml: cannot be read" in found.failures["b"]
+
+
+def test_an_invalid_combination_fails_alone_and_the_search_goes_on(
+    folder: SweepFolder, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(search, "in_child", lambda function: function())
+    monkeypatch.setattr(Search, "_value", lambda self, name: 0.5)
+    file.write_text(file.read_text().replace("graph: ring", "graph: {name: regular, degree: 2}"))
+    space = {"trials": 8, "prune": False, "space": {"peers": [4, 6], "graph.degree": [2, 4]}, "seed": 0}
+    folder.write(Sweep("", str(file), True, search=space, sha256=sha256(file.read_bytes()).hexdigest()))
+    FakeJob.peaks = defaultdict(lambda: GB)
+    source, lines = Search(folder), Lines()
+    found = Runner(folder, source, lines, 3, available=lambda: 100 * GB).run()
+    assert found.failures
+    for failure in found.failures.values():
+        assert failure.endswith("graph: degree 4 needs more than 4 peers; there are 4")
+    assert found.finished == 8 - len(found.failures) > 0
+    assert len({*found.failures, *source.best()}) == 8
+    assert Search(folder).next() is None
+    assert all(folder.plan(point.name).is_file() for point in folder.sweep.points)
+
+
+def test_an_error_of_the_sweep_stops_its_running_runs(folder: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SweepFolder, "write_memory", lambda *_: fail(WriteError(folder.root, OSError(28, "full"))))
+    lines = Lines()
+    with pytest.raises(WriteError):
+        Runner(folder, Queue(folder), lines, 1, available=lambda: 100 * GB).run()
+    assert FakeJob.log == ["start a", "stop a"]
+    assert lines.lines[-1] == "a: stopping: it writes checkpoints and ends"
+
+
+def fail(error: Exception) -> None:
+    raise error
 
 
 def test_finished_runs_are_not_started_again(folder: SweepFolder, make_folder: MakeFolder) -> None:

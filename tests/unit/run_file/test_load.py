@@ -287,6 +287,12 @@ def test_loads_a_valid_file() -> None:
             "rounds: 3", "rounds: -3", "run.yaml:3: rounds: should be greater than 0 (found -3)", id="negative rounds"
         ),
         pytest.param(
+            "peers: 4",
+            "peers: 99999999999",
+            "run.yaml:4: peers: should be less than or equal to 100000 (found 99999999999)",
+            id="too many peers",
+        ),
+        pytest.param(
             "seed: 1",
             "seed: -1",
             "run.yaml:2: seed: should be greater than or equal to 0 (found -1)",

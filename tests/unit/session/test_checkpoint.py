@@ -299,7 +299,7 @@ def test_interrupted_save_leaves_the_old_or_the_new_state(path: Path, monkeypatc
 
 def test_save_to_a_missing_folder_is_a_run_folder_error(path: Path) -> None:
     with pytest.raises(
-        RunFolderError, match=r"gone/checkpoint\.pt: cannot be written: No such file .*gone no longer exists$"
+        RunFolderError, match=r"gone/checkpoint\.pt: cannot be written: No such file .*gone does not exist$"
     ):
         checkpoint.save(path.parent / "gone" / "checkpoint.pt", state())
 

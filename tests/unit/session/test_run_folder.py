@@ -86,9 +86,22 @@ def test_write_error_suggests_a_remedy(folder: RunFolder, number: int, advice: s
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("name", ["report.html", "exported/toy.csv"])
+def test_only_what_runs_write_leads_to_advice_to_resume(folder: RunFolder, name: str) -> None:
+    (folder.root / "exported").mkdir()
+    message = str(WriteError(folder.root / name, OSError(errno.EACCES, "Permission denied")))
+    assert message.endswith(": cannot be written: Permission denied; make it writable")
+
+
+def test_write_error_names_what_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WriteError, match=f"Not a directory; {tmp_path}/file is not a folder$"):
+        append_line(tmp_path / "file" / "a.csv", "")
+
+
 def test_write_error_names_the_missing_folder(folder: RunFolder) -> None:
     shutil.rmtree(folder.root)
-    with pytest.raises(WriteError, match=f"No such file or directory; {folder.root} no longer exists$"):
+    with pytest.raises(WriteError, match=f"No such file or directory; {folder.root} does not exist$"):
         append_line(folder.peer(1).metrics, "{}")
 
 
