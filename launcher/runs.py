@@ -17,7 +17,7 @@ from launcher.backends.registration import find_launcher, request
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings
 from p2pfl import PeerId
-from p2pfl.errors import P2pflError, RunFolderError
+from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.session.files import is_file
 from p2pfl.session.run_folder import RunFolder
 
@@ -143,7 +143,8 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> lis
     end = time.monotonic() + timeout
     launcher = find_launcher(folder)
     if launcher is not None:
-        request(folder.root, "kill" if kill else "stop")
+        with suppress(WriteError):  # on a full disk, peers stop all the same
+            request(folder.root, "kill" if kill else "stop")
     processes = _processes(folder)
     while launcher is not None and not processes and launcher.is_running() and time.monotonic() < end:
         time.sleep(POLL_INTERVAL)  # until it has read the request, or has just started the peers
