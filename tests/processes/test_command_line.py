@@ -76,10 +76,11 @@ def test_a_peer_opens_no_file_as_a_closed_standard_stream(tmp_path: Path) -> Non
         "import os, sys\n"
         "from peers.__main__ import main\n"
         "try: main()\n"
-        "finally: open(sys.argv[-1], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))"
+        "finally: open(os.environ['OUT'], 'w').write(' '.join(os.readlink(f'/proc/self/fd/{n}') for n in range(3)))"
     )
     out = tmp_path / "streams"
-    peer = [sys.executable, "-c", code, "--run", str(tmp_path / "no"), "--me", "0", "--set", str(out)]
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *peer])
+    peer = [sys.executable, "-c", code, "--run", str(tmp_path / "no"), "--me", "0"]
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    done = subprocess.run([*closed, *peer], env={**os.environ, "OUT": str(out)})
     assert done.returncode == 1
     assert out.read_text() == "/dev/null /dev/null /dev/null"
