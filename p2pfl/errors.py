@@ -150,7 +150,7 @@ class AddressInUse(RunFolderError):
 class AlreadyRunning(RunFolderError):
     """Another process runs this peer, perhaps one that is not visible here: on a host or in a container beside."""
 
-    exit_code = os.EX_UNAVAILABLE
+    exit_code = os.EX_OSFILE
     """The launcher does not start the peer again."""
 
 

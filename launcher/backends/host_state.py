@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.backends.registration import Request, launcher_title, launcher_with, request
+from launcher.backends.registration import Request, launcher_title, process_with, request
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.process_title import set_title
@@ -65,7 +65,7 @@ class HostState:
 
     def process(self, root: Path) -> psutil.Process | None:
         """Return the launcher if it lives on this host."""
-        return launcher_with(self.launcher, root) if self.is_here else None
+        return process_with(self.launcher, [launcher_title(root)]) if self.is_here and self.launcher else None
 
     def followed(self, root: Path) -> bool:
         """Return whether a launcher follows the run; one on another host is believed to until ``ask`` fails."""

@@ -8,8 +8,8 @@ import signal
 import psutil
 
 from launcher.backends.host_state import HostState
+from launcher.backends.registration import peer_title, process_with, simulation_title
 from p2pfl import PeerId
-from p2pfl.process_title import has_title
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
 
 RUNNING = "running"
@@ -32,13 +32,7 @@ def find_process(folder: RunFolder, peer: PeerId) -> psutil.Process | None:
     status = files.status()
     if status is None or files.origin() is not None:  # a collected status has a process id of another host
         return None
-    try:
-        process = psutil.Process(status.pid)
-        found = " ".join(process.cmdline())
-    except (psutil.Error, TypeError, ValueError, OverflowError):  # no such process, or a damaged status
-        return None
-    titles = peer_title(folder, peer), simulation_title(folder)
-    return process if any(has_title(found, title) for title in titles) else None
+    return process_with(status.pid, [peer_title(folder, peer), simulation_title(folder)])
 
 
 def is_alive(folder: RunFolder, peer: PeerId) -> bool:
@@ -46,16 +40,6 @@ def is_alive(folder: RunFolder, peer: PeerId) -> bool:
     if (hosts := HostState.read(folder.root)) is not None:
         return peer in hosts.running and hosts.followed(folder.root)
     return find_process(folder, peer) is not None
-
-
-def peer_title(folder: RunFolder, peer: PeerId) -> str:
-    """Return the process title of a peer, as shown by ps and htop."""
-    return f"p2pfl peer {peer} {folder.root}"
-
-
-def simulation_title(folder: RunFolder) -> str:
-    """Return the process title of ``p2pfl simulate``."""
-    return f"p2pfl simulate {folder.root}"
 
 
 def outcome(files: PeerFolder, exit_code: int | None = None, error: str = "") -> str:

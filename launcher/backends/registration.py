@@ -8,12 +8,15 @@ Ctrl-C or the end of a session, and reaches no launcher on another host.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.process_title import has_title, set_title
 from p2pfl.session.files import write_errors
@@ -29,19 +32,35 @@ def launcher_title(root: Path) -> str:
     return f"p2pfl launch {root}"
 
 
-def launcher_with(pid: int, root: Path) -> psutil.Process | None:
-    """Return the process with this id if it is a launcher of the run in ``root``: ids are used again."""
-    with suppress(psutil.Error, TypeError, ValueError, OverflowError):
-        process = psutil.Process(pid) if pid else None
-        if process is not None and has_title(" ".join(process.cmdline()), launcher_title(root)):
+def peer_title(folder: RunFolder, peer: PeerId) -> str:
+    """Return the process title of a peer, as shown by ps and htop."""
+    return f"p2pfl peer {peer} {folder.root}"
+
+
+def simulation_title(folder: RunFolder) -> str:
+    """Return the process title of ``p2pfl simulate``."""
+    return f"p2pfl simulate {folder.root}"
+
+
+def process_with(pid: int, titles: Iterable[str]) -> psutil.Process | None:
+    """Return the process with this id if it has one of these titles: ids are used again."""
+    with suppress(psutil.Error, TypeError, ValueError, OverflowError):  # no such process, or a damaged file
+        process = psutil.Process(pid)
+        found = " ".join(process.cmdline())
+        if any(has_title(found, title) for title in titles):
             return process
     return None
 
 
 def find_launcher(folder: RunFolder) -> psutil.Process | None:
-    """Return the launcher of a run on this host if it is alive, and not this process."""
+    """Return the launcher of a run on this host if it is alive, and not this process.
+
+    It may also be the simulation, or the peer that created the run folder, if that was started by hand.
+    """
     pid = folder.info.get("launcher_pid", 0)
-    return None if pid == os.getpid() else launcher_with(pid, folder.root)
+    peers = (peer_title(folder, files.peer) for files in folder.peers())
+    titles = chain((launcher_title(folder.root), simulation_title(folder)), peers)
+    return None if pid == os.getpid() else process_with(pid, titles)
 
 
 def register(folder: RunFolder) -> None:

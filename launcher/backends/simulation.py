@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from launcher.backends.checks import check_unchanged
-from launcher.backends.processes import find_process, outcome, simulation_title
+from launcher.backends.processes import find_process, outcome
+from launcher.backends.registration import simulation_title
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import check_trackers, tracking

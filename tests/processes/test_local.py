@@ -216,7 +216,7 @@ def test_restarts_a_peer_that_crashes_although_an_earlier_launch_killed_it(make_
 
 def test_does_not_restart_a_peer_that_another_process_runs(make_folder: MakeFolder) -> None:
     policy = RestartPolicy(make_folder(peers=1, results={0: None}), "always")
-    assert not policy.restarts(0, os.EX_UNAVAILABLE, "already running")
+    assert not policy.restarts(0, os.EX_OSFILE, "already running")
     assert policy.reports == {0: "failed: already running"}
 
 

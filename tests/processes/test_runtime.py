@@ -374,7 +374,7 @@ def test_peer_is_not_started_twice(make_run: Any, prepare: Any, warm: Any, tmp_p
     with files.log.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         assert warm.wait(warm.start(folder, [1])) == {
-            1: os.EX_UNAVAILABLE
+            1: os.EX_OSFILE
         }  # alone: another peer would wait for it at its end
     assert files.status() is None  # the other process writes it
     assert (

@@ -106,6 +106,20 @@ def test_launcher_that_is_about_to_start_the_peers_is_stopped(
     assert [files.status() for files in folder.peers()] == [None, None]
 
 
+@pytest.mark.parametrize("title", ["p2pfl launch {root}", "p2pfl simulate {root}", "p2pfl peer 0 {root}"])
+def test_peers_without_status_are_starting_while_their_launcher_lives(
+    title: str, folder: RunFolder, fast_python: FastPython, until: Any
+) -> None:
+    code = "import sys; from setproctitle import setproctitle; setproctitle(sys.argv[1]); sys.stdin.read()"
+    command = [fast_python.executable, "-c", code, title.format(root=folder.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        until((fast_python.folder / str(process.pid)).exists)
+        folder.write_info({**folder.info, "launcher_pid": fast_python.pid(process)})
+        until(lambda: find_launcher(folder))
+        assert {peer.state for peer in RunStatus.take(folder).peers} == {"starting"}
+    assert {peer.state for peer in RunStatus.take(folder).peers} == {"never started"}
+
+
 def test_finds_no_launcher_whose_process_id_was_used_again(folder: RunFolder) -> None:
     folder.write_info({**folder.info, "launcher_pid": os.getppid()})
     assert find_launcher(folder) is None
