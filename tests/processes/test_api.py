@@ -316,11 +316,11 @@ def test_parity_names_the_first_difference(project: Project) -> None:
 
 
 def test_parity_finds_a_read_of_uninitialized_memory(project: Project) -> None:
-    text = METHOD.replace("from torch import Tensor", "from torch import Tensor, empty_like").replace(
-        "local = parameters_of(self.model.linear_head)",
-        "local = parameters_of(self.model.linear_head)\n"
-        "        local = {name: value + empty_like(value).nan_to_num(1.0) for name, value in local.items()}",
-        1,
-    )
+    lines = """
+        for value in parameters_of(self.model.linear_head).values():
+            value.mul_(1.0 + empty(10_000).isnan().float().mean())
+        self.train_or_roll_back("""
+    text = METHOD.replace("from torch import Tensor", "from torch import Tensor, empty")
+    text = text.replace("\n        self.train_or_roll_back(", lines, 1)
     with pytest.raises(AssertionError, match=r"peer \d, round 0: .* simulated"):
         check_parity(project(my_method=text))
