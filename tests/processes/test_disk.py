@@ -84,6 +84,7 @@ def test_peers_end_with_an_error_when_their_folder_is_removed(
 IN_A_SMALL_FILE_SYSTEM = """
 import json, os, re, signal, subprocess, sys, time
 from pathlib import Path
+from p2pfl.run_file.load import load
 from p2pfl.session import metrics
 from p2pfl.session.run_folder import RunFolder
 
@@ -124,6 +125,8 @@ ballast.unlink()
 run_file = RunFolder(root).run_file
 enough = max(rounds()) + 3
 run_file.write_text(re.sub("(?m)^rounds: .*", f"rounds: {enough}", run_file.read_text()))
+info = RunFolder(root).info  # as if the run had begun with so many rounds
+RunFolder(root).write_info({**info, "config_hash": load(run_file).config_hash()})
 again = p2pfl("resume", root)
 said_again = again.communicate()
 print(json.dumps({
