@@ -105,8 +105,8 @@ class Store:
         self.reload()
 
     def file_of(self, key: str) -> Path:
-        """Return the file of the runs with this key. There are 16, so that each stays small."""
-        return self.folder / f"runs-{key[0]}.jsonl"
+        """Return the file of the runs with this key. There are 64, so that each stays small."""
+        return self.folder / f"runs-{int(key[:2], 16) // 4:02x}.jsonl"
 
     def files(self) -> list[Path]:
         """Return the files with runs."""

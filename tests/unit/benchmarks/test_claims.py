@@ -285,7 +285,7 @@ for line in sys.stdin:
     summary = {"accuracies": [accuracy], "best": accuracy, "curves": {"accuracy": points}, "classes": [[0]],
                "weights": [{}], "messages": {}, "samples": 30.0, "epochs": 2.0, "probe": {}}
     record = {name: request[name] for name in ("key", "seed", "code")} | {"seconds": 4.0, "cpu_seconds": 3.0}
-    with Path(sys.argv[1], f"runs-{request['key'][0]}.jsonl").open("a") as file:
+    with Path(sys.argv[1], f"runs-{int(request['key'][:2], 16) // 4:02x}.jsonl").open("a") as file:
         file.write(json.dumps({**record, "summary": summary}) + "\\n")
     print(request["key"], flush=True)
 """
