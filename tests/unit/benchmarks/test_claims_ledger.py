@@ -273,6 +273,7 @@ def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) ->
     assert Store(tmp_path).files() == []
 
 
+@pytest.mark.exhaustive
 def test_list_names_the_data_that_left_out_claims_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2PFL_DATA", str(tmp_path))
     listed = CliRunner().invoke(main, ["--only", "mapl", "--claim", "above FLT", "--list"])

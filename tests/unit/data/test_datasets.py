@@ -144,6 +144,7 @@ def test_images_are_mapped_read_only() -> None:
         train.images[0] = 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "folder", "mean", "std", "mirror"),
     [("mnist", "MNIST", 0.1307, 0.3081, False), ("fashion-mnist", "FashionMNIST", 0.2860, 0.3530, True)],

@@ -177,6 +177,7 @@ def test_usps_pixels_are_scaled_to_bytes(root: Path) -> None:
     assert len(dataset.test) == 10
 
 
+@pytest.mark.exhaustive
 def test_real_usps_has_the_published_class_sizes() -> None:
     root = Path(os.environ.get("P2PFL_DATA") or REPOSITORY.parent / "shared" / "data")
     if not (root / "usps.bz2").is_file():

@@ -111,6 +111,7 @@ class TwoHosts(ScriptedBackend):
             stream.close()
 
 
+@pytest.mark.exhaustive
 def test_a_host_is_sent_addresses_once_it_has_opened_the_run(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=2, results={0: None, 1: None})
     backend = TwoHosts()
@@ -275,6 +276,7 @@ def test_a_host_process_gives_signs_of_life_while_its_files_are_slow(
         assert [json.loads(line)["event"] for line in events] == ["beat"] * 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("look", "expected"),
     [

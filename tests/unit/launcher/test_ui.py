@@ -157,6 +157,7 @@ def shown(app: LiveView) -> list[str]:
     return [peers.render_line(y).text.rstrip() for y in range(peers.size.height)]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("terminal", [(80, 24), (160, 50)])
 async def test_shows_peers_sorts_and_opens_a_log(state: RunState, terminal: tuple[int, int]) -> None:
     app = LiveView(state, "toy (local)")

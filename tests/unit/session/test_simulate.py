@@ -38,6 +38,7 @@ def test_equal_runs_are_bit_identical(make_run: Any, unchanged: list[str]) -> No
     assert digests(make_run()) == unchanged
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["local", "dpsgd", "dfml"])
 def test_peers_are_charged_no_more_cpu_time_than_there_was(method: str, make_run: Any) -> None:
     before = process_time()

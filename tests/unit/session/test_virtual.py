@@ -277,7 +277,7 @@ def test_a_missing_machine_file_is_an_error(tmp_path: Path) -> None:
         load(tmp_path / "machine.yaml", 4)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "dfml", "fedstyle"])
+@pytest.mark.parametrize("method", ["dpsgd", "dfml", pytest.param("fedstyle", marks=pytest.mark.exhaustive)])
 def test_measures_what_the_machine_does_not_say(make_run: Callable[..., Run], method: str) -> None:
     machine = Machine(**{**FREE, "training_seconds": None, "evaluation_seconds": {"other": 1.0}})
     run = make_run(algorithm={"name": method, "batch": 8}, rounds=1, models="tiny-mixer")
