@@ -28,10 +28,11 @@ def digits(
     rounds: int = 20,
     per_style: int = 1,
     beta: float | None = None,
+    samples: int = 400,
     **hyper: Any,
 ) -> Settings:
     """Return a run of this method; λ is 1 if it is FedStyle and ``hyper`` does not say otherwise."""
-    partition = {"name": "styles", "per_peer": 400, **({} if beta is None else {"beta": beta})}
+    partition = {"name": "styles", "per_peer": samples, **({} if beta is None else {"beta": beta})}
     strength = {"style_weight": 1.0} if name == "fedstyle" else {}
     tree = {
         "rounds": rounds,
@@ -55,6 +56,11 @@ BASELINES = {"FedPer": 100, "FedRep": 180, "FedProx": 110, "APFL": 200, "Ditto":
 ONE = {"fedstyle": digits(130), "fedavg": digits(100, "fedavg-ssl")}
 ONE["fedstyle"] = Settings(ONE["fedstyle"].tree, 135, series="generalization", probe="content alone")
 SIAMESE = {"fedstyle": digits(130, loss="simsiam"), "fedavg": digits(100, "fedavg-ssl", loss="simsiam")}
+MORE = {
+    "fedstyle": Settings(digits(600, samples=2000).tree, 600, series="generalization", probe="content alone"),
+    "fedavg": digits(450, "fedavg-ssl", samples=2000),
+}
+"""``ONE`` with more samples: a peer's probe, with the generator, is trained on nothing else."""
 MANY: dict[str, Any] = {"per_style": 3, "beta": 0.2, "participation": 0.5}
 THREE = {"fedstyle": digits(220, style_weight=0.5, **MANY), "fedavg": digits(180, "fedavg-ssl", **MANY)}
 THREE_SIAMESE = {
@@ -160,6 +166,22 @@ CLAIMS = (
         "SimCLR: personalization above FedAvg",
         "Table 1",
         ONE,
+        personal,
+        "+0.9 (94.8 against 93.9); without SVHN 0.0 (97.3 for both)",
+        PAPER,
+    ),
+    claim(
+        "SimCLR: generalization above FedAvg, 2,000 samples per peer",
+        "Table 1",
+        MORE,
+        general,
+        "+0.3 (93.4 against 93.1); without SVHN +0.1 (97.2 against 97.2)",
+        PAPER,
+    ),
+    claim(
+        "SimCLR: personalization above FedAvg, 2,000 samples per peer",
+        "Table 1",
+        MORE,
         personal,
         "+0.9 (94.8 against 93.9); without SVHN 0.0 (97.3 for both)",
         PAPER,
@@ -285,13 +307,16 @@ CLAIMS = (
         threshold=10.0,
         whose="ours",
     ),
-    claim(
-        "the stylized content feature gains",
-        "§ Ablations",
-        {"fedstyle": ONE["fedstyle"]},
-        lambda runs: runs["fedstyle"].last() - runs["fedstyle"].probe["content alone"],
-        "slightly above",
-        PAPER,
+    *(
+        claim(
+            f"the stylized content feature gains{size}",
+            "§ Ablations",
+            {"fedstyle": runs["fedstyle"]},
+            lambda runs: runs["fedstyle"].last() - runs["fedstyle"].probe["content alone"],
+            "slightly above",
+            PAPER,
+        )
+        for size, runs in (("", ONE), (", 2,000 samples per peer", MORE))
     ),
     claim(
         "the content feature alone above FedAvg in personalization",
