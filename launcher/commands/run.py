@@ -190,7 +190,8 @@ def _print_batch_script(
 def resume(run: Path, restart: Restart, as_json: bool, ui: bool, metrics: tuple[str, int] | None) -> None:
     """Resume RUN after a stop, a crash or a reboot.
 
-    Start the peers that are not running, each from its checkpoint.
+    Start the peers that are not running, each from its checkpoint. If all have finished, and only the summary is
+    missing, write it.
     """
     _resume(run, (), restart, as_json, ui, metrics)
 
@@ -217,11 +218,31 @@ def _resume(
     metrics: tuple[str, int] | None = None,
 ) -> None:
     from launcher.backends import local, multi_host
+    from launcher.views.summary import summarize
     from p2pfl.session.run_folder import RunFolder
 
     folder = RunFolder.open(run)
     resume_peers = multi_host.resume if "hosts" in folder.info else local.resume
-    _run(lambda console, watching: resume_peers(folder, peers, console, restart, watching), as_json, ui, metrics)
+
+    def backend(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
+        if not peers and _lacks_only_its_summary(folder):
+            return folder, summarize(folder)
+        return resume_peers(folder, peers, console, restart, watching)
+
+    _run(backend, as_json, ui, metrics)
+
+
+def _lacks_only_its_summary(folder: RunFolder) -> bool:
+    """Whether the launcher was killed when every peer had finished, before it summarized the run."""
+    from launcher.backends.processes import find_process, outcome
+    from launcher.views.summary import is_final
+
+    peers = list(folder.peers())
+    return (
+        not is_final(folder)
+        and "collected" not in folder.info
+        and all(outcome(files) == "finished" and not find_process(folder, files.peer) for files in peers)
+    )
 
 
 @click.command()

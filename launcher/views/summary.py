@@ -210,6 +210,14 @@ def measured_seconds(folder: RunFolder) -> float | None:
     return seconds
 
 
+def is_final(folder: RunFolder) -> bool:
+    """Whether summary.json is that of a run whose peers have all finished."""
+    try:
+        return bool((read_json(folder.summary) or {}).get("finished"))
+    except RunFolderError:
+        return False
+
+
 def summarize(
     folder: RunFolder,
     exit_codes: Mapping[PeerId, int] | None = None,

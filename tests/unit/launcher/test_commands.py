@@ -397,3 +397,23 @@ def test_a_report_does_not_overwrite_other_files(make_folder: MakeFolder, invoke
     assert outcome.exit_code == 2
     assert f"'{folder.run_file}' exists and its name does not end in" in " ".join(outcome.stderr.split())
     assert folder.run_file.read_text() == before
+
+
+def test_resume_writes_the_summary_of_a_run_whose_launcher_was_killed_at_the_end(
+    make_folder: MakeFolder, invoke: Invoke
+) -> None:
+    folder = make_folder(peers=2, results={0: {}, 1: {}})
+    folder.summary.write_text('{"finished": false, "seconds": 1000.0}')  # of the launcher before, which was stopped
+    outcome = invoke("resume", folder.root, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    assert json.loads(outcome.stdout)["finished"]
+    assert json.loads(folder.summary.read_text()) == json.loads(outcome.stdout)
+    again = invoke("resume", folder.root)
+    assert again.exit_code == 1
+    assert "nothing to resume: every peer is finished" in again.output
+
+
+def test_join_of_a_finished_run_does_not_touch_its_summary(make_folder: MakeFolder, invoke: Invoke) -> None:
+    folder = make_folder(peers=2, results={0: {}, 1: {}})
+    assert "has no peer 5; it has 0-1" in invoke("join", folder.root, "--peer", 5).output
+    assert not folder.summary.exists()
