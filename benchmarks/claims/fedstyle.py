@@ -57,8 +57,8 @@ ONE = {"fedstyle": digits(130), "fedavg": digits(100, "fedavg-ssl")}
 ONE["fedstyle"] = Settings(ONE["fedstyle"].tree, 135, series="generalization", probe="content alone")
 SIAMESE = {"fedstyle": digits(130, loss="simsiam"), "fedavg": digits(100, "fedavg-ssl", loss="simsiam")}
 MORE = {
-    "fedstyle": Settings(digits(600, samples=2000).tree, 600, series="generalization", probe="content alone"),
-    "fedavg": digits(450, "fedavg-ssl", samples=2000),
+    "fedstyle": Settings(digits(280, samples=2000).tree, 280, series="generalization", probe="content alone"),
+    "fedavg": digits(180, "fedavg-ssl", samples=2000),
 }
 """``ONE`` with more samples: a peer's probe, with the generator, is trained on nothing else."""
 MANY: dict[str, Any] = {"per_style": 3, "beta": 0.2, "participation": 0.5}
