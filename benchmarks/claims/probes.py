@@ -70,6 +70,7 @@ def content_alone(done: Simulated) -> dict[str, float]:
     """FedStyle's personal accuracy, in percent, of the same nets with content features alone instead of Eq. 4."""
     plain = done.run.resolved()
     plain["algorithm"]["stylized"] = False
+    plain.pop("plugins", None)  # named as in the run folder, where the run has its copy
     run = run_of(plain)
     data, cpu, accuracies = load_data(run), torch.device("cpu"), []
     for me in range(run.peers):
