@@ -41,6 +41,8 @@ def colors(name: str, seconds: float, models: str = "tiny4", peers: int = 8, sce
 
 
 MAPL, LOCAL = colors("mapl", 150), colors("local", 75)
+TEN = colors("mapl", 150, peers=10)
+"""As many as in Fig. 4: the fewer peers, the more the graph's similarities weigh against its regularizer."""
 MAPL_2, LOCAL_2 = colors("mapl", 210, scenario=2), colors("local", 105, scenario=2)
 BASELINES = {
     "fedproto": colors("fedproto", 85, alignment=0.1),
@@ -103,6 +105,8 @@ def with_heads(**hyper: Any) -> Settings:
 
 RANDOM_START = {"shared_init": False, "compare": "weights"}
 ALIGNED = {"with l_proto": with_heads(**RANDOM_START), "without": with_heads(prototype=False, **RANDOM_START)}
+PLAIN_HEADS = with_heads(prototype=False, head_relu=False, **RANDOM_START)
+"""As the paper prints the classifier; its code has a ReLU before the head, which makes heads of one class alike."""
 STEPS = {f"E_g {steps}": digits(4, graph_steps=steps) for steps in (1, 2, 5, 10, 20)}
 UNPRUNED = digits(prune=False)
 
