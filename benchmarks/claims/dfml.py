@@ -366,6 +366,31 @@ CLAIMS = (
     faster(FIVE_EPOCHS, "Fig. 22"),
     faster(GROWING, "Fig. 28"),
     faster_as_trained(GROWING, "Fig. 28"),
+    *(
+        faster(
+            claim("", where, slowly, {label: other}, "faster", scale, "slowly growing"),
+            where,
+            f"{name}, periods of 5, 6, 7 rounds and so on",
+        )
+        for where, name, slowly, label, other, scale in (
+            (
+                "Fig. 17",
+                ABOVE_FEDAVG_IID.name.replace("above", "faster than"),
+                IID_RUNS["dfml"].but(period_increment=1),
+                "fedavg-dec",
+                IID_RUNS["fedavg-dec"],
+                PAPER_10,
+            ),
+            (
+                "Fig. 28",
+                "a growing period faster than a fixed one",
+                DFML.but(period_increment=1),
+                "fixed period",
+                DFML.but(period_increment=0),
+                PAPER_50,
+            ),
+        )
+    ),
     *OTHER_METHODS,
     *ADAPTIVE,
     claim("WSM above ACE", "Fig. 25", DFML, {"ace": ACE}, "above", PAPER_50, "wsm"),
