@@ -289,7 +289,6 @@ CLAIMS = (
         difference("fedstyle", "untrained", lambda run: run.last("generalization")),
         "—",
         PAPER,
-        threshold=10.0,
         whose="ours",
     ),
     *(
