@@ -40,10 +40,11 @@ TABLE_2 = {
     "l2c": shards("l2c", 330, **PRUNED),
     "meta-l2c": shards("meta-l2c", 400, **PRUNED),
     "ditto": shards("ditto", 520, rounds=200, participation=0.1),
-    "ditto, 20 rounds": shards("ditto", 190, participation=0.1),
     "fedfomo": shards("fedfomo", 350, models=10),
     "cga": shards("cga", 6000, GROUP_RING, rounds=480, local_epochs=None),
 }
+BRIEF = {**TABLE_2, "ditto": shards("ditto", 190, participation=0.1)}
+"""With a tenth of the epochs for Ditto."""
 FEW = {
     "local": shards("local", 70, peers=30),
     "l2c": shards("l2c", 100, peers=30, prune_round=4, prune_to=4),

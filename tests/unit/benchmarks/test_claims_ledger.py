@@ -84,9 +84,9 @@ def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
 
 
 def test_epochs_count_participation_and_steps() -> None:
-    from benchmarks.claims import l2c
+    from benchmarks.claims import l2c_runs
 
-    assert {round(prices.local_epochs(run.with_rate(None))) for run in l2c.TABLE_2.values()} == {100}
+    assert {round(prices.local_epochs(run.with_rate(None))) for run in l2c_runs.TABLE_2.values()} == {100}
     assert prices.local_epochs({**TREE, "peers": 10, "algorithm": {"name": "dfml"}}) == pytest.approx(1.2)
     steps = {"name": "dpsgd", "local_epochs": None, "local_steps": 1, "batch": 5}
     assert prices.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
@@ -101,11 +101,11 @@ def test_cells_of_mapls_tables_have_the_noise_of_their_test_images() -> None:
 
 def test_settings_of_the_paper_stay_as_decided() -> None:
     from benchmarks.claims import dfml_runs as dfml
-    from benchmarks.claims import l2c
+    from benchmarks.claims import l2c_runs
     from benchmarks.claims.dfml_figures import MAXIMA
 
     assert not any(run.tree.get("masked_test") for one in ALL for run in one.runs.values())
-    ring = run_of({**l2c.TABLE_2["dpsgd"].with_rate(None), "seed": 0}).topology
+    ring = run_of({**l2c_runs.TABLE_2["dpsgd"].with_rate(None), "seed": 0}).topology
     assert {ring.degree(peer) for peer in range(20)} == {10}  # a self weight of 1/11
     hyper = run_of({**dfml.DFML.with_rate(None), "seed": 0}).hyper
     assert isinstance(hyper, DFML.Hyper)
