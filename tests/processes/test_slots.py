@@ -117,14 +117,14 @@ async def test_withdrawn_request_keeps_its_place(tmp_path: Path, eventually: Any
     await holder.acquire()
     waiting = asyncio.create_task(first.acquire())
     await asyncio.sleep(0)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(3):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(second.acquire(), 0.02)
-    assert threading.active_count() == before + 1
+    (thread,) = set(threading.enumerate()) - before  # a thread of an earlier test may end meanwhile
     holder.release()
     await asyncio.wait_for(waiting, 200)
-    await eventually(lambda: threading.active_count() == before)  # it had its turn, and let it pass
+    await eventually(lambda: not thread.is_alive())  # it had its turn, and let it pass
     first.release()
     await asyncio.wait_for(second.acquire(), 200)
 
