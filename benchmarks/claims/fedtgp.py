@@ -121,7 +121,7 @@ def variants(own_rate: bool) -> Iterator[Claim]:
     ):
         labels = ("fedtgp", label) if label else ("variant", "other")
         yield Claim(
-            f"{name}, each at its own rate" if own_rate else name,
+            f"{name}, each at its own learning rate" if own_rate else name,
             where,
             dict(zip(labels, runs, strict=True)),
             difference(*labels, FEDTGP.score),
