@@ -59,8 +59,7 @@ def launch(
         return request.prepare(run), _Settings.of(run)
 
     warm, (folder, settings) = WarmProcess.after(prepare)
-    register(folder)
-    requests = Requests(folder.root)
+    requests = register(folder)
     with warm:
         return folder, _run(settings, folder, range(settings.peers), warm, console, restart, watching, requests)
 
@@ -79,8 +78,7 @@ def resume(
         RunFolderError: the peers run on another host.
     """
     folder.require_local()
-    register(folder)
-    requests = Requests(folder.root, fresh=False)
+    requests = register(folder, fresh=False)
     if folder.info.get("simulated"):
         if peers or restart != "on-failure":
             raise LaunchError(f"{folder.root}: simulated peers resume together: p2pfl resume {folder.root}")

@@ -63,12 +63,18 @@ def find_launcher(folder: RunFolder) -> psutil.Process | None:
     return None if pid == os.getpid() else process_with(pid, titles)
 
 
-def register(folder: RunFolder) -> None:
-    """Let other commands find this launcher, unless another one that they know follows the run."""
+def register(folder: RunFolder, *, fresh: bool = True) -> Requests:
+    """Let other commands find this launcher, unless another one that they know follows the run.
+
+    Return their requests, with ``fresh`` as Requests has it. These are read from before the launcher can be found,
+    since whoever finds it may send one at once.
+    """
+    requests = Requests(folder.root, fresh=fresh)
     set_title(launcher_title(folder.root))
     if find_launcher(folder) is None:
         with suppress(WriteError):
             folder.write_info({**folder.info, "launcher_pid": os.getpid()})
+    return requests
 
 
 def request(root: Path, what: Request) -> int:

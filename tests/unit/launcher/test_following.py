@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import pytest
 import yaml
 
-from launcher.backends import host_state, hosts, multi_host, remote_processes, slurm
+from launcher.backends import host_state, hosts, multi_host, registration, remote_processes, slurm
 from launcher.backends.follow import RestartPolicy
 from launcher.backends.host_state import HostState, ask
 from launcher.backends.hosts import Host, HostStream
 from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import HOST_LOST, is_alive, outcome
-from launcher.backends.registration import REQUESTS, Requests
+from launcher.backends.registration import REQUESTS, Requests, register
 from launcher.backends.remote_processes import Remote
 from launcher.errors import HostsGone, LaunchError
 from launcher.runs import find_runs
@@ -124,6 +124,16 @@ def test_an_incomplete_request_waits_for_the_rest_of_its_line(tmp_path: Path) ->
     path.write_bytes(b"stop\nki")
     assert (requests.new(), requests.answered) == (["stop"], 5)
     assert requests.new() == []
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_no_request_is_missed_once_the_launcher_can_be_found(
+    fresh: bool, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(peers=1)
+    registration.request(folder.root, "kill")  # of an earlier launcher
+    monkeypatch.setattr(registration, "set_title", lambda title: registration.request(folder.root, "stop"))
+    assert register(folder, fresh=fresh).new() == ["stop"]
 
 
 def test_stop_is_refused_by_no_launcher_that_is_dead_and_resume_by_one_that_lives(
