@@ -144,7 +144,10 @@ class Server:
             os.close(stream)
         self._commands[pid] = client
         peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        (self._folder / str(struct.unpack("3i", peer)[0])).write_text(f"{pid}\n")
+        file = self._folder / str(struct.unpack("3i", peer)[0])
+        written = file.with_suffix(".new")
+        written.write_text(f"{pid}\n")
+        written.rename(file)  # a test that waits for the file reads all of it
         client.sendall(b"%*d" % (NUMBER, pid))
         return None
 
