@@ -308,13 +308,15 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     commits = len({commit.removesuffix("-dirty") for commit, _ in codes})
     versions = f"{commits} commits, {', '.join(sorted({torch for _, torch in codes}))}"
     hours = sum(record["cpu_seconds"] for record in store.records.values()) / 3600
+    on_gpus = sum(record["device"] == "cuda" for record in store.records.values())
+    where = f" ({on_gpus} of them on a GPU)" if on_gpus else ""
     speeds = prices.speeds(store.folder)
     cpu, gpu = speeds.get("cpu"), speeds.get("cuda", prices.ASSUMED_GPU)
     here = f"{cpu.flops / 1e9:.0f} GFLOP/s a core here, measured" if cpu else "not measured here"
     how = "measured" if "cuda" in speeds else "assumed"
     return (
         f"{total}; {left} lines of tables and figures that no run can decide. Of these, with a threshold or "
-        f"comparison that is ours: {mine}. {len(store.records)} runs, {hours:.1f} "
+        f"comparison that is ours: {mine}. {len(store.records)} runs{where}, {hours:.1f} "
         f"core hours, of {versions} (each run's line has its own).\n\n"
         f"Prices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
