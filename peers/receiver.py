@@ -100,6 +100,9 @@ class Receiver:
 
     def _handle_hello(self, connection: Connection, identity: bytes, hello: Hello) -> None:
         io, peer = self._io, connection.peer
+        if not connection.up:
+            io.seen_addresses = 0  # it may listen at a new address
+            io.check_soon()
         if hello.config_hash != io.hello.config_hash:
             reason = config_hash.mismatch(peer, hello.config_hash, io.me, io.hello.config_hash)
             io.limited_log.warning(f"refused Hellos of peer {peer}", f"Hello refused peer={peer}: {reason}")
@@ -108,9 +111,6 @@ class Receiver:
         self._assemblies.pop(peer, None)
         same_host = io.transport.same_host and io.world.journals.can_open(peer, hello.boot, hello.token)
         connection.reader.hello(references=same_host, number=hello.number)
-        if not connection.up:
-            io.seen_addresses = 0  # it may listen at a new address
-            io.check_soon()
 
     def _handle_start(self, connection: Connection, start: Start) -> None:
         io, peer = self._io, connection.peer

@@ -135,6 +135,7 @@ class Server:
         environment = dict(word.split(b"=", 1) for word in words[int(count) :])
         pid = os.fork()
         if pid == 0:
+            self._write_pid(client)  # before the command shows any sign of life
             client.close()
             self._become(streams, directory, environment)
             executable = str(self._folder / "python")
@@ -143,13 +144,16 @@ class Server:
         for stream in streams:
             os.close(stream)
         self._commands[pid] = client
+        client.sendall(b"%*d" % (NUMBER, pid))
+        return None
+
+    def _write_pid(self, client: socket.socket) -> None:
+        """Write the id of this process to the client's file, at once: tests wait until it is there."""
         peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         file = self._folder / str(struct.unpack("3i", peer)[0])
         written = file.with_suffix(".new")
-        written.write_text(f"{pid}\n")
-        written.rename(file)  # a test that waits for the file reads all of it
-        client.sendall(b"%*d" % (NUMBER, pid))
-        return None
+        written.write_text(f"{os.getpid()}\n")
+        written.rename(file)
 
     def _become(self, streams: Sequence[int], directory: bytes, environment: Mapping[bytes, bytes]) -> None:
         """Turn this fork into a process like one that was just started."""

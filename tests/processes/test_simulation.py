@@ -260,7 +260,8 @@ def command(*arguments: object, python: str = sys.executable) -> subprocess.Comp
 def test_killed_simulation_resumes_with_the_same_bits(
     make_run: Any, prepare: Any, tmp_path: Path, start: Start, fast_python: Any, until: Any, jobs: int, name: str
 ) -> None:
-    process, folder = start(RUNS[name], 20, "--jobs", str(jobs))
+    rounds = 60  # so many that the simulation does not end before it is killed
+    process, folder = start(RUNS[name], rounds, "--jobs", str(jobs))
     until(lambda: computed(folder, 5) or process.poll() is not None)
     simulation = psutil.Process(fast_python.pid(process))
     children = simulation.children()
@@ -272,7 +273,7 @@ def test_killed_simulation_resumes_with_the_same_bits(
     done = command("resume", folder.root, "--json", python=fast_python.executable)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["finished"]
-    run = make_run(**{**RUNS[name], "rounds": 20})
+    run = make_run(**{**RUNS[name], "rounds": rounds})
     calm = prepare(tmp_path / "calm", run)
     simulate(run, calm)
     assert outcome(folder) == outcome(calm)

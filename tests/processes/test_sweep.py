@@ -106,6 +106,7 @@ def test_killed_and_continued_it_ends_like_an_undisturbed_one(start: Start, file
 
 
 def test_runs_that_a_killed_sweep_left_running_are_waited_for(start: Start, file: Path, tmp_path: Path) -> None:
+    file.write_text(yaml.safe_dump(tree(rounds=4 * ROUNDS)))  # it must not end before it is suspended
     folder = SweepFolder(tmp_path / "s")
     first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
     until(lambda: rounds_done(folder.run("seed=3")) >= 1)

@@ -77,7 +77,8 @@ def test_a_tracker_that_raises_is_reported_once(folder: RunFolder, library: Any,
     assert printed == []
 
 
-def test_only_one_process_passes_a_run_on(folder: RunFolder, invoke: Invoke) -> None:
+def test_only_one_process_passes_a_run_on(folder: RunFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", 200.0)  # or it says that it waits for a process that is slow to start
     (folder.root / "tracking").mkdir()
     with (folder.root / "tracking" / "wandb.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

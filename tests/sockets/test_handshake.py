@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -45,6 +46,22 @@ async def test_refuses_a_different_run_file_on_both_sides(
         first
     )
     assert "peer 0 at tcp://127.0.0.1:" in str(second)
+
+
+async def test_connects_at_once_to_a_neighbor_that_it_refuses(
+    sockets: Any, raw: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The neighbor is to be told to fail before it has ended."""
+    monkeypatch.setattr(io_loop, "LONG", 0.0)
+    monkeypatch.setattr(io_loop, "SLOW_TICK", 1000.0)
+    await up(sockets, 0)
+    (link,) = sockets.links
+    await eventually(lambda: link.io.next_check > link.io.now() + 100)
+    other = raw(1)
+    other.connect(link)
+    other.send(replace(HELLO, config_hash="another"))
+    assert isinstance(await other.answer(), Refused)
+    await other.expect(Hello)
 
 
 async def test_refuses_another_run_and_another_protocol_version(alone: Any, raw: Any) -> None:

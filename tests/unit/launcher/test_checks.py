@@ -19,9 +19,10 @@ from p2pfl.session.run_info import describe_run
 
 
 def test_a_port_in_use_is_named_before_any_peer_starts(make_run: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    host = "127.3.2.1"  # no other test's sockets have the ports beside this one
+    with socket.create_server((host, 0)) as server:
         port = server.getsockname()[1]
-        run = make_run(transport={"port": port - 2})
+        run = make_run(transport={"host": host, "port": port - 2})
         expected = rf"transport\.port: port {port} of peer 2 is in use; stop the process that listens"
         with pytest.raises(RunFileError, match=expected):
             check_ports(run, range(run.peers))

@@ -294,7 +294,7 @@ def test_a_busy_host_process_gives_signs_of_life(look: str, expected: str) -> No
     )
     assert process.stdin
     assert process.stdout
-    deadline = threading.Timer(15.0, process.kill)
+    deadline = threading.Timer(200.0, process.kill)
     deadline.start()
     try:
         events = [json.loads(process.stdout.readline())["event"] for _ in range(6)]
@@ -303,5 +303,5 @@ def test_a_busy_host_process_gives_signs_of_life(look: str, expected: str) -> No
     finally:
         deadline.cancel()
         process.stdin.close()
-        process.wait(10)
+        process.wait(200)
         process.stdout.close()
