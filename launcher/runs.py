@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.session.files import is_file
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.run_folder import PeerFolder, RunFolder
 
 POLL_INTERVAL = 0.1
 """Seconds between two looks at a launcher that has not started the peers yet."""
@@ -131,7 +131,9 @@ class Stop:
 
 
 def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> list[Stop]:
-    """Stop all running peers and wait for them. Return how each ended; empty if none was running.
+    """Stop all running peers, also those that the launcher is about to start, and wait for them.
+
+    Return how each ended; empty if none was running.
 
     Raises RunFolderError if the peers run on another host.
     """
@@ -141,22 +143,34 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> lis
         return [Stop(peer, ended) for peer, ended in multi_host.stop(folder, kill=kill, timeout=timeout)]
     folder.require_local()
     end = time.monotonic() + timeout
-    launcher = find_launcher(folder)
-    if launcher is not None:
-        with suppress(WriteError):  # on a full disk, peers stop all the same
-            request(folder.root, "kill" if kill else "stop")
-    processes = _processes(folder)
-    while launcher is not None and not processes and launcher.is_running() and time.monotonic() < end:
-        time.sleep(POLL_INTERVAL)  # until it has read the request, or has just started the peers
-        processes = _processes(folder)
-    for process in set(processes.values()):  # simulated peers share one process
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
-    _, remaining = psutil.wait_procs(processes.values(), timeout=max(0.0, end - time.monotonic()))
+    asked = False
+    signaled: dict[PeerId, psutil.Process] = {}
+    while True:
+        launcher, found = find_launcher(folder), _processes(folder)
+        if not asked and (launcher is not None or found):
+            asked = True
+            with suppress(WriteError):  # on a full disk, peers stop all the same
+                request(folder.root, "kill" if kill else "stop")
+        for process in {*found.values()} - {*signaled.values()}:  # simulated peers share one process
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        signaled |= found
+        starting = launcher is not None and any(_may_start(files, signaled) for files in folder.peers())
+        patience = POLL_INTERVAL if starting else max(0.0, end - time.monotonic())
+        _, remaining = psutil.wait_procs({*signaled.values()}, timeout=patience)
+        if not starting or time.monotonic() >= end:
+            break
+        if not remaining:
+            time.sleep(POLL_INTERVAL)  # until the launcher has started the others, or has read the request
     return [
         Stop(peer, None if process in remaining else outcome(folder.peer(peer), -9 if kill else None))
-        for peer, process in processes.items()
+        for peer, process in sorted(signaled.items())
     ]
+
+
+def _may_start(files: PeerFolder, signaled: Mapping[PeerId, psutil.Process]) -> bool:
+    """Return whether the launcher may be about to start a peer: it forks them one after another."""
+    return files.peer not in signaled and ((result := files.result()) is None or result.phase != "finished")
 
 
 def _processes(folder: RunFolder) -> dict[PeerId, psutil.Process]:

@@ -6,9 +6,11 @@ import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from launcher.backends.processes import find_process
@@ -106,18 +108,48 @@ def test_launcher_that_is_about_to_start_the_peers_is_stopped(
     assert [files.status() for files in folder.peers()] == [None, None]
 
 
+@pytest.fixture
+def pretend_launcher(folder: RunFolder, fast_python: FastPython, until: Any) -> Any:
+    """Run a process with a title, which the run's folder names as the launcher, until the end of a block."""
+
+    @contextmanager
+    def pretend(title: str) -> Iterator[None]:
+        code = "import sys; from setproctitle import setproctitle; setproctitle(sys.argv[1]); sys.stdin.read()"
+        command = [fast_python.executable, "-c", code, title.format(root=folder.root)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+            until((fast_python.folder / str(process.pid)).exists)
+            folder.write_info({**folder.info, "launcher_pid": fast_python.pid(process)})
+            until(lambda: find_launcher(folder))
+            yield
+
+    return pretend
+
+
 @pytest.mark.parametrize("title", ["p2pfl launch {root}", "p2pfl simulate {root}", "p2pfl peer 0 {root}"])
 def test_peers_without_status_are_starting_while_their_launcher_lives(
-    title: str, folder: RunFolder, fast_python: FastPython, until: Any
+    title: str, folder: RunFolder, pretend_launcher: Any
 ) -> None:
-    code = "import sys; from setproctitle import setproctitle; setproctitle(sys.argv[1]); sys.stdin.read()"
-    command = [fast_python.executable, "-c", code, title.format(root=folder.root)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        until((fast_python.folder / str(process.pid)).exists)
-        folder.write_info({**folder.info, "launcher_pid": fast_python.pid(process)})
-        until(lambda: find_launcher(folder))
+    with pretend_launcher(title):
         assert {peer.state for peer in RunStatus.take(folder).peers} == {"starting"}
     assert {peer.state for peer in RunStatus.take(folder).peers} == {"never started"}
+
+
+def test_stops_peers_that_the_launcher_forks_after_the_first(
+    folder: RunFolder, pretend_launcher: Any, make_process: Any, until: Any
+) -> None:
+    with ThreadPoolExecutor() as threads, pretend_launcher("p2pfl launch {root}"):
+        first = make_process(folder, 0)
+        stopping = threads.submit(stop, folder, kill=False)
+        until(lambda: not psutil.pid_exists(first.pid))
+        make_process(folder, 1)
+        assert [(one.peer, one.ended) for one in stopping.result(timeout=200)] == [(0, "died"), (1, "died")]
+
+
+def test_a_launcher_that_the_run_folder_does_not_name_is_asked_too(folder: RunFolder, make_process: Any) -> None:
+    """Another launcher may have been the first, and have ended since."""
+    make_process(folder, 0)
+    stop(folder, kill=True)
+    assert (folder.root / REQUESTS).read_text() == "kill\n"
 
 
 def test_finds_no_launcher_whose_process_id_was_used_again(folder: RunFolder) -> None:
