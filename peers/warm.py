@@ -78,8 +78,15 @@ def serve() -> int:
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
                 request = json.loads(line)
-                forks.fork(Path(request["run"]), request["peers"], close=(woken, wake, events))
+                forks.fork(Path(request["run"]), request["peers"], (woken, wake, events), is_wanted=_has_client)
     return 0
+
+
+def _has_client() -> bool:
+    """Return whether somebody still holds the other end of stdin."""
+    poll = select.poll()
+    poll.register(0, 0)  # a hang-up is always reported
+    return not poll.poll(0)
 
 
 class Forks:
@@ -112,8 +119,18 @@ class Forks:
         """Report an event."""
         send_event(self._events, event)
 
-    def fork(self, root: Path, peers: Sequence[PeerId], close: tuple[int, ...]) -> None:
-        """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``."""
+    def fork(
+        self,
+        root: Path,
+        peers: Sequence[PeerId],
+        close: tuple[int, ...],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``.
+
+        None is forked if ``is_wanted()`` is false once the run and its data are loaded, which may take minutes: who has
+        asked for it may be gone, and `p2pfl stop` may have found nothing to stop.
+        """
         try:
             folder = RunFolder.open(root)
         except P2pflError as error:
@@ -127,6 +144,8 @@ class Forks:
         except P2pflError as error:  # each peer will raise the same error and log it
             print(error, file=sys.stderr)
             run, data = None, None
+        if not is_wanted():
+            return
         sys.stdout.flush()  # what a plug-in has printed, which each fork would print again
         gc.collect()
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children

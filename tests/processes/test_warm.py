@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -46,6 +47,22 @@ def test_restarts_peers_after_kill_9_of_the_warm_process(make_run: Any, until: A
     assert "starting another warm process" in printed
     assert digests(folder) == [result.digest for result in simulate(run)]
     assert all("resumed t=" in folder.peer(peer).log.read_text() for peer in (1, 3))
+
+
+def test_forks_no_peer_if_its_client_is_gone_when_the_data_are_loaded(
+    make_run: Any, prepare: Any, another_warm: Any, tmp_path: Path
+) -> None:
+    """The peers would run on after `p2pfl stop` had found none of them."""
+    plugin, pipe = tmp_path / "waits.py", tmp_path / "pipe"
+    plugin.write_text(f"import os\nif os.path.exists({str(pipe)!r}): open({str(pipe)!r}).read()\n")
+    folder = prepare(tmp_path / "run", make_run(plugins=[str(plugin)]))
+    os.mkfifo(pipe)
+    another_warm.process.stdin.write(json.dumps({"run": str(folder.root), "peers": [0, 1, 2, 3]}).encode() + b"\n")
+    with pipe.open("w"):  # once the warm process loads the run
+        another_warm.process.stdin.close()
+    assert another_warm.process.wait(200) == 0
+    assert another_warm.process.stdout.read() == b""
+    assert [files.status() for files in folder.peers()] == [None] * 4
 
 
 @pytest.mark.slow
