@@ -128,8 +128,8 @@ class Forks:
     ) -> None:
         """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``.
 
-        None is forked if ``is_wanted()`` is false once the run and its data are loaded, which may take minutes: who has
-        asked for it may be gone, and `p2pfl stop` may have found nothing to stop.
+        None is forked if ``is_wanted()`` is false once the run and its data are loaded, which may take minutes: the
+        launcher may be gone, and `p2pfl stop` may have found nothing to stop.
         """
         try:
             folder = RunFolder.open(root)

@@ -50,12 +50,23 @@ def test_restarts_peers_after_kill_9_of_the_warm_process(make_run: Any, until: A
 
 
 def test_forks_no_peer_if_its_client_is_gone_when_the_data_are_loaded(
-    make_run: Any, prepare: Any, another_warm: Any, tmp_path: Path
+    make_run: Any, another_warm: Any, tmp_path: Path
 ) -> None:
     """The peers would run on after `p2pfl stop` had found none of them."""
     plugin, pipe = tmp_path / "waits.py", tmp_path / "pipe"
-    plugin.write_text(f"import os\nif os.path.exists({str(pipe)!r}): open({str(pipe)!r}).read()\n")
-    folder = prepare(tmp_path / "run", make_run(plugins=[str(plugin)]))
+    plugin.write_text(f"""
+import os
+from p2pfl import plugins
+
+if os.path.exists({str(pipe)!r}):
+    open({str(pipe)!r}).read()
+
+@plugins.metric("half")
+def half(scores, labels):
+    return 0.5
+""")
+    run = make_run(plugins=[str(plugin)])
+    folder = LaunchRequest(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
     os.mkfifo(pipe)
     another_warm.process.stdin.write(json.dumps({"run": str(folder.root), "peers": [0, 1, 2, 3]}).encode() + b"\n")
     with pipe.open("w"):  # once the warm process loads the run
