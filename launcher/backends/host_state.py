@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.backends.registration import Request, launcher_title, process_with, request
+from launcher.backends.registration import Request, Requests, launcher_title, process_with, request
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.process_title import set_title
@@ -30,6 +30,8 @@ from p2pfl.session.files import read_json, write_json
 NAME = "hosts.json"
 ANSWER_TIMEOUT = 20.0
 """Seconds within which a living launcher answers a request; network file systems show changes late."""
+START_TIMEOUT = 120.0
+"""Seconds within which a launcher that is starting answers; it does when it has connected to all hosts."""
 POLL_INTERVAL = 0.1
 """Seconds between two looks at the answer."""
 
@@ -77,14 +79,18 @@ class HostState:
 
 
 @contextmanager
-def starting(root: Path) -> Iterator[None]:
-    """Let `p2pfl stop` find this launcher while it connects to the hosts of the run in ``root``."""
+def starting(root: Path) -> Iterator[Requests]:
+    """Let `p2pfl stop` find this launcher while it connects to the hosts of the run in ``root``.
+
+    Yields the requests of commands on other hosts, which may send one from now on.
+    """
+    requests = Requests(root)
     set_title(launcher_title(root))
     state = HostState.read(root) or HostState()
     replace(state, launcher=os.getpid(), host=socket.gethostname(), answered=-1).write(root)
     before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
-        yield
+        yield requests
     except BaseException:
         replace(state, launcher=0).write(root)
         raise
@@ -93,14 +99,18 @@ def starting(root: Path) -> Iterator[None]:
 
 
 def ask(root: Path, what: Request, timeout: float = ANSWER_TIMEOUT) -> bool:
-    """Send a request to the launcher of a run. Return whether it has received it in time. Raises WriteError."""
+    """Send a request to the launcher of a run. Return whether it has received it in time. Raises WriteError.
+
+    A launcher that is starting has START_TIMEOUT, and may receive it later still.
+    """
     end_of_line = request(root, what)
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
+    began = time.monotonic()
+    while True:
         state = HostState.read(root)
         if state is not None and state.answered >= end_of_line:
             return True
         if state is None or not state.followed(root):
             return False
+        if time.monotonic() - began > (timeout if state.answered >= 0 else START_TIMEOUT):
+            return False
         time.sleep(POLL_INTERVAL)
-    return False

@@ -26,7 +26,7 @@ from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, starting
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import outcome
-from launcher.backends.registration import launcher_title
+from launcher.backends.registration import Requests, launcher_title
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
 from launcher.errors import HostsGone, LaunchError
@@ -114,7 +114,7 @@ def launch(
         folder, settings, left_out = in_child(prepare)
         for line in left_out:
             console.print(line, soft_wrap=True)
-        with starting(folder.root):
+        with starting(folder.root) as requests:
             placed = backends.place(settings.peers, found, group.cores)
             if host_dir is not None:
                 placed = [replace(host, folder=_folder_on(host, host_dir, folder)) for host in placed]
@@ -122,7 +122,7 @@ def launch(
             for host in placed:
                 console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
             group.open(placed, _files(folder, settings, placed, group.addresses))
-        return folder, _follow(group, folder, settings, range(settings.peers), console, restart, watching)
+        return folder, _follow(group, folder, settings, range(settings.peers), console, restart, watching, requests)
 
 
 def resume(
@@ -158,7 +158,7 @@ def resume(
         raise LaunchError(f"{folder.root} has no peer {formatting.ids(absent)}; it has 0 to {settings.peers - 1}")
     again = backend.hosts() or hosts
     with HostGroup(backend, again, _this_version(), keep_trying=restart == "always") as group:
-        with starting(folder.root):
+        with starting(folder.root) as requests:
             found = group.connect()
             moved = {host.name for host in found} != {host.name for host in hosts}
             if moved:  # another allocation
@@ -177,7 +177,7 @@ def resume(
             seconds_before = 0.0
             with suppress(RunFolderError):
                 seconds_before = measured_seconds(folder) or 0.0
-        return folder, _follow(group, folder, settings, ended, console, restart, watching, seconds_before)
+        return folder, _follow(group, folder, settings, ended, console, restart, watching, requests, seconds_before)
 
 
 def refresh(folder: RunFolder) -> None:
@@ -266,12 +266,13 @@ def _follow(
     console: Console,
     restart: Restart,
     watching: Watching,
+    requests: Requests,
     seconds_before: float = 0.0,
 ) -> Summary:
     set_title(launcher_title(folder.root))
     print_run_path(folder, console)
     watching.serve(folder, console)
-    remote = Remote(group, folder)
+    remote = Remote(group, folder, requests)
     try:
         with tracking(folder, console.print) as trackers:
 

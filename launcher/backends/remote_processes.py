@@ -32,14 +32,14 @@ class Remote:
     outcome = stderr = ""
     stops_on_sigterm = True
 
-    def __init__(self, group: HostGroup, folder: RunFolder) -> None:
+    def __init__(self, group: HostGroup, folder: RunFolder, requests: Requests) -> None:
         self._group = group
         self._folder = folder
         self._written: HostState | None = None
         """None before the first write, and after one that has failed."""
         self._failure_noted = False
         self._failures: list[str] = []
-        self._requests = Requests(folder.root)
+        self._requests = requests
         self._requests_due = 0.0
         self.fork = group.fork
         self.declare_dead = group.declare_dead

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,7 +80,7 @@ def test_the_launcher_is_told_to_stop_or_kill_by_a_command_on_another_host(
     monkeypatch.setattr("os.kill", lambda pid, number: signals.append(number))
     monkeypatch.setattr(remote_processes, "REQUEST_INTERVAL", 0.0)
     monkeypatch.setattr("socket.gethostname", lambda: ELSEWHERE)  # so that no process is looked for
-    remote = Remote(Group(), folder)  # type: ignore[arg-type]
+    remote = Remote(Group(), folder, Requests(folder.root))  # type: ignore[arg-type]
     remote.events(0.0)
     answered: list[bool] = []
     for request, expected in (("answer", []), ("kill", [signal.SIGTERM, signal.SIGINT])):
@@ -97,7 +98,7 @@ def test_a_full_disk_here_is_noted_once_and_the_state_is_written_later(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(peers=1, results={0: None})
-    remote = Remote(Group(), folder)  # type: ignore[arg-type]
+    remote = Remote(Group(), folder, Requests(folder.root))  # type: ignore[arg-type]
 
     def full(path: Path, value: object) -> None:
         raise WriteError(path, OSError(errno.ENOSPC, "No space left on device"))
@@ -115,6 +116,26 @@ def test_a_full_disk_here_is_noted_once_and_the_state_is_written_later(
     assert state is not None
     assert state.running == {0: "beta"}
     assert remote.failures() == []
+
+
+def test_a_launcher_answers_what_it_was_asked_while_it_was_starting(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    """A start may take minutes: hosts are connected to, and load the data."""
+    folder = make_folder(peers=1)
+    monkeypatch.setattr(host_state, "set_title", lambda title: None)
+    answered: list[bool] = []
+    with host_state.starting(folder.root) as requests:
+        state = HostState.read(folder.root)
+        assert state is not None
+        assert state.answered == -1
+        replace(state, host=ELSEWHERE).write(folder.root)
+        asking = threading.Thread(target=lambda: answered.append(ask(folder.root, "answer", timeout=0.0)))
+        asking.start()
+        until(lambda: (folder.root / REQUESTS).read_text() == "answer\n")
+    Remote(Group(), folder, requests).events(0.0)  # type: ignore[arg-type]
+    asking.join()
+    assert answered == [True]
 
 
 def test_an_incomplete_request_waits_for_the_rest_of_its_line(tmp_path: Path) -> None:
