@@ -19,12 +19,13 @@ from contextlib import suppress
 import psutil
 
 from launcher.backends.processes import outcome
+from launcher.backends.registration import request
 from launcher.sweep import memory
 from launcher.sweep.folder import SweepFolder, has_peers, peers_of
 from launcher.views import formatting
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings, summarize
-from p2pfl.errors import P2pflError, RunFolderError
+from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.session.files import read_json, write_errors
 
 FIRST_SAMPLE = 0.5
@@ -53,6 +54,7 @@ class Job:
         self._run = folder.run(name)
         self._sample_at = self.began + FIRST_SAMPLE
         self._signals = 0
+        self._signaled: set[tuple[psutil.Process, signal.Signals]] = set()
         self.process = None if adopt else self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -131,18 +133,25 @@ class Job:
         return list({process.pid: process for process in found}.values())
 
     def stop(self, *, kill: bool = False) -> None:
-        """Ask it to write checkpoints and end, once; or kill it, once."""
+        """Ask it to write checkpoints and end, or kill it.
+
+        Call it again and again: each process is signaled once, and an adopted run may still be starting.
+        """
         wanted = 2 if kill else 1
-        if self._signals >= wanted:
-            return
-        self._signals = wanted
+        first, self._signals = self._signals < wanted, max(self._signals, wanted)
         if self.process is not None and self.process.poll() is None and not (kill and self._folder.sweep.simulate):
-            self.process.send_signal(signal.SIGINT)  # a second one makes `p2pfl launch` kill the peers
+            if first:
+                self.process.send_signal(signal.SIGINT)  # a second one makes `p2pfl launch` kill the peers
             return
+        if first:
+            with suppress(WriteError):  # else a launcher restarts peers that are killed; it has no folder yet
+                request(self._run.root, "kill" if kill else "stop")
         number = signal.SIGKILL if kill else signal.SIGTERM
         for process in self._processes():
-            with suppress(psutil.Error):
-                process.send_signal(number)
+            if (process, number) not in self._signaled:
+                self._signaled.add((process, number))
+                with suppress(psutil.Error):
+                    process.send_signal(number)
 
     def result(self) -> str:
         """Return accuracy and duration of the finished run, as far as known: ``, 77.2 %, 0:39``."""

@@ -166,7 +166,8 @@ def _same(folder: SweepFolder, asked: Sweep) -> SweepFolder:
     found = folder.sweep
     if found.digest == asked.digest:
         if (found.search, found.backend) != (asked.search, asked.backend):  # in the number of trials only
-            folder.write(replace(found, search=asked.search, backend=asked.backend))
+            with folder.locked():  # a search that is at work adds its trials to the same file
+                folder.write(replace(folder.sweep, search=asked.search, backend=asked.backend))
         return folder
     parts: dict[str, Callable[[Sweep], Any]] = {
         "the run file": lambda sweep: sweep.file,

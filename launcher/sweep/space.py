@@ -128,13 +128,17 @@ def corners(space: Space) -> list[dict[str, Any]]:
 
 
 def more_trials(folder: SweepFolder, trials: int) -> None:
-    """Change the number of trials of an existing search. Raises RunFileError if it is none."""
-    sweep = folder.sweep
-    if sweep.search is None:
-        raise RunFileError(
-            [Source(str(folder.file)).locate((), "--trials is for a search (--optuna); this is a grid")]
-        )
-    folder.write(replace(sweep, search={**sweep.search, "trials": trials}))
+    """Change the number of trials of an existing search.
+
+    Raises RunFileError if it is none, SweepError if it is at work: that adds its trials to the same file.
+    """
+    with folder.locked():
+        sweep = folder.sweep
+        if sweep.search is None:
+            raise RunFileError(
+                [Source(str(folder.file)).locate((), "--trials is for a search (--optuna); this is a grid")]
+            )
+        folder.write(replace(sweep, search={**sweep.search, "trials": trials}))
 
 
 def label(value: Any) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
 from launcher.backends.processes import find_process
+from launcher.backends.registration import REQUESTS
 from launcher.runs import find_runs, stop
+from launcher.sweep.jobs import Job
 from launcher.views import logs
 from p2pfl.session.run_folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -84,3 +88,18 @@ def test_follow_does_not_wait_for_a_dead_peer(make_folder: MakeFolder, make_proc
     process.kill()
     process.wait()
     assert logs.has_ended(folder, folder.peer(0))
+
+
+def test_an_adopted_run_of_a_sweep_is_stopped_also_if_its_peers_start_later(
+    make_folder: MakeFolder, make_process: Any
+) -> None:
+    folder = make_folder()
+    sweep: Any = SimpleNamespace(run=lambda name: folder)
+    job = Job(sweep, "seed=3", adopt=True)
+    job.stop()
+    first, second = make_process(folder, 0), make_process(folder, 1, ignore_sigterm=True)
+    job.stop()
+    assert first.wait(200) == -signal.SIGTERM
+    job.stop(kill=True)
+    assert second.wait(200) == -signal.SIGKILL
+    assert (folder.root / REQUESTS).read_text() == "stop\nkill\n"  # a launcher restarts nobody

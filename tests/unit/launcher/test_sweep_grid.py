@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from launcher.sweep import plan
 from launcher.sweep.folder import SweepFolder
 from launcher.sweep.grid import NAME, Axis, parse_axes, parse_axis, points, run_name, seeds_of, split_values
 from launcher.sweep.plan import SweepRequest, prepare
-from launcher.sweep.space import corners, parse, read_space
+from launcher.sweep.space import corners, more_trials, parse, read_space
 from p2pfl.errors import RunFileError, RunFolderError
 from tests.launcher_fixtures import Invoke
 
@@ -336,6 +338,25 @@ def test_more_trials_continue_the_same_search(file: Path, tmp_path: Path) -> Non
     search = again.sweep.search
     assert search is not None
     assert search["trials"] == 5
+
+
+def test_trials_of_a_search_that_is_at_work_are_not_changed(file: Path, tmp_path: Path) -> None:
+    """It adds its trials to the file that would be written."""
+    space = space_file(tmp_path, "space: {algorithm.lr: [0.1, 0.2]}\n")
+    folder = prepare(SweepRequest(file, search=read_space(space, 3), out=tmp_path / "sweep"))
+    code = (
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, folder.root / "lock"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(SweepError, match="another `p2pfl sweep` works on this folder"):
+            prepare(SweepRequest(file, search=read_space(space, 5), out=tmp_path / "sweep"))
+        with pytest.raises(SweepError, match="another `p2pfl sweep` works on this folder"):
+            more_trials(folder, 5)
+    more_trials(folder, 5)
+    assert (folder.sweep.search or {})["trials"] == 5
 
 
 def test_trials_of_a_changed_run_file_are_refused(file: Path, tmp_path: Path) -> None:
