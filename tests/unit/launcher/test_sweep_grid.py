@@ -344,10 +344,8 @@ def test_trials_of_a_search_that_is_at_work_are_not_changed(file: Path, tmp_path
     """It adds its trials to the file that would be written."""
     space = space_file(tmp_path, "space: {algorithm.lr: [0.1, 0.2]}\n")
     folder = prepare(SweepRequest(file, search=read_space(space, 3), out=tmp_path / "sweep"))
-    code = (
-        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, folder.root / "lock"]
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", code, str(folder.root / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
@@ -355,6 +353,8 @@ def test_trials_of_a_search_that_is_at_work_are_not_changed(file: Path, tmp_path
             prepare(SweepRequest(file, search=read_space(space, 5), out=tmp_path / "sweep"))
         with pytest.raises(SweepError, match="another `p2pfl sweep` works on this folder"):
             more_trials(folder, 5)
+        assert other.stdin is not None
+        other.stdin.write(b"\n")
     more_trials(folder, 5)
     assert (folder.sweep.search or {})["trials"] == 5
 
