@@ -190,9 +190,9 @@ def refresh(folder: RunFolder) -> None:
         return
     try:
         with _look(folder) as group:
-            _write_state(folder, group)
+            _replace_state(folder, state, group)
     except HostsGone:
-        HostState().write(folder.root)
+        _replace_state(folder, state)
 
 
 def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId, str | None]]:
@@ -215,7 +215,7 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
     try:
         look = _look(folder)
     except HostsGone:
-        HostState().write(folder.root)
+        _replace_state(folder, state)
         return []
     with look as group:
         asked = sorted(group.running)
@@ -223,7 +223,7 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
         end = time.monotonic() + timeout
         while group.running and time.monotonic() < end:
             group.events(0.5)
-        _write_state(folder, group)
+        _replace_state(folder, state, group)
         return [
             (peer, None if peer in group.running else outcome(folder.peer(peer), -9 if kill else None))
             for peer in asked
@@ -297,8 +297,11 @@ def _folder_on(host: Host, host_dir: str, folder: RunFolder) -> str:
     return f"{host_dir.replace('{host}', host.name).rstrip('/')}/{folder.root.name}"
 
 
-def _write_state(folder: RunFolder, group: HostGroup) -> None:
-    HostState(running={peer: group.host_of(peer) for peer in group.running}).write(folder.root)
+def _replace_state(folder: RunFolder, seen: HostState, group: HostGroup | None = None) -> None:
+    """Write down what runs on the hosts, unless another launcher has begun since the state ``seen``."""
+    if HostState.read(folder.root) == seen:
+        running = {} if group is None else {peer: group.host_of(peer) for peer in group.running}
+        HostState(running=running).write(folder.root)
 
 
 # ---- files for the hosts -----------------------------------------------------------------------------------------

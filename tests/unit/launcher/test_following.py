@@ -31,6 +31,10 @@ from tests.launcher_fixtures import Invoke, MakeFolder
 ELSEWHERE = "another-host"
 
 
+def stop_peers(folder: RunFolder) -> None:
+    multi_host.stop(folder, kill=False, timeout=1.0)
+
+
 class Group:
     """A HostGroup of which one peer runs."""
 
@@ -172,6 +176,23 @@ def test_stop_is_refused_by_no_launcher_that_is_dead_and_resume_by_one_that_live
     monkeypatch.setattr(multi_host, "_look", gone)
     assert multi_host.stop(folder, kill=True, timeout=1.0) == []
     assert outcome(folder.peer(0)) == "died"
+
+
+@pytest.mark.parametrize("look", [multi_host.refresh, stop_peers])
+def test_a_look_does_not_hide_a_launcher_that_has_begun_meanwhile(
+    look: Any, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(peers=1)
+    HostState(2**22 + 1, {0: "beta"}).write(folder.root)
+    begun = HostState(4711, {0: "gamma"}, ELSEWHERE, 5)
+
+    def gone(folder: RunFolder) -> None:
+        begun.write(folder.root)
+        raise HostsGone("Slurm job 7 is TIMEOUT")
+
+    monkeypatch.setattr(multi_host, "_look", gone)
+    look(folder)
+    assert HostState.read(folder.root) == begun
 
 
 def test_list_does_not_call_a_run_finished_whose_launcher_has_died(make_folder: MakeFolder, invoke: Invoke) -> None:
