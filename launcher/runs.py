@@ -133,7 +133,8 @@ class Stop:
 def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> list[Stop]:
     """Stop all running peers, also those that the launcher is about to start, and wait for them.
 
-    Return how each ended; empty if none was running.
+    Return how each ended; empty if none was running. If a peer has failed, wait until the launcher ends, which might
+    be restarting it.
 
     Raises RunFolderError if the peers run on another host.
     """

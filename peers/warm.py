@@ -128,8 +128,8 @@ class Forks:
     ) -> None:
         """Fork peers of the run in the folder ``root``; each closes the descriptors ``close``.
 
-        None is forked if ``is_wanted()`` is false once the run and its data are loaded, which may take minutes: the
-        launcher may be gone, and `p2pfl stop` may have found nothing to stop.
+        None is forked once ``is_wanted()`` is false: loading the run and its data may take minutes, in which the
+        launcher may end and `p2pfl stop` find nothing to stop.
         """
         try:
             folder = RunFolder.open(root)
@@ -144,8 +144,6 @@ class Forks:
         except P2pflError as error:  # each peer will raise the same error and log it
             print(error, file=sys.stderr)
             run, data = None, None
-        if not is_wanted():
-            return
         sys.stdout.flush()  # what a plug-in has printed, which each fork would print again
         gc.collect()
         gc.freeze()  # keeps memory shared: the collector does not touch it in the children
@@ -155,6 +153,8 @@ class Forks:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             for peer in peers:
+                if not is_wanted():
+                    break
                 self._fork(folder, peer, run, data, close)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -126,10 +126,12 @@ def gather(into: Path, *locations: object, **options: bool) -> tuple[RunFolder, 
 
 @pytest.fixture
 def make_process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a process with the title and the status of a peer."""
+    """Start a process with the title and the status of a peer, or with another title."""
     made = []
 
-    def make(folder: RunFolder, peer: int, *, ignore_sigterm: bool = False) -> subprocess.Popen[bytes]:
+    def make(
+        folder: RunFolder, peer: int, *, ignore_sigterm: bool = False, title: str = ""
+    ) -> subprocess.Popen[bytes]:
         code = """
             import signal, sys
             from setproctitle import setproctitle
@@ -139,7 +141,8 @@ def make_process() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             print(flush=True)
             signal.pause()
         """
-        arguments = [sys.executable, "-c", textwrap.dedent(code), peer_title(folder, peer), str(ignore_sigterm)]
+        title = title or peer_title(folder, peer)
+        arguments = [sys.executable, "-c", textwrap.dedent(code), title, str(ignore_sigterm)]
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
         made.append(process)
         assert process.stdout is not None

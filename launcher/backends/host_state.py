@@ -31,7 +31,7 @@ NAME = "hosts.json"
 ANSWER_TIMEOUT = 20.0
 """Seconds within which a living launcher answers a request; network file systems show changes late."""
 START_TIMEOUT = 120.0
-"""Seconds within which a launcher that is starting answers; it does when it has connected to all hosts."""
+"""Seconds that a starting launcher has to answer; it answers once it has connected to all hosts."""
 POLL_INTERVAL = 0.1
 """Seconds between two looks at the answer."""
 
@@ -101,7 +101,7 @@ def starting(root: Path) -> Iterator[Requests]:
 def ask(root: Path, what: Request, timeout: float = ANSWER_TIMEOUT) -> bool:
     """Send a request to the launcher of a run. Return whether it has received it in time. Raises WriteError.
 
-    A launcher that is starting has START_TIMEOUT, and may receive it later still.
+    A starting launcher has START_TIMEOUT; after False, it may still receive the request later.
     """
     end_of_line = request(root, what)
     began = time.monotonic()

@@ -196,7 +196,10 @@ def refresh(folder: RunFolder) -> None:
 
 
 def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId, str | None]]:
-    """Stop the running peers of a run on hosts. Return how each ended; None if it still runs."""
+    """Stop the running peers of a run on hosts. Return how each ended; None if it still runs.
+
+    Raises LaunchError if its launcher, on another host, does not answer and no peer runs yet.
+    """
     state = HostState.read(folder.root) or HostState()
     if state.answered < 0 and (launcher := state.process(folder.root)) is not None:
         launcher.send_signal(signal.SIGINT)  # it follows no peer yet, or has just begun to
@@ -205,12 +208,18 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
         if state.followed(folder.root) and not kill:  # it stops the peers; a second signal would kill them
             return [(peer, None) for peer in sorted(state.running)]
     if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
-        stopped = sorted(state.running)
+        starting = state.answered < 0
+        stopped = [files.peer for files in folder.peers()] if starting else sorted(state.running)
         _wait_until(lambda: not (HostState.read(folder.root) or HostState()).followed(folder.root), timeout)
         running = (HostState.read(folder.root) or HostState()).running
         return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
     state = HostState.read(folder.root) or HostState()
     if not state.running:
+        if state.answered < 0 and state.followed(folder.root):
+            raise LaunchError(
+                f"{folder.root}: its launcher (process {state.launcher} on host {state.host}) does not answer; if it "
+                "is still starting, it stops the peers once it has connected to all hosts"
+            )
         return []
     try:
         look = _look(folder)

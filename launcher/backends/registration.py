@@ -66,8 +66,8 @@ def find_launcher(folder: RunFolder) -> psutil.Process | None:
 def register(folder: RunFolder, *, fresh: bool = True) -> Requests:
     """Let other commands find this launcher, unless another one that they know follows the run.
 
-    Return their requests, with ``fresh`` as Requests has it. These are read from before the launcher can be found,
-    since whoever finds it may send one at once.
+    Return their requests, with ``fresh`` as Requests has it. Where these begin is noted before the launcher can be
+    found: a command may send a request as soon as it finds it.
     """
     requests = Requests(folder.root, fresh=fresh)
     set_title(launcher_title(folder.root))

@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import psutil
 
+from launcher.backends.host_state import HostState
 from launcher.backends.processes import outcome
 from launcher.backends.registration import request
 from launcher.sweep import memory
@@ -143,9 +144,9 @@ class Job:
             if first:
                 self.process.send_signal(signal.SIGINT)  # a second one makes `p2pfl launch` kill the peers
             return
-        if first:
-            with suppress(WriteError):  # else a launcher restarts peers that are killed; it has no folder yet
-                request(self._run.root, "kill" if kill else "stop")
+        if first and HostState.read(self._run.root) is None:  # a launcher of other hosts' peers is signaled instead
+            with suppress(WriteError):  # the run may have no folder yet
+                request(self._run.root, "kill" if kill else "stop")  # or its launcher would restart killed peers
         number = signal.SIGKILL if kill else signal.SIGTERM
         for process in self._processes():
             if (process, number) not in self._signaled:

@@ -11,8 +11,9 @@ from typing import Any
 
 import psutil
 
+from launcher.backends.host_state import HostState
 from launcher.backends.processes import find_process
-from launcher.backends.registration import REQUESTS
+from launcher.backends.registration import REQUESTS, launcher_title
 from launcher.runs import find_runs, stop
 from launcher.sweep.jobs import Job
 from launcher.views import logs
@@ -103,3 +104,14 @@ def test_an_adopted_run_of_a_sweep_is_stopped_also_if_its_peers_start_later(
     job.stop(kill=True)
     assert second.wait(200) == -signal.SIGKILL
     assert (folder.root / REQUESTS).read_text() == "stop\nkill\n"  # a launcher restarts nobody
+
+
+def test_the_launcher_of_an_adopted_run_on_hosts_is_asked_once(make_folder: MakeFolder, make_process: Any) -> None:
+    """It would take a request beside the signal for a second Ctrl-C, and kill the peers."""
+    folder = make_folder()
+    launcher = make_process(folder, 0, title=launcher_title(folder.root))
+    HostState(launcher.pid, {0: "beta"}).write(folder.root)
+    sweep: Any = SimpleNamespace(run=lambda name: folder)
+    Job(sweep, "seed=3", adopt=True).stop()
+    assert launcher.wait(200) == -signal.SIGTERM
+    assert not (folder.root / REQUESTS).exists()

@@ -51,7 +51,7 @@ async def test_refuses_a_different_run_file_on_both_sides(
 async def test_connects_at_once_to_a_neighbor_that_it_refuses(
     sockets: Any, raw: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The neighbor is to be told to fail before it has ended."""
+    """The neighbor must receive Refused before this peer exits."""
     monkeypatch.setattr(io_loop, "LONG", 0.0)
     monkeypatch.setattr(io_loop, "SLOW_TICK", 1000.0)
     await up(sockets, 0)

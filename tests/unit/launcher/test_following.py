@@ -178,6 +178,23 @@ def test_stop_is_refused_by_no_launcher_that_is_dead_and_resume_by_one_that_live
     assert outcome(folder.peer(0)) == "died"
 
 
+def test_stop_says_that_a_launcher_on_another_host_may_still_be_starting(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(peers=2, results={0: None, 1: None})
+    HostState(4711, {}, ELSEWHERE, -1).write(folder.root)
+    monkeypatch.setattr(host_state, "START_TIMEOUT", 0.0)
+    with pytest.raises(LaunchError, match=r"\(process 4711 on host another-host\) does not answer; if"):
+        stop_peers(folder)
+
+    def answer(root: Path, what: str) -> bool:
+        HostState().write(root)
+        return True
+
+    monkeypatch.setattr(multi_host, "ask", answer)
+    assert multi_host.stop(folder, kill=False, timeout=1.0) == [(0, "never started"), (1, "never started")]
+
+
 @pytest.mark.parametrize("look", [multi_host.refresh, stop_peers])
 def test_a_look_does_not_hide_a_launcher_that_has_begun_meanwhile(
     look: Any, make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch

@@ -200,7 +200,7 @@ async def test_new_records_appear(state: RunState) -> None:
 async def test_the_end_of_the_launcher_ends_the_view_and_its_lines_are_shown(
     state: RunState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.ui.app.INTERVAL", 1000.0)  # it listens when it is told to
+    monkeypatch.setattr("launcher.ui.app.INTERVAL", 1000.0)  # the test triggers each refresh
     told: list[list[str] | None] = [["peer 3: killed by SIGKILL; restarting"], None]
     app = LiveView(state, "toy", lambda: told.pop(0))
     async with app.run_test(size=(80, 24)):
