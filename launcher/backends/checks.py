@@ -61,6 +61,18 @@ def check_unchanged(run: Run, folder: RunFolder) -> None:
         )
 
 
+def check_complete(folder: RunFolder, peers: int) -> None:
+    """Raise LaunchError if the folder of a launched run's peer is missing: the other peers would wait for it."""
+    if "simulated" not in folder.info:  # of a peer that was started on its own, or of one of several hosts
+        return
+    present = {files.peer for files in folder.peers()}
+    if missing := [str(folder.peer(peer).root) for peer in range(peers) if peer not in present]:
+        anew = (
+            "launch the run again" if folder.info["simulated"] else f"start from round 0: mkdir {' '.join(missing)}"
+        )
+        raise LaunchError(f"{', '.join(missing)}: missing, and the peer's checkpoint with it; restore it, or {anew}")
+
+
 def check_ports(run: Run, peers: Iterable[PeerId]) -> None:
     """Raise RunFileError if one of these peers could not bind its address, e.g. because its port is in use.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from launcher.backends.checks import check_addresses, check_start, check_unchanged
+from launcher.backends.checks import check_addresses, check_complete, check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.mps import multi_process_service
 from launcher.backends.processes import find_process, outcome
@@ -90,6 +90,7 @@ def resume(
 
         run = run_files.load(folder.run_file)
         check_unchanged(run, folder)
+        check_complete(folder, run.peers)
         present = [files.peer for files in folder.peers()]  # only one, if that peer was started on its own
         absent = sorted(set(peers) - set(present))
         if absent:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from launcher.backends.checks import check_unchanged
+from launcher.backends.checks import check_complete, check_unchanged
 from launcher.backends.processes import find_process, outcome
 from launcher.backends.registration import simulation_title
 from launcher.errors import LaunchError
@@ -81,6 +81,7 @@ def resume(folder: RunFolder, console: Console, watching: Watching = Watching())
 
     run = run_files.load(folder.run_file)
     check_unchanged(run, folder)
+    check_complete(folder, run.peers)
     _check_device(run, jobs)
     check_trackers(run)
     seconds_before = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -620,6 +621,24 @@ def test_resume_starts_only_peers_of_this_folder(
     assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
     with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
         resume(folder, [4], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_resume_refuses_a_run_without_the_folder_of_a_peer(
+    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, simulated: bool
+) -> None:
+    folder = make_folder(peers=3, results=dict.fromkeys(range(3)))
+    folder.write_info({**folder.info, "simulated": simulated})
+    lost = folder.peer(2).root
+    lost.rmdir()
+    replace_peers(fake_peers(["finishes"] * 3), monkeypatch)
+    advice = "launch the run again" if simulated else f"start from round 0: mkdir {lost}"
+    with pytest.raises(LaunchError, match=re.escape(f"{lost}: missing") + ".*; restore it, or " + re.escape(advice)):
+        resume(folder, (), Console(file=io.StringIO()))
+    if not simulated:
+        lost.mkdir()
+        _, summary = resume(folder, (), Console(file=io.StringIO()))
+        assert summary.finished
 
 
 def test_a_peer_that_is_named_twice_starts_once(
