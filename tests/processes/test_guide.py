@@ -40,7 +40,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str, str | None]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_the_page_work(page: Path, tmp_path: Path, fast_python: FastPython) -> None:
     (tmp_path / "bin").mkdir()
-    for program, options in (("p2pfl", "-P -m launcher.cli"), ("python", "")):
+    for program, options in (("p2pfl", "-P -m launcher.cli"), ("python", ""), ("pip", "-m pip")):
         script = tmp_path / "bin" / program
         script.write_text(f'#!/bin/sh\nexec {fast_python.executable} {options} "$@"\n')
         script.chmod(0o755)
