@@ -46,7 +46,7 @@ golden: install
 # Everything that CI does besides a short launch.
 check: lint types test
 
-# What the papers say will come out, on real data (P2PFL_DATA): plays what is undecided, the cheapest first, and writes
+# What the papers say will come out, on real data (P2PFL_DATA): runs what is undecided, the cheapest first, and writes
 # docs/claims.md. Interrupt it at any time. MINUTES=60 is a time budget; ONLY=l2c, JOBS=2, DEVICE=cuda.
 claims: install
 	@$(BIN)/pip show --quiet umap-learn 2>/dev/null || $(BIN)/pip install --quiet 'umap-learn>=0.5.7'  # for flt

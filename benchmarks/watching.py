@@ -36,7 +36,7 @@ WATCHERS = ("p2pfl ui", "p2pfl tracker")
 URL = re.compile(rb"metrics: (http://\S+)")
 
 
-def play(file: Path, rounds: int, options: list[str]) -> tuple[float, float, float, float]:
+def launch(file: Path, rounds: int, options: list[str]) -> tuple[float, float, float, float]:
     """Run once in a pseudo-terminal. Return seconds of the run and of the command, of CPUs, and of what watches."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch, "run")
@@ -113,7 +113,7 @@ def main() -> None:
         # Every second time in reverse order, so that a drift of the machine's speed cancels.
         for name in names:
             runs = ["plain", name] if pair % 2 == 0 else [name, "plain"]
-            found = {run: play(given.file, given.rounds, OPTIONS[run]) for run in runs}
+            found = {run: launch(given.file, given.rounds, OPTIONS[run]) for run in runs}
             plain.append(found["plain"])
             one, other = found["plain"], found[name]
             ratios[name].append([other[k] / one[k] for k in range(3)] + [other[3] / other[2]])

@@ -135,7 +135,7 @@ def payload(counts: Counts) -> int:
     return sum(entry[1] for kinds in counts.values() for entry in kinds.values())
 
 
-def play(
+def run_rounds(
     algorithms: Sequence[Algorithm[Any]],
     topology: Topology,
     rounds: int,
@@ -149,10 +149,10 @@ def play(
         silent: peers that are disconnected from the start, as the others know.
         after: called after each round of each peer.
     """
-    return asyncio.run(_play(algorithms, topology, rounds, set(silent), after))
+    return asyncio.run(_run_rounds(algorithms, topology, rounds, set(silent), after))
 
 
-async def _play(
+async def _run_rounds(
     algorithms: Sequence[Algorithm[Any]],
     topology: Topology,
     rounds: int,

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import yaml
 
-from benchmarks.bench import play
-from benchmarks.bench.play import RunTree
+from benchmarks.bench import commands
+from benchmarks.bench.commands import RunTree
 from benchmarks.bench.report import Report, Table, median_of, ratio
 from benchmarks.bench.settings import Settings
 from launcher.backends.mps import CONTROL
@@ -37,16 +37,16 @@ def gpu(settings: Settings) -> Report:
         for way in (in_turn, *ways):
             settings.progress(f"turn {turn}: {way}")
             if way == in_turn:
-                played = play.simulate(tree)
+                measured = commands.simulate(tree)
             else:
                 at_once, mps = ways[way]
-                played = play.launch({**tree, "gpu": {"peers_per_gpu": at_once, "mps": mps}})
-            took = None if played.failure else play.seconds_a_round(played.rounds, skip=1)
+                measured = commands.launch({**tree, "gpu": {"peers_per_gpu": at_once, "mps": mps}})
+            took = None if measured.failure else commands.seconds_a_round(measured.rounds, skip=1)
             seconds.setdefault(way, []).extend([] if took is None else [took])
-            failures[way] = played.failure or failures.get(way, "")
+            failures[way] = measured.failure or failures.get(way, "")
     table = Table({"peers": "", "s a round": ".2f", "of one process": ".2f", "failure": ""})
-    for way, measured in seconds.items():
-        table.add(way, [*measured], ratio(median_of(measured), median_of(seconds[in_turn])), failures[way])
+    for way, times in seconds.items():
+        table.add(way, [*times], ratio(median_of(times), median_of(seconds[in_turn])), failures[way])
     images = "part of CIFAR-10" if "plugins" in tree else "generated"
     text = (
         f"{', '.join(device.name for device in found)}; images: {images}. MAPL's Scenario 1 at the paper's size "

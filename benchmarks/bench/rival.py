@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bench import runs
-from benchmarks.bench.play import Played, play, scratch_folder
+from benchmarks.bench.commands import Measurement, measure, scratch_folder
 
 CONFIG = {
     "DATASET": {
@@ -47,8 +47,8 @@ class Rival:
     checkout: Path
     python: Path
 
-    def play(self, work: runs.Work, timeout: float = 600.0) -> Played:
-        """Play D-PSGD on the same graph, networks and number of steps. Needs $P2PFL_DATA."""
+    def measure(self, work: runs.Work, timeout: float = 600.0) -> Measurement:
+        """Run D-PSGD on the same graph, networks and number of steps. Needs $P2PFL_DATA."""
         with scratch_folder() as folder:
             addresses, config, graph, run = (folder / name for name in ("ip.json", "config.ini", "edges", "run"))
             addresses.write_text(json.dumps({"0": "127.0.0.1"}))
@@ -70,7 +70,7 @@ class Rival:
                 "-ro": 0,
             }
             words = [str(word) for option in options.items() for word in option]
-            return play(
+            return measure(
                 [str(self.python), str(self.checkout / "eval" / "testing.py"), *words],
                 folder,
                 "log/**/*.log",

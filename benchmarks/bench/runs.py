@@ -1,4 +1,4 @@
-"""The run files that benchmarks play."""
+"""The run files that benchmarks measure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 
-from benchmarks.bench.play import RunTree
+from benchmarks.bench.commands import RunTree
 
 
 class Work(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.bench import play, runs
-from benchmarks.bench.play import cpu_fraction, cpu_until
+from benchmarks.bench import commands, runs
+from benchmarks.bench.commands import cpu_fraction, cpu_until
 from benchmarks.bench.report import Goal, Report, Table, Value
 from benchmarks.bench.settings import Settings
 
@@ -52,21 +52,21 @@ def launch(settings: Settings) -> Report:
         settings.progress(f"{peers} peers")
         split = peers <= 100  # reading smaps of 500 peers takes seconds
         tree = runs.light(peers, graph, rounds=6 if settings.quick else 10 if peers > 100 else 40)
-        played = play.launch(tree, split=split)
-        ready = played.all_in_round_1
-        after = cpu_fraction(played.launcher, ready, played.last_round)
-        each = (played.memory.total if split else played.peak / peers) / MB
-        first = min((times[0] for times in played.rounds if times), default=None)
+        measured = commands.launch(tree, split=split)
+        ready = measured.all_in_round_1
+        after = cpu_fraction(measured.launcher, ready, measured.last_round)
+        each = (measured.memory.total if split else measured.peak / peers) / MB
+        first = min((times[0] for times in measured.rounds if times), default=None)
         cells: list[Value] = [peers, _name(graph), first, ready]
-        cells += [cpu_until(played.launcher, ready), cpu_until(played.warm, ready), after]
-        table.add(*cells, each or None, played.failure)
+        cells += [cpu_until(measured.launcher, ready), cpu_until(measured.warm, ready), after]
+        table.add(*cells, each or None, measured.failure)
         if peers == 100:
-            beyond = (played.memory.total - played.memory.data - 2 * TINY_CNN) / MB  # parameters and gradients
+            beyond = (measured.memory.total - measured.memory.data - 2 * TINY_CNN) / MB  # parameters and gradients
             report.goal(Goal("100 peers, 6-regular: all in round 1", ready, 10, "s"), tree)
             report.goal(Goal("100 peers: each beyond model, optimizer, data", beyond if each else None, 30, "MB"))
             report.goal(Goal("100 peers: launcher, part of a core", after, 0.03))
         if peers == 500:
-            peak = None if played.failure else played.peak / GB
+            peak = None if measured.failure else measured.peak / GB
             report.goal(Goal("500 peers, 4-regular: peak memory", peak, 24, "GB"))
     return report
 
@@ -98,13 +98,13 @@ def scale(settings: Settings) -> Report:
         degree = peers - 1 if graph == "complete" else graph["degree"]
         long = peers * degree > 5_000  # messages
         tree = runs.light(peers, graph, rounds=6 if settings.quick or long else 8 if peers > 100 else 20)
-        played = play.launch(tree)
-        seconds = played.seconds_a_round
+        measured = commands.launch(tree)
+        seconds = measured.seconds_a_round
         each = None if seconds is None else 1000 * seconds / peers
-        cells: list[Value] = [peers, _name(graph), peers * degree, played.all_in_round_1, seconds, each]
-        table.add(*cells, played.cpu, played.peak / MB, played.failure)
+        cells: list[Value] = [peers, _name(graph), peers * degree, measured.all_in_round_1, seconds, each]
+        table.add(*cells, measured.cpu, measured.peak / MB, measured.failure)
         if (peers, graph) == (100, "complete"):
-            report.goal(Goal("100 peers, complete: all in round 1", played.all_in_round_1, 30, "s"), tree)
+            report.goal(Goal("100 peers, complete: all in round 1", measured.all_in_round_1, 30, "s"), tree)
     return report
 
 
@@ -131,12 +131,12 @@ def memory(settings: Settings) -> Report:
     )
     for name, tree in trees.items():
         settings.progress(name)
-        played = play.launch(tree, split=True)
-        alone = play.launch(runs.without_messages(tree), split=True)
-        found = played.memory
+        measured = commands.launch(tree, split=True)
+        alone = commands.launch(runs.without_messages(tree), split=True)
+        found = measured.memory
         messages = max(0.0, found.private - alone.private)
         kinds = (found.total, found.code, found.data, found.private - messages, found.messages, messages)
-        table.add(name, *(size / MB for size in kinds), played.failure or alone.failure)
+        table.add(name, *(size / MB for size in kinds), measured.failure or alone.failure)
     text = (
         "PSS of a peer at the peak of a run, mean over peers. Code: libraries, and what the warm process imported "
         "before the fork. Messages: mapped files of the run folder, and the memory that a peer allocates beyond that "

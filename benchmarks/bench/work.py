@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.bench import play, runs
-from benchmarks.bench.play import Played, RunTree
+from benchmarks.bench import commands, runs
+from benchmarks.bench.commands import Measurement, RunTree
 from benchmarks.bench.report import Goal, Report, Table, known, median_of, ratio
 from benchmarks.bench.settings import Settings
 
@@ -25,14 +25,14 @@ Column = list[float | None]
 """A figure of each turn; None where the run failed."""
 
 
-def in_turns(players: Mapping[str, Callable[[], Played]], settings: Settings) -> dict[str, list[Played]]:
-    """Play each of ``players`` once per turn, in a rotated order, so that other load affects all of them."""
-    names = list(players)
-    found: dict[str, list[Played]] = defaultdict(list)
+def in_turns(systems: Mapping[str, Callable[[], Measurement]], settings: Settings) -> dict[str, list[Measurement]]:
+    """Run each of ``systems`` once per turn, in a rotated order, so that other load affects all of them."""
+    names = list(systems)
+    found: dict[str, list[Measurement]] = defaultdict(list)
     for turn in range(settings.turns):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             settings.progress(name)
-            found[name].append(players[name]())
+            found[name].append(systems[name]())
             if found[name][-1].failure:
                 settings.progress(f"{name}: {found[name][-1].failure}")
     return {name: found[name] for name in names}
@@ -43,33 +43,33 @@ def ratios(one: Column, other: Column) -> list[float]:
     return known(ratio(a, b) for a, b in zip(one, other, strict=True))
 
 
-def column(plays: Sequence[Played], figure: Callable[[Played], float | None]) -> Column:
-    return [None if played.failure else figure(played) for played in plays]
+def column(measurements: Sequence[Measurement], figure: Callable[[Measurement], float | None]) -> Column:
+    return [None if measured.failure else figure(measured) for measured in measurements]
 
 
-def seconds(plays: Sequence[Played]) -> Column:
-    return column(plays, lambda played: played.seconds)
+def seconds(measurements: Sequence[Measurement]) -> Column:
+    return column(measurements, lambda measured: measured.seconds)
 
 
-def rounds(plays: Sequence[Played]) -> Column:
-    return column(plays, lambda played: played.seconds_a_round)
+def rounds(measurements: Sequence[Measurement]) -> Column:
+    return column(measurements, lambda measured: measured.seconds_a_round)
 
 
-def alone(plays: Sequence[Played]) -> Column:
+def alone(measurements: Sequence[Measurement]) -> Column:
     """Seconds of a round without neighbors."""
-    return column(plays, lambda played: played.seconds_a_round_alone)
+    return column(measurements, lambda measured: measured.seconds_a_round_alone)
 
 
-def peaks(plays: Sequence[Played]) -> Column:
-    return column(plays, lambda played: played.peak / MIB)
+def peaks(measurements: Sequence[Measurement]) -> Column:
+    return column(measurements, lambda measured: measured.peak / MIB)
 
 
-def cpu(plays: Sequence[Played]) -> Column:
-    return column(plays, lambda played: played.cpu)
+def cpu(measurements: Sequence[Measurement]) -> Column:
+    return column(measurements, lambda measured: measured.cpu)
 
 
-def written(plays: Sequence[Played]) -> Column:
-    return column(plays, lambda played: played.written / MIB)
+def written(measurements: Sequence[Measurement]) -> Column:
+    return column(measurements, lambda measured: measured.written / MIB)
 
 
 def side_by_side(settings: Settings) -> Report:
@@ -97,15 +97,15 @@ def side_by_side(settings: Settings) -> Report:
     report = Report("work", "Side by side", text, [table])
     for name, work in (runs.QUICK if settings.quick else runs.WORK).items():
         tree = runs.work(name, work)
-        players = {OURS: partial(play.launch, tree)}
+        systems = {OURS: partial(commands.launch, tree)}
         if settings.rival is not None and name in TIMES_AS_FAST:
-            players[THEIRS] = partial(settings.rival.play, work)
-        found = in_turns(players, settings)
+            systems[THEIRS] = partial(settings.rival.measure, work)
+        found = in_turns(systems, settings)
         ours, theirs = found[OURS], found.get(THEIRS, [])
         faster = ratios(seconds(theirs), seconds(ours)) if theirs else []
         smaller = ratios(peaks(ours), peaks(theirs)) if theirs else []
-        for system, plays in found.items():
-            figures = [known(figure(plays)) for figure in (seconds, rounds, peaks, cpu, written)]
+        for system, measurements in found.items():
+            figures = [known(figure(measurements)) for figure in (seconds, rounds, peaks, cpu, written)]
             table.add(name, system, *figures, *((faster, smaller) if system == OURS else (None, None)))
         if theirs:
             goal = Goal(f"{name}: times as fast as {THEIRS}", median_of(faster), TIMES_AS_FAST[name], "", "higher")
@@ -121,16 +121,16 @@ def overhead(settings: Settings) -> Report:
     """A round of W1 against bare training."""
     tree = runs.work("W1", runs.QUICK["W1"] if settings.quick else runs.WORK["W1"])
     bare, silent = "bare training", "p2pfl without neighbors"
-    players = {
-        OURS: partial(play.launch, tree),
-        silent: partial(play.launch, runs.without_messages(tree)),
-        bare: partial(play_bare, tree),
+    systems = {
+        OURS: partial(commands.launch, tree),
+        silent: partial(commands.launch, runs.without_messages(tree)),
+        bare: partial(measure_bare, tree),
     }
-    found = in_turns(players, settings)
+    found = in_turns(systems, settings)
     table = Table({"W1 as": "", "s a round": ".3f", "ratio to bare training": ".2f", "CPU s": ".1f"})
-    for name, plays in found.items():
-        times = alone(plays) if name == silent else rounds(plays)
-        table.add(name, known(times), ratios(times, rounds(found[bare])), known(cpu(plays)))
+    for name, measurements in found.items():
+        times = alone(measurements) if name == silent else rounds(measurements)
+        table.add(name, known(times), ratios(times, rounds(found[bare])), known(cpu(measurements)))
     text = (
         "A round of W1, without the first two and the last. Bare training is the local steps of all peers in plain "
         "PyTorch, one process per core, on the same samples: nothing is sent, averaged, recorded or saved. Without "
@@ -142,12 +142,12 @@ def overhead(settings: Settings) -> Report:
     return report
 
 
-def play_bare(tree: RunTree) -> Played:
-    with play.scratch_folder() as folder:
+def measure_bare(tree: RunTree) -> Measurement:
+    with commands.scratch_folder() as folder:
         file = folder / "run.yaml"
         file.write_text(json.dumps(tree))
         command = [sys.executable, "-m", "benchmarks.bench.bare", str(file), str(folder / "run")]
-        return play.play(command, folder, "*.log", " round done t=")
+        return commands.measure(command, folder, "*.log", " round done t=")
 
 
 def checkpoints(settings: Settings) -> Report:
@@ -165,16 +165,16 @@ def checkpoints(settings: Settings) -> Report:
     )
     for method in ("mapl",) if settings.quick else runs.CHECKPOINTED:
         trees = {name: runs.checkpointed(method, peers, last, value) for name, value in every.items()}
-        players = {
-            name: partial(play.launch, tree)
+        systems = {
+            name: partial(commands.launch, tree)
             for name, tree in trees.items()
-            if name != "auto" or play.is_accepted(tree)
+            if name != "auto" or commands.is_accepted(tree)
         }
-        found = in_turns(players, settings)
-        for name, plays in found.items():
-            compared = ratios(rounds(plays), rounds(found["last round"]))
-            each = [size / peers for size in known(written(plays))]
-            table.add(method, name, known(rounds(plays)), compared, each)
+        found = in_turns(systems, settings)
+        for name, measurements in found.items():
+            compared = ratios(rounds(measurements), rounds(found["last round"]))
+            each = [size / peers for size in known(written(measurements))]
+            table.add(method, name, known(rounds(measurements)), compared, each)
     text = (
         "The cost of [recovering from crashes](reliability.md): ten peers, `tiny4` on digits, a checkpoint after the "
         "last round and, besides, after every one, after every tenth, or as the peer decides. A round of MAPL or "

@@ -1,9 +1,9 @@
-"""Decide the papers' claims: play runs, the cheapest undecided claim first, then write docs/claims.md.
+"""Decide the papers' claims: execute runs, the cheapest undecided claim first, then write docs/claims.md.
 
     make claims                                                # until all are decided: days on two cores
     make claims MINUTES=60 JOBS=2 ONLY=l2c                     # as many as an hour decides
     make claims DEVICE=cuda MINUTES=600 JOBS=16                # also at the papers' own size; a job keeps a core busy
-    python -m benchmarks.claims --list                         # what would be played, with the expected minutes
+    python -m benchmarks.claims --list                         # what would be run, with the expected minutes
     python -m benchmarks.claims --minutes 0                    # write the page only
 
 Every finished run is kept in the store, so that an interrupted call continues where it ended, and several may use one
@@ -39,9 +39,9 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
 
 @click.command(help=__doc__)
 @click.option(
-    "--only", multiple=True, type=click.Choice(NAMES), help="Play the claims of this paper; repeat it for several."
+    "--only", multiple=True, type=click.Choice(NAMES), help="Decide the claims of this paper; repeat it for several."
 )
-@click.option("--claim", "part", default="", help="Play the claims whose table or name contains this.")
+@click.option("--claim", "part", default="", help="Decide the claims whose table or name contains this.")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Time budget; default: none.")
 @click.option(
     "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Runs at the same time, one thread each."
@@ -51,8 +51,8 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
     "--store", "folder", default=PROJECT / "benchmarks" / "results" / "claims", type=click.Path(path_type=Path)
 )
 @click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
-@click.option("--list", "listed", is_flag=True, help="Print what would be played.")
-@click.option("--measure-speed", is_flag=True, help="Measure how fast the device trains, for prices; play nothing.")
+@click.option("--list", "listed", is_flag=True, help="Print what would be run.")
+@click.option("--measure-speed", is_flag=True, help="Measure how fast the device trains, for prices; run nothing.")
 def main(
     only: tuple[str, ...],
     part: str,

@@ -1,4 +1,4 @@
-"""Claims at the papers' own size, from the run files in topologies/paper; played with DEVICE=cuda."""
+"""Claims at the papers' own size, from the run files in topologies/paper; run with DEVICE=cuda."""
 
 from __future__ import annotations
 

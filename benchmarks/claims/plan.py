@@ -1,4 +1,4 @@
-"""What to play next: pure functions of the claims and the store."""
+"""What to run next: pure functions of the claims and the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ accuracies: else a rate could win by chance that is so high that training fails 
 
 @dataclass(frozen=True)
 class Task:
-    """A run to play.
+    """A run to execute.
 
     Attributes:
         key, seed: where the store keeps it.
@@ -151,7 +151,7 @@ def missing_files(claim: Claim) -> tuple[str, ...]:
 
 
 def remaining(claim: Claim, store: Store, device: str) -> list[Task]:
-    """Return the runs that the claim still needs, in the order in which to play them: seed by seed."""
+    """Return the runs that the claim still needs, in the order of their execution: seed by seed."""
     wanted = claim.seeds_wanted(list(figures(claim, store).values()))
     tasks = [task for settings in claim.runs.values() for task in tasks_of(settings, range(wanted), store, device)]
     unique = {(task.key, task.seed): task for task in tasks}

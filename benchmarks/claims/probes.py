@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.claims.summary import Simulated, play, run_of
+from benchmarks.claims.summary import Simulated, run_of, simulate_in
 from p2pfl.algorithms.mapl_graph import head_similarity
 from p2pfl.learning.evaluation import evaluate
 from p2pfl.rng import Streams
@@ -24,7 +24,7 @@ class Probe:
     """What is done before and after a simulation.
 
     Attributes:
-        before: from the run file and an empty folder to the run file that is played.
+        before: from the run file and an empty folder to the run file that is simulated.
         after: from the finished run to named numbers.
     """
 
@@ -60,7 +60,7 @@ def with_encoder(tree: Mapping[str, Any], scratch: Path) -> Mapping[str, Any]:
         "eval_every": 10,
     }
     (scratch / "earlier").mkdir()
-    trained = play(run_of(earlier), scratch / "earlier").state(0)["encoder"]
+    trained = simulate_in(run_of(earlier), scratch / "earlier").state(0)["encoder"]
     path = scratch / "encoder.pt"
     checkpoint.save(path, {"algorithm": {"encoder": trained}})
     return {**tree, "algorithm": {**tree["algorithm"], "encoder": str(path), "train_encoder": False}}

@@ -1,4 +1,4 @@
-"""Play runs in worker processes, within a time budget, the cheapest undecided claim first."""
+"""Execute runs in worker processes, within a time budget, the cheapest undecided claim first."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PROJECT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Budget:
-    """How much may be played.
+    """How much may be run.
 
     Attributes:
         minutes: no run starts that is expected to end later, and runs that are late are ended and forgotten; None: no
             limit.
         jobs: runs at the same time.
-        device: ``cpu`` or ``cuda``; claims of the papers' own sizes are played on ``cuda`` only.
+        device: ``cpu`` or ``cuda``; claims of the papers' own sizes are run on ``cuda`` only.
     """
 
     minutes: float | None = None
@@ -50,7 +50,7 @@ def version() -> str:
 
 @dataclass
 class Worker:
-    """A worker process, and the run that it plays with its lock, if any."""
+    """A worker process, and the run that it executes, with its lock, if any."""
 
     process: subprocess.Popen[str]
     task: Task | None = None
@@ -58,7 +58,7 @@ class Worker:
 
 
 class Scheduler:
-    """Plays the runs of undecided claims.
+    """Executes the runs of undecided claims.
 
     Args:
         say: receives a line per event.
@@ -80,7 +80,7 @@ class Scheduler:
         self._end = None if budget.minutes is None else time.monotonic() + 60.0 * budget.minutes
 
     def run(self) -> None:
-        """Play until all claims are decided or the budget is spent."""
+        """Run until all claims are decided or the budget is spent."""
         try:
             with selectors.DefaultSelector() as selector:
                 while self._start(selector):
@@ -102,7 +102,7 @@ class Scheduler:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def _start(self, selector: selectors.BaseSelector) -> bool:
-        """Give a run to each idle worker. Returns whether any is being played."""
+        """Give a run to each idle worker. Returns whether any is being executed."""
         while sum(worker.task is not None for worker in self.workers) < self.budget.jobs and (
             found := self._reserve()
         ):
@@ -123,7 +123,7 @@ class Scheduler:
         return any(worker.task is not None for worker in self.workers)
 
     def _finish(self, worker: Worker, selector: selectors.BaseSelector) -> None:
-        """Take note of a run that was played, or of a worker that ended instead."""
+        """Take note of a run that has ended, or of a worker that ended instead."""
         assert worker.process.stdout is not None
         assert worker.task is not None
         answered, task = worker.process.stdout.readline(), worker.task
@@ -147,7 +147,7 @@ class Scheduler:
         worker.task = worker.lock = None
 
     def _reserve(self) -> tuple[Task, int] | None:
-        """Choose the next run: the first missing one of the cheapest claim that fits and that no process plays."""
+        """Choose the next run: the first missing one of the cheapest claim that fits and that no process executes."""
         self.store.reload()
         left = self._left()
         for _, claim, tasks in plan.undecided(self.claims, self.store, self.budget.device):

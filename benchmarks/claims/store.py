@@ -1,4 +1,4 @@
-"""Every run that was played, one JSON object per line of ``runs-*.jsonl``: appended, never changed.
+"""Every run that has ended, one JSON object per line of ``runs-*.jsonl``: appended, never changed.
 
 A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot
 change the result. So a new default has new runs, and a renamed claim keeps its own. What the hash cannot see is the
@@ -96,7 +96,7 @@ def identity(tree: Mapping[str, Any], probe: str = "") -> Identity:
 
 
 class Store:
-    """The runs in a folder. Several processes may play into one folder."""
+    """The runs in a folder. Several processes may use one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,8 +146,8 @@ class Store:
         return sum(found) / len(found) if found else None
 
     def reserve(self, key: str, seed: int) -> int | None:
-        """Reserve a run for this process; return what ``release`` takes, or None if another process plays it."""
-        folder = self.folder / "playing"
+        """Reserve a run for this process; return what ``release`` takes, or None if another process executes it."""
+        folder = self.folder / "running"
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / f"{key}-{seed}", os.O_CREAT | os.O_RDWR)
         try:

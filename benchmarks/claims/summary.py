@@ -118,7 +118,7 @@ def run_of(tree: Mapping[str, Any]) -> Run:
     return from_dict({"name": "claim", "device": "cpu", "plugins": plugins, **tree})
 
 
-def play(run: Run, scratch: Path) -> Simulated:
+def simulate_in(run: Run, scratch: Path) -> Simulated:
     """Simulate a run, on the device that it names, with its files in an empty folder."""
     folder = RunFolder.create(scratch / "run", range(run.peers))
     folder.write_info({"id": RUN_ID})
@@ -135,7 +135,7 @@ def simulated(tree: Mapping[str, Any], probe: str = "") -> Summary:
     with tempfile.TemporaryDirectory(prefix="p2pfl-claim-") as scratch:
         if probe:
             tree = PROBES[probe].before(tree, Path(scratch))
-        done = play(run_of(tree), Path(scratch))
+        done = simulate_in(run_of(tree), Path(scratch))
         summary = summarize(done)
         if probe:
             summary.probe = dict(PROBES[probe].after(done))

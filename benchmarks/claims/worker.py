@@ -1,4 +1,4 @@
-"""A process that plays runs, one after the other, so that torch is imported once.
+"""A process that executes runs, one after the other, so that torch is imported once.
 
     python -m benchmarks.claims.worker STORE
 
@@ -18,7 +18,7 @@ from benchmarks.claims.store import Store
 from benchmarks.claims.summary import simulated
 
 
-def play(store: Store, request: dict[str, Any]) -> None:
+def execute(store: Store, request: dict[str, Any]) -> None:
     """Simulate one run and append it to the store."""
     tree = request["tree"]
     began, cpu = time.perf_counter(), time.process_time()
@@ -40,7 +40,7 @@ def main() -> None:
     store = Store(Path(sys.argv[1]))
     for line in sys.stdin:
         request = json.loads(line)
-        play(store, request)
+        execute(store, request)
         print(request["key"], flush=True)
 
 

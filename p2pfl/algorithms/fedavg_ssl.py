@@ -122,7 +122,7 @@ class FedAvgSSL(Algorithm[Hyper]):
         await self.train_and_average(net)
 
     async def train_and_average(self, net: Net, patience: float = 1.0) -> None:
-        """Play a round, and wait for ``patience`` times as long as usual for what the neighbors send."""
+        """Run a round, and wait for ``patience`` times as long as usual for what the neighbors send."""
         participants = net.participants(self.hyper.participation)
         if self.me in participants:
             assign(self.shared_part(self.content), self.shared_part(self.averaged))  # line 1

@@ -14,7 +14,7 @@ labels, in
 - Ditto: Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith: "Ditto: Fair and Robust Federated Learning Through
   Personalization", ICML 2021. https://arxiv.org/abs/2012.04221
 
-All play FedAvg's rounds (fedavg_ssl.py); a method is what it shares, and how it trains. With w_i = (f_i, g_i) the
+All run FedAvg's rounds (fedavg_ssl.py); a method is what it shares, and how it trains. With w_i = (f_i, g_i) the
 nets of peer i, w the average, z = g(f(x)), and E_l epochs for each line:
 
     FedPer    f_i ← f                       f_i, g_i ← minimize L_unsup(z¹, z²)

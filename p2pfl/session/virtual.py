@@ -119,7 +119,7 @@ def run_virtually(
     mesh = _Mesh(run, machine, load_data(run), on_round)
     loop = VirtualLoop(max_turns=math.inf, stall=math.inf)
     try:
-        loop.run_until_complete(mesh.play())
+        loop.run_until_complete(mesh.execute())
     finally:
         loop.close()
     return VirtualRun(
@@ -215,7 +215,7 @@ class _Mesh:
         self.hosts = [_Host(slots) for _ in range(machine.hosts)]
         self.peers: list[_Peer] = []
 
-    async def play(self) -> None:
+    async def execute(self) -> None:
         group = self.run.file.models.group
         placed = [0] * len(self.hosts)
         for me in range(self.run.peers):
@@ -229,7 +229,7 @@ class _Mesh:
             self.peers.append(_Peer(self, me, self.kinds[name], host, self.machine.start_seconds + starting))
         async with asyncio.TaskGroup() as tasks:
             for peer in self.peers:
-                tasks.create_task(peer.play())
+                tasks.create_task(peer.execute())
 
 
 class _Peer:
@@ -270,7 +270,7 @@ class _Peer:
 
     # -- rounds
 
-    async def play(self) -> None:
+    async def execute(self) -> None:
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._slot = HeldSlot(self.host.slots, clock=loop.time)

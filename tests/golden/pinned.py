@@ -31,7 +31,7 @@ from p2pfl.session.simulate import simulate
 from p2pfl.tensors import digest
 from tests.conftest import tree
 from tests.golden.runs import RUNS
-from tests.simulation.play import play
+from tests.simulation.run_schedule import run_schedule
 
 Pinned = dict[str, Any]
 
@@ -132,11 +132,11 @@ def outcome_in(folder: RunFolder) -> Pinned:
 
 
 def _faulty() -> Pinned:
-    played = play(FAULTY_SEED)
-    assert not played.violations
+    outcome = run_schedule(FAULTY_SEED)
+    assert not outcome.violations
     return {
-        "virtual_seconds": round(played.seconds, 6),
-        "faults": sum(played.counts.values()),
+        "virtual_seconds": round(outcome.seconds, 6),
+        "faults": sum(outcome.counts.values()),
         **{
             str(peer): {
                 "rounds_done": result.rounds_done,
@@ -145,7 +145,7 @@ def _faulty() -> Pinned:
                 "missing": result.missing,
                 "sent": by_kind(result),
             }
-            for peer, result in sorted(played.results.items())
+            for peer, result in sorted(outcome.results.items())
         },
     }
 

@@ -56,7 +56,7 @@ class Run:
 
 
 @pytest.fixture
-def play(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[RunFolder, PeerProcesses, str]]:
+def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[RunFolder, PeerProcesses, str]]:
     """Follow fake peers with these behaviors to the end. Return also what the launcher printed, without progress."""
 
     def run(
@@ -78,8 +78,8 @@ def play(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[RunFol
     return run
 
 
-def test_knows_the_exit_code_of_every_peer(play: Any) -> None:
-    folder, processes, _ = play("finishes", "crashes", "exits with 3", "finishes")
+def test_knows_the_exit_code_of_every_peer(run_peers: Any) -> None:
+    folder, processes, _ = run_peers("finishes", "crashes", "exits with 3", "finishes")
     assert processes.exit_codes == {0: 0, 1: -signal.SIGSEGV, 2: 3, 3: 0}
     assert [line.partition(";")[0] for line in failure_lines(summarize(folder, processes.exit_codes))] == [
         "peer 1: killed by SIGSEGV", "peer 2: exit code 3"
@@ -87,8 +87,10 @@ def test_knows_the_exit_code_of_every_peer(play: Any) -> None:
 
 
 @pytest.mark.parametrize("restart", ["never", "on-failure", "always"])
-def test_restarts_crashed_peers(play: Any, restart: Restart) -> None:
-    folder, processes, printed = play("crashes, finishes", "exits with 3, exits with 3, finishes", restart=restart)
+def test_restarts_crashed_peers(run_peers: Any, restart: Restart) -> None:
+    folder, processes, printed = run_peers(
+        "crashes, finishes", "exits with 3, exits with 3, finishes", restart=restart
+    )
     if restart == "never":
         assert processes.exit_codes == {0: -signal.SIGSEGV, 1: 3}
         assert printed == ""
@@ -99,51 +101,53 @@ def test_restarts_crashed_peers(play: Any, restart: Restart) -> None:
         assert printed.count("peer 1: exit code 3; restarting") == 2
 
 
-def test_does_not_restart_a_peer_without_progress_forever(play: Any) -> None:
-    _, processes, printed = play("crashes", "finishes", restart="on-failure")
+def test_does_not_restart_a_peer_without_progress_forever(run_peers: Any) -> None:
+    _, processes, printed = run_peers("crashes", "finishes", restart="on-failure")
     assert processes.exit_codes == {0: -signal.SIGSEGV, 1: 0}
     assert printed.count("restarting") == MAX_FAILURES - 1
 
 
 @pytest.mark.parametrize(("behavior", "hint"), [("crashes", ""), ("is killed", OUT_OF_MEMORY)])
-def test_reports_a_peer_that_is_no_longer_restarted(play: Any, behavior: str, hint: str) -> None:
-    _, processes, printed = play(behavior, restart="on-failure")
+def test_reports_a_peer_that_is_no_longer_restarted(run_peers: Any, behavior: str, hint: str) -> None:
+    _, processes, printed = run_peers(behavior, restart="on-failure")
     ended = f"killed by {signal.Signals(-processes.exit_codes[0]).name}"
     reason = f"; not restarted: failed {MAX_FAILURES} times without completing a round"
     assert printed.splitlines()[MAX_FAILURES - 1] == f"peer 0: {ended}{reason}{hint}"
 
 
 @pytest.mark.parametrize("restart", ["never", "on-failure"])
-def test_does_not_restart_a_peer_that_cannot_write(play: Any, restart: Restart) -> None:
-    _, processes, printed = play("cannot write", "finishes", restart=restart)
+def test_does_not_restart_a_peer_that_cannot_write(run_peers: Any, restart: Restart) -> None:
+    _, processes, printed = run_peers("cannot write", "finishes", restart=restart)
     assert processes.exit_codes == {0: WriteError.exit_code, 1: 0}
     assert printed.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room"
     assert "restarting" not in printed
 
 
-def test_always_restarts_a_peer_that_cannot_write(play: Any) -> None:
-    _, processes, printed = play("cannot write, finishes", restart="always")
+def test_always_restarts_a_peer_that_cannot_write(run_peers: Any) -> None:
+    _, processes, printed = run_peers("cannot write, finishes", restart="always")
     assert processes.exit_codes == {0: 0}
     assert printed.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room; restarting"
 
 
-def test_restarts_a_peer_until_its_address_is_free(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_a_peer_until_its_address_is_free(run_peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.backends.follow.MAX_PAUSE", 0.1)
     behavior = ", ".join(["address in use"] * 2 * MAX_FAILURES + ["finishes"])
-    _, processes, printed = play(behavior, "finishes", restart="on-failure")
+    _, processes, printed = run_peers(behavior, "finishes", restart="on-failure")
     assert processes.exit_codes == {0: 0, 1: 0}
     assert printed.count("restarting") == 2 * MAX_FAILURES
 
 
-def test_does_not_restart_a_peer_forever_whose_address_is_in_use(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_restart_a_peer_forever_whose_address_is_in_use(
+    run_peers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("launcher.backends.follow.IN_USE_FOR", 0.0)
-    _, processes, printed = play("address in use", restart="on-failure")
+    _, processes, printed = run_peers("address in use", restart="on-failure")
     assert processes.exit_codes == {0: os.EX_TEMPFAIL}
     assert f"not restarted: failed {MAX_FAILURES} times" in printed
 
 
 def test_stop_ends_a_run_whose_peer_waits_for_its_address(
-    play: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    run_peers: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = threading.Event()
 
@@ -158,7 +162,7 @@ def test_stop_ends_a_run_whose_peer_waits_for_its_address(
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(RestartPolicy, "pause", pause)
-    _, processes, printed = play("address in use", "waits", meanwhile=interrupt, restart="on-failure")
+    _, processes, printed = run_peers("address in use", "waits", meanwhile=interrupt, restart="on-failure")
     assert processes.exit_codes == {0: os.EX_TEMPFAIL, 1: 0}
     assert printed.count("restarting") == 1
 
@@ -179,14 +183,14 @@ def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFo
     assert processes.exit_codes == {0: 0, 1: 0}
 
 
-def test_keeps_restarting_a_peer_that_makes_progress(play: Any) -> None:
+def test_keeps_restarting_a_peer_that_makes_progress(run_peers: Any) -> None:
     behaviors = [
         *["crashes"] * (MAX_FAILURES - 1),
         "crashes in round 1",
         *["crashes"] * (MAX_FAILURES - 2),
         "finishes",
     ]
-    _, processes, printed = play(", ".join(behaviors), restart="on-failure")
+    _, processes, printed = run_peers(", ".join(behaviors), restart="on-failure")
     assert processes.exit_codes == {0: 0}
     assert printed.count("restarting") == len(behaviors) - 1
 
@@ -222,15 +226,15 @@ def test_does_not_restart_a_peer_that_another_process_runs(make_folder: MakeFold
 
 
 @pytest.mark.parametrize(("restart", "phase"), [("on-failure", "stopped"), ("always", "finished")])
-def test_restarts_a_stopped_peer_only_if_always(play: Any, restart: Restart, phase: str) -> None:
-    folder, _, _ = play("stops, finishes", restart=restart)
+def test_restarts_a_stopped_peer_only_if_always(run_peers: Any, restart: Restart, phase: str) -> None:
+    folder, _, _ = run_peers("stops, finishes", restart=restart)
     result = folder.peer(0).result()
     assert result is not None
     assert result.phase == phase
 
 
-def test_follows_peers_that_outlive_the_warm_process(play: Any) -> None:
-    folder, processes, _ = play("outlives the warm process", "outlives the warm process")
+def test_follows_peers_that_outlive_the_warm_process(run_peers: Any) -> None:
+    folder, processes, _ = run_peers("outlives the warm process", "outlives the warm process")
     assert processes.exit_codes == {}
     assert summarize(folder, processes.exit_codes).finished
 
@@ -241,7 +245,7 @@ def warm_process() -> psutil.Process:
 
 
 @pytest.mark.parametrize("dies", ["before", "after"])
-def test_restarts_a_peer_after_the_death_of_the_warm_process(play: Any, until: Any, dies: str) -> None:
+def test_restarts_a_peer_after_the_death_of_the_warm_process(run_peers: Any, until: Any, dies: str) -> None:
     pids: list[set[int]] = []
 
     def meanwhile(folder: RunFolder) -> None:
@@ -259,7 +263,7 @@ def test_restarts_a_peer_after_the_death_of_the_warm_process(play: Any, until: A
         for pid in running():
             os.kill(pid, signal.SIGTERM)
 
-    folder, processes, printed = play("waits", "waits", meanwhile=meanwhile, restart="on-failure")
+    folder, processes, printed = run_peers("waits", "waits", meanwhile=meanwhile, restart="on-failure")
     assert len(pids[0] & pids[1]) == 1
     assert processes.exit_codes == {1: 0}
     assert summarize(folder, processes.exit_codes).peers[0].ended == "stopped"
@@ -288,7 +292,7 @@ def interruptible(until: Any) -> Callable[[], None]:
     return lambda: until(lambda: signal.getsignal(signal.SIGINT) != before)
 
 
-def test_ctrl_c_stops_and_a_second_ctrl_c_kills(play: Any, until: Any, interruptible: Any) -> None:
+def test_ctrl_c_stops_and_a_second_ctrl_c_kills(run_peers: Any, until: Any, interruptible: Any) -> None:
     def press_twice(folder: RunFolder) -> None:
         interruptible()
         until(lambda: all(files.status() for files in folder.peers()))
@@ -296,7 +300,7 @@ def test_ctrl_c_stops_and_a_second_ctrl_c_kills(play: Any, until: Any, interrupt
         until(lambda: folder.peer(0).result())
         os.kill(os.getpid(), signal.SIGINT)
 
-    folder, processes, printed = play("waits", "stubborn", meanwhile=press_twice)
+    folder, processes, printed = run_peers("waits", "stubborn", meanwhile=press_twice)
     assert processes.exit_codes == {0: 0, 1: -signal.SIGKILL}
     assert [line.partition(";")[0] for line in failure_lines(summarize(folder, processes.exit_codes))] == [
         "peer 0: stopped", "peer 1: killed by SIGKILL"

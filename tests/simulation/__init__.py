@@ -6,8 +6,8 @@ Sessions, endpoints, mailboxes, links, checkpoints and metrics are the project's
 simulated: the clock (p2pfl/session/virtual_loop.py), connections (network.py), sockets (sockets.py), the I/O thread
 and the address folder (world.py), the disk (disk.py) and the training (algorithm.py).
 
-A seed determines a Schedule (schedule.py), and play.py runs it: mesh.py starts the peers (process.py) and injects the
-faults, and oracle.py compares what they do with the promises of docs/reliability.md and with a fault-free run
-(reference.py). The same seed gives the same events, bit for bit, in any process. planted_bugs.py holds deliberate
+A seed determines a Schedule (schedule.py), which run_schedule.py runs: mesh.py starts the peers (process.py) and
+injects the faults, and oracle.py compares what they do with the promises of docs/reliability.md and with a fault-free
+run (reference.py). The same seed gives the same events, bit for bit, in any process. planted_bugs.py holds deliberate
 bugs that the search must find.
 """

@@ -19,11 +19,11 @@ from tests.simulation.reference import Expected, run_of
 from tests.simulation.schedule import Fault
 
 if TYPE_CHECKING:
-    from tests.simulation.play import Outcome
+    from tests.simulation.run_schedule import Outcome
 
 
 class Mesh:
-    """Plays one schedule.
+    """Runs one schedule.
 
     Args:
         outcome: has the schedule; gets the trace, the results and the violations.
@@ -67,9 +67,9 @@ class Mesh:
         if not isinstance(error, Killed):
             self.violation(f"{context['message']}: {error!r}")
 
-    def play(self) -> None:
+    def execute(self) -> None:
         try:
-            self.loop.run_until_complete(self._play())
+            self.loop.run_until_complete(self._execute())
         except Stuck as error:
             self.violation(f"the run does not end: {error}; {self._state()}")
         finally:
@@ -83,7 +83,7 @@ class Mesh:
                 self.loop.run_until_complete(asyncio.sleep(0.0))
             self.loop.close()
 
-    async def _play(self) -> None:
+    async def _execute(self) -> None:
         peers = {asyncio.ensure_future(self._keep_running(me)) for me in range(self.run.peers)}
         faults = asyncio.ensure_future(self._inject_faults())
         while peers:

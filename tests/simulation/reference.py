@@ -42,7 +42,7 @@ class ModelFreeSession(Session):
 def reference_results(schedule: Schedule) -> Expected:
     loop = VirtualLoop()
     try:
-        return loop.run_until_complete(_ReferenceRun(schedule).play())
+        return loop.run_until_complete(_ReferenceRun(schedule).run())
     finally:
         loop.close()
 
@@ -54,20 +54,20 @@ class _ReferenceRun:
         self.schedule = schedule
         self.expected = Expected()
 
-    async def play(self) -> Expected:
+    async def run(self) -> Expected:
         run, hub = run_of(self.schedule), LocalHub()
         log = logging.Logger("reference run", logging.CRITICAL)
         sessions = [ModelFreeSession(run, me, RUN_ID, cast(Any, self), log=log) for me in range(run.peers)]
         for session in sessions:
             hub.join(session.endpoint)
 
-        async def play(session: Session) -> Result:
+        async def result_of(session: Session) -> Result:
             try:
                 return await session.run()
             finally:
                 hub.finish(session.me)
 
-        self.expected.results = list(await asyncio.gather(*map(play, sessions)))
+        self.expected.results = list(await asyncio.gather(*map(result_of, sessions)))
         return self.expected
 
     async def train(self) -> None:

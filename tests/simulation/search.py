@@ -1,4 +1,4 @@
-"""Play many schedules and report violations."""
+"""Simulate many schedules and report violations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, nullcontext
 import click
 
 from tests.simulation.planted_bugs import PLANTED_BUGS
-from tests.simulation.play import Outcome, play
+from tests.simulation.run_schedule import Outcome, run_schedule
 
 
 @click.command(help=(__doc__ or "") + " Exits with 1 if a promise is broken; with --bug, if none is.")
-@click.option("--schedules", default=2000, show_default=True, help="Number of schedules to play.")
+@click.option("--schedules", default=2000, show_default=True, help="Number of schedules to simulate.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the first schedule; each next one adds 1.")
 @click.option("--minutes", default=30.0, show_default=True, help="Real time after which the search ends.")
-@click.option("--replay", type=int, metavar="SEED", help="Play one schedule twice and print its events.")
+@click.option("--replay", type=int, metavar="SEED", help="Simulate one schedule twice and print its events.")
 @click.option("--bug", type=click.Choice([*PLANTED_BUGS, "all"]), help="Plant a bug and search until it is found.")
 @click.option("--time-varying", is_flag=True, help="Another graph in every round.")
 def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str | None, time_varying: bool) -> None:
@@ -31,10 +31,10 @@ def main(schedules: int, seed: int, minutes: float, replay: int | None, bug: str
 
 
 def outcomes(schedules: int, seed: int, bug: str | None = None, *, time_varying: bool = False) -> Iterator[Outcome]:
-    """Play schedules one after the other, with a planted bug or without, perhaps with time-varying graphs."""
+    """Simulate schedules one after the other, with a planted bug or without, perhaps with time-varying graphs."""
     with _planted(bug):
         for number in range(seed, seed + schedules):
-            yield play(number, time_varying=time_varying)
+            yield run_schedule(number, time_varying=time_varying)
 
 
 def _planted(bug: str | None) -> AbstractContextManager[None]:
@@ -44,9 +44,9 @@ def _planted(bug: str | None) -> AbstractContextManager[None]:
 def _search(schedules: int, seed: int, minutes: float, bug: str | None, time_varying: bool) -> None:
     began = time.perf_counter()
     counts: Counter[str] = Counter()
-    played, without_deadlines, virtual, failed = 0, 0, 0.0, 0
+    done, without_deadlines, virtual, failed = 0, 0, 0.0, 0
     for outcome in outcomes(schedules, seed, bug, time_varying=time_varying):
-        played += 1
+        done += 1
         without_deadlines += outcome.schedule.waits_forever
         virtual += outcome.seconds
         counts += outcome.counts
@@ -55,13 +55,13 @@ def _search(schedules: int, seed: int, minutes: float, bug: str | None, time_var
             _show(outcome, bug, time_varying)
             if bug is not None:
                 break
-        if sys.stderr.isatty() and played % 20 == 0:
-            click.echo(f"\r{played} of {schedules} schedules, {failed} with violations ", err=True, nl=False)
+        if sys.stderr.isatty() and done % 20 == 0:
+            click.echo(f"\r{done} of {schedules} schedules, {failed} with violations ", err=True, nl=False)
         if time.perf_counter() - began > 60.0 * minutes:
             break
     real = time.perf_counter() - began
     click.echo(
-        f"{played} schedules, {without_deadlines} without deadlines and {played - without_deadlines} with: "
+        f"{done} schedules, {without_deadlines} without deadlines and {done - without_deadlines} with: "
         f"{virtual:,.0f} s of virtual time in {real:.0f} s"
     )
     for event, count in sorted(counts.items()):
@@ -98,5 +98,7 @@ def _replay(seed: int, bug: str | None, time_varying: bool) -> None:
         click.echo(event)
     _show(first, bug, time_varying)
     same = first.trace_digest == second.trace_digest
-    click.echo("played twice: same trace" if same else f"played twice: TRACES DIFFER, {second.trace_digest[:16]}")
+    click.echo(
+        "simulated twice: same trace" if same else f"simulated twice: TRACES DIFFER, {second.trace_digest[:16]}"
+    )
     sys.exit(0 if same and not first.violations else 1)

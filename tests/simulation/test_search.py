@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.planted_bugs import PLANTED_BUGS
-from tests.simulation.play import play
+from tests.simulation.run_schedule import run_schedule
 from tests.simulation.search import outcomes
 
 ROOT = Path(__file__).parents[2]
@@ -22,20 +22,20 @@ CHUNK = 50
     "first_seed", [100_000, *(pytest.param(n, marks=pytest.mark.slow) for n in (200_000, 300_000))]
 )
 def test_finds_no_violation(first_seed: int) -> None:
-    played = list(outcomes(CHUNK, first_seed))
-    assert [(outcome.seed, outcome.violations) for outcome in played if outcome.violations] == []
-    assert {outcome.schedule.waits_forever for outcome in played} == {True, False}
-    counts = sum((outcome.counts for outcome in played), Counter[str]())
+    found = list(outcomes(CHUNK, first_seed))
+    assert [(outcome.seed, outcome.violations) for outcome in found if outcome.violations] == []
+    assert {outcome.schedule.waits_forever for outcome in found} == {True, False}
+    counts = sum((outcome.counts for outcome in found), Counter[str]())
     assert counts.keys() >= {"crashes", "connections broken", "messages lost in transit", "stops"}
     assert counts["checkpoints corrupted"] > 0
 
 
 def test_finds_no_violation_in_graphs_that_change() -> None:
-    played = list(outcomes(CHUNK, 400_000, time_varying=True))
-    assert [(outcome.seed, outcome.violations) for outcome in played if outcome.violations] == []
-    graphs = [outcome.schedule.rounds_graphs for outcome in played]
+    found = list(outcomes(CHUNK, 400_000, time_varying=True))
+    assert [(outcome.seed, outcome.violations) for outcome in found if outcome.violations] == []
+    graphs = [outcome.schedule.rounds_graphs for outcome in found]
     assert {at is not None and any(at(t).directed for t in range(5)) for at in graphs} == {True, False}
-    assert sum((outcome.counts for outcome in played), Counter[str]())["crashes"] > 0
+    assert sum((outcome.counts for outcome in found), Counter[str]())["crashes"] > 0
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_finds_no_violation_in_graphs_that_change() -> None:
 def test_finds_planted_bug_and_replays_it(bug: str, first_seed: int) -> None:
     seed = next(outcome.seed for outcome in outcomes(200, first_seed, bug) if outcome.violations)
     with PLANTED_BUGS[bug].planted():
-        first, second = play(seed), play(seed)
+        first, second = run_schedule(seed), run_schedule(seed)
     assert first.violations == second.violations != []
     assert first.trace_digest == second.trace_digest
-    assert play(seed).violations == []
+    assert run_schedule(seed).violations == []
 
 
 def test_replays_a_seed_in_another_process() -> None:
     """Hashes of strings, addresses and ids differ there."""
-    outcome = play(7)
+    outcome = run_schedule(7)
     command = [sys.executable, "-m", "tests.simulation", "--replay", "7"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "12345"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -202,7 +202,7 @@ def test_announces_the_round_of_the_previous_checkpoint(tmp_path: Path, make_run
     folder = prepare(tmp_path / "run", run)
     announced: list[int] = []
 
-    def play(rounds: int) -> None:
+    def run_until(rounds: int) -> None:
         async def life(sessions: list[Session]) -> None:
             session = sessions[0]
             session.endpoint.link.checkpointed = announced.append  # type: ignore[assignment, method-assign]
@@ -212,12 +212,12 @@ def test_announces_the_round_of_the_previous_checkpoint(tmp_path: Path, make_run
 
         in_process(run, folder, life)
 
-    play(rounds=5)
+    run_until(rounds=5)
     assert announced == [0, 2, 4]  # at 2, at 4 and at the stop
     saved = checkpoint.load(folder.peer(0).checkpoint, folder.info["id"], 0)
     assert saved is not None
     assert saved["rounds_done"] == 5
-    play(rounds=8)
+    run_until(rounds=8)
     assert announced[3:] == [5, 6, 7]  # at 6, at the end, and once more for the previous checkpoint
     before = checkpoint.read(checkpoint.previous(folder.peer(0).checkpoint))
     assert before["rounds_done"] == 7

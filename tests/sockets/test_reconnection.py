@@ -24,16 +24,16 @@ async def test_waits_for_a_killed_neighbor_end(sockets: Any, caplog: Any, eventu
     caplog.set_level(logging.INFO)
     endpoints = await sockets.open(complete(4), LAYOUTS, give_up=0.5)
 
-    async def play(endpoint: Any, first: int, last: int) -> list[int]:
+    async def exchange_rounds(endpoint: Any, first: int, last: int) -> list[int]:
         received = []
         for t in range(first, last):
             received.append(len(await endpoint.begin(t).exchange(Word("…"))))
             endpoint.finish(t)
         return received
 
-    assert await asyncio.gather(*(play(endpoint, 0, 2) for endpoint in endpoints)) == [[3, 3]] * 4
+    assert await asyncio.gather(*(exchange_rounds(endpoint, 0, 2) for endpoint in endpoints)) == [[3, 3]] * 4
     await die(endpoints[3].link)
-    assert await asyncio.gather(*(play(endpoint, 2, 12) for endpoint in endpoints[:3])) == [[2] * 10] * 3
+    assert await asyncio.gather(*(exchange_rounds(endpoint, 2, 12) for endpoint in endpoints[:3])) == [[2] * 10] * 3
     assert (
         caplog.text.count("neighbor declared dead peer=3: no connection for 0.5 s") == 3
     )  # once each, not in every round

@@ -21,7 +21,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import buffers_of, clone, parameters_of
 from tests.bodies import arrive
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
 INPUTS, CLASSES, PEERS = 4, 3, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -114,7 +114,7 @@ def test_rounds_follow_the_papers_algorithm(given: dict[str, Any], topology: Top
     h = peers[0].hyper
     x = [theta(peer.model) for peer in peers]
     data = [regression_data(peer.data.train) for peer in peers]
-    play(peers, topology, 4)
+    run_rounds(peers, topology, 4)
     v: list[Matrix] = [np.zeros_like(one) for one in x]
     projections = 0
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_rounds_follow_the_papers_algorithm(given: dict[str, Any], topology: Top
 
 def test_a_model_and_a_gradient_travel_on_each_edge_in_each_direction() -> None:
     peers = make()
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     size = 4 * CLASSES * (INPUTS + 1)
     for me, degree in enumerate([1, 2, 1]):
         for record in traffic[me]:
@@ -147,8 +147,8 @@ def test_cross_gradients_change_no_statistics() -> None:
             return Model("normalized", nn.Sequential(nn.Flatten(), nn.BatchNorm1d(INPUTS)), INPUTS, CLASSES)
 
     peers, alone = make(normalized), make(normalized)
-    play(peers, COMPLETE, 1)
-    play(alone, Topology.from_edges(3, []), 1)
+    run_rounds(peers, COMPLETE, 1)
+    run_rounds(alone, Topology.from_edges(3, []), 1)
     for peer, other in zip(peers, alone, strict=True):
         found, expected = clone(buffers_of(peer.model)), buffers_of(other.model)
         assert int(found["backbone.1.num_batches_tracked"]) == 1
@@ -168,7 +168,7 @@ def test_frozen_parameters_stay_and_unused_ones_are_accepted() -> None:
     peers = make(partly_frozen)
     frozen = [clone({"w": dict(peer.model.named_parameters())["backbone.1.weight"]})["w"] for peer in peers]
     heads = [clone(parameters_of(peer.model))["head.weight"] for peer in peers]
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     for me, peer in enumerate(peers):
         found = parameters_of(peer.model)
         torch.testing.assert_close(found["backbone.1.weight"], torch.stack(frozen).mean(0))
@@ -182,7 +182,7 @@ def test_weight_of_a_missing_neighbor_goes_to_the_local_model() -> None:
     peers = make()
     x = [theta(peer.model) for peer in peers]
     data = [regression_data(peer.data.train) for peer in peers]
-    play(peers, LINE, 1, silent=[2])
+    run_rounds(peers, LINE, 1, silent=[2])
     step = closest(gradient(x[1], *data[1]).ravel(), gradient(x[1], *data[0]).ravel()[None]).reshape(x[1].shape)
     np.testing.assert_allclose(theta(peers[1].model), x[0] / 3 + 2 / 3 * x[1] - 0.5 * step, atol=1e-6)
 
@@ -194,7 +194,7 @@ def test_diverged_model_is_not_averaged_but_its_peer_still_computes_gradients(va
     data = [regression_data(peer.data.train) for peer in peers]
     with torch.no_grad():
         peers[2].model.linear_head.weight[0, 0] = value
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     assert traffic[1][0].missing == {"Parameters": [2]}
     rows = np.stack([gradient(x[1], *data[j]).ravel() for j in (0, 2)])
     step = closest(gradient(x[1], *data[1]).ravel(), rows).reshape(x[1].shape)

@@ -22,7 +22,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import RUN_ID, arrive
 from tests.regression import Matrix, regression_data, softmax, theta
-from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
 INPUTS, CLASSES = 4, 3
 COMPLETE = Topology.from_edges(4, [(i, j) for i in range(4) for j in range(i)])
@@ -97,7 +97,7 @@ def expected_rounds(
 def test_rounds_follow_the_algorithm(topology: Topology) -> None:
     peers = make(Hyper(lr=0.3, local_epochs=2, mutual_epochs=3))
     w = [theta(peer.model) for peer in peers]
-    play(peers, topology, 6)
+    run_rounds(peers, topology, 6)
     drawn = pairs(peers, topology, 6)
     expected_rounds(peers, w, drawn)
     for peer, expected in zip(peers, w, strict=True):
@@ -108,7 +108,7 @@ def test_rounds_follow_the_algorithm(topology: Topology) -> None:
 def test_receiver_continues_with_the_model_that_arrived() -> None:
     peers = make(Hyper(lr=1e-6))
     w = [theta(peer.model) for peer in peers]
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     for a, b in pairs(peers, COMPLETE, 1)[0].items():
         np.testing.assert_allclose(theta(peers[b].model), w[a], atol=1e-4)
         np.testing.assert_allclose(theta(peers[a].model), w[a], atol=1e-4)
@@ -116,7 +116,7 @@ def test_receiver_continues_with_the_model_that_arrived() -> None:
 
 def test_each_pair_sends_one_model() -> None:
     peers = make(Hyper(participation=0.25))
-    traffic = play(peers, COMPLETE, 5)
+    traffic = run_rounds(peers, COMPLETE, 5)
     for t, each in enumerate(pairs(peers, COMPLETE, 5)):
         ((a, b),) = each.items()
         assert messages(traffic[a][t].sent, "LocallyTrained") == messages(traffic[b][t].received) == 1
@@ -131,7 +131,7 @@ def test_statistics_of_batch_normalization_travel_with_the_model() -> None:
         peer.mutual_learning = lambda arrived: None  # type: ignore[method-assign]
         backbone: Any = peer.model.backbone
         backbone[2].running_mean += 1.0 + peer.me
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     for a, b in pairs(peers, COMPLETE, 1)[0].items():
         assert digest(peers[a].model.state_dict()) == digest(peers[b].model.state_dict())
 
@@ -153,7 +153,7 @@ def test_invalid_model_is_rejected_on_arrival() -> None:
 def test_dead_peer_is_skipped(dead: int) -> None:
     peers = make(Hyper(lr=0.3))
     w = [theta(peer.model) for peer in peers]
-    traffic = play(peers, COMPLETE, 5, silent=[dead])
+    traffic = run_rounds(peers, COMPLETE, 5, silent=[dead])
     drawn = pairs(peers, COMPLETE, 5)
     expected_rounds(peers, w, drawn, dead=[dead])
     for me in set(range(4)) - {dead}:
@@ -171,7 +171,7 @@ def test_receiver_keeps_its_model_if_that_of_its_sender_has_diverged(value: floa
     peers[a].local_training = lambda: None  # type: ignore[method-assign]
     with torch.no_grad():
         peers[a].model.linear_head.bias[1] = value
-    traffic = play(peers, COMPLETE, 1)
+    traffic = run_rounds(peers, COMPLETE, 1)
     np.testing.assert_array_equal(theta(peers[b].model), w[b])
     assert traffic[b][0].missing == {"LocallyTrained": [a]}
 
@@ -179,7 +179,7 @@ def test_receiver_keeps_its_model_if_that_of_its_sender_has_diverged(value: floa
 def test_peer_whose_training_diverges_restores_its_model() -> None:
     peers = make(Hyper(lr=1e20))
     w = [theta(peer.model) for peer in peers]
-    play(peers, COMPLETE, 3)
+    run_rounds(peers, COMPLETE, 3)
     for peer, before in zip(peers, w, strict=True):
         np.testing.assert_array_equal(theta(peer.model), before)
 
@@ -190,7 +190,7 @@ def test_diverged_local_model_recovers_with_the_one_that_arrives() -> None:
     a, b = next(iter(pairs(peers, COMPLETE, 1)[0].items()))
     with torch.no_grad():
         peers[b].model.linear_head.bias[1] = math.nan
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     expected, (x, y) = expected_training(peers[a], w[a]), samples(peers[b])
     expected = expected - 0.3 * (softmax(x @ expected.T) - y).T @ x / len(x)  # no teacher
     np.testing.assert_allclose(theta(peers[b].model), expected, atol=1e-5)
@@ -202,7 +202,7 @@ def test_diverged_local_model_recovers_with_the_one_that_arrives() -> None:
 @cache
 def option_outcome(**given: Any) -> list[str]:
     peers = make(Hyper.parse({"batch": 4, "lr": 0.1, **given}), name="normalized")
-    play(peers, COMPLETE, 3)
+    run_rounds(peers, COMPLETE, 3)
     return [digest(peer.state_dict()) for peer in peers]
 
 
@@ -233,6 +233,6 @@ def test_invalid_option_is_an_error(given: dict[str, Any]) -> None:
 def test_patience_prolongs_waits_but_changes_nothing_else() -> None:
     default, longer = make(Hyper()), make(replace(Hyper(), patience=7.0))
     assert longer[0].schedule.patience == 7.0
-    play(default, COMPLETE, 2)
-    play(longer, COMPLETE, 2)
+    run_rounds(default, COMPLETE, 2)
+    run_rounds(longer, COMPLETE, 2)
     assert [digest(a.state_dict()) for a in default] == [digest(b.state_dict()) for b in longer]

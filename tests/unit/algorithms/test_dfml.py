@@ -36,8 +36,8 @@ from tests.support import (
     messages,
     payload,
     peer_data,
-    play,
     random_dataset,
+    run_rounds,
     setting,
     softmax_regression,
 )
@@ -327,9 +327,7 @@ def mutual_learning_reference(peers: Mapping[int, Reference], aggregator: Refere
             sgds[n].step(peer.layers, peer.gradients(x, g))
 
 
-def play_reference(
-    peers: list[Reference], schedule: Sequence[Assignment], h: Hyper, dead: Sequence[int] = ()
-) -> None:
+def run_reference(peers: list[Reference], schedule: Sequence[Assignment], h: Hyper, dead: Sequence[int] = ()) -> None:
     for t, assignment in enumerate(schedule):
         alpha = h.alpha_at(t)
         present = {n: peers[n] for n in assignment.participants if n not in dead}
@@ -366,8 +364,8 @@ def test_rounds_follow_algorithm_1(wsl: bool, topology: Topology) -> None:
     h = hyper(local_epochs=2, wsl=wsl)
     peers = make(h)
     expected = [Reference(peer) for peer in peers]
-    play(peers, topology, 8)
-    play_reference(expected, assignments(peers, topology, 8), h)
+    run_rounds(peers, topology, 8)
+    run_reference(expected, assignments(peers, topology, 8), h)
     agree(peers, expected)
     assert len({assignment.aggregator for assignment in assignments(peers, topology, 8)}) > 2
     assert h.alpha_max in {peer.peak_alpha for peer in peers}
@@ -384,7 +382,7 @@ def test_peak_model_is_from_round_with_highest_alpha() -> None:
         seen[peer.me].append(peer.model.head.weight.detach().clone())
         peaks[peer.me].append(peer.peak.head.weight.detach().clone())
 
-    play(peers, complete(4), 12, after=keep)
+    run_rounds(peers, complete(4), 12, after=keep)
     # Follows α up to its first maximum, and changes only at maxima from then on.
     source = [0, 1, 2, 3, 3, 3, 3, 7, 7, 7, 7, 11]
     for me in range(4):
@@ -414,7 +412,7 @@ def test_few_senders_mean_more_peak_rounds_per_period(given: dict[str, Any], sou
             peaks.append(peer.peak.head.weight.detach().clone())
             ages.append(peer.diagnostics()["peak_age"])
 
-    play(peers, complete(4), 10, after=keep)
+    run_rounds(peers, complete(4), 10, after=keep)
     assert all(torch.equal(peaks[t], seen[source[t]]) for t in range(10))
     assert ages == [t - source[t] for t in range(10)]
     assert peers[0].peak_alpha == h.alpha_max
@@ -432,7 +430,7 @@ def test_idle_peers_neither_change_nor_send() -> None:
     peers = make(hyper(participation=0.25))
     before = [digest(peer.state_dict()) for peer in peers]
     (assignment,) = assignments(peers, complete(4), 1)
-    traffic = play(peers, complete(4), 1)
+    traffic = run_rounds(peers, complete(4), 1)
     for me in range(4):
         idle = me not in assignment.participants
         assert (digest(peers[me].state_dict()) == before[me]) == idle
@@ -449,7 +447,7 @@ def test_models_agree_more_after_mutual_learning() -> None:
 
     peers = make(hyper(participation=1.0, shape="fixed", alpha_max=1.0, mutual_epochs=30, lr=0.5))
     before = disagreement(peers)
-    play(peers, complete(4), 1)
+    run_rounds(peers, complete(4), 1)
     assert disagreement(peers) < 0.3 * before
 
 
@@ -469,7 +467,7 @@ def sent(traffic: list[list[Traffic]], t: int) -> int:
 @pytest.mark.parametrize("participation", [0.25, 0.5, 1.0])
 def test_two_models_travel_per_sender_and_round(participation: float) -> None:
     peers = make(hyper(participation=participation), names=("flat", "linear", "normalized", "linear", "flat"))
-    traffic = play(peers, complete(5), 5)
+    traffic = run_rounds(peers, complete(5), 5)
     for t, assignment in enumerate(assignments(peers, complete(5), 5)):
         assert len(assignment.senders) == min(4, max(1, round(participation * 5)))
         assert sent(traffic, t) == sum(2 * bytes_of(peers[n]) for n in assignment.senders)
@@ -483,7 +481,7 @@ def test_two_models_travel_per_sender_and_round(participation: float) -> None:
 
 def test_batch_norm_statistics_travel_both_ways() -> None:
     peers = make(hyper(participation=1.0, lr=1e-9), names=("normalized",) * 3)
-    play(peers, complete(3), 1)
+    run_rounds(peers, complete(3), 1)
     local_batches, mutual_batches = 1, 3
     for peer in peers:
         found = buffers_of(peer.model)
@@ -518,8 +516,8 @@ def test_dead_sender_is_skipped() -> None:
     h = hyper(participation=1.0)
     peers = make(h)
     expected = [Reference(peer) for peer in peers]
-    traffic = play(peers, complete(4), 6, silent=[3])
-    play_reference(expected, assignments(peers, complete(4), 6), h, dead=[3])
+    traffic = run_rounds(peers, complete(4), 6, silent=[3])
+    run_reference(expected, assignments(peers, complete(4), 6), h, dead=[3])
     agree(peers, expected, alive=[0, 1, 2])
     assert traffic[0][0].missing == {"Pupil": [3]}
     assert peers[0].diagnostics()["alpha"] == h.alpha_at(5)
@@ -530,8 +528,8 @@ def test_sender_keeps_model_and_peak_if_aggregator_is_dead() -> None:
     peers = make(h)
     expected = [Reference(peer) for peer in peers]
     peak = digest(peers[2].peak.state_dict())
-    traffic = play(peers, complete(4), 2, silent=[0])
-    play_reference(expected, assignments(peers, complete(4), 2), h, dead=[0])
+    traffic = run_rounds(peers, complete(4), 2, silent=[0])
+    run_reference(expected, assignments(peers, complete(4), 2), h, dead=[0])
     agree(peers, expected, alive=[1, 2, 3])
     assert all(one.missing == {"Taught": [0]} for peer in traffic[1:] for one in peer)
     assert digest(peers[2].peak.state_dict()) == peak
@@ -542,7 +540,7 @@ def test_aggregator_without_models_only_trains_locally() -> None:
     h = hyper(participation=1.0, fixed_aggregator=True)
     peers = make(h)
     (expected, *_) = [Reference(peer) for peer in peers]
-    play(peers, complete(4), 1, silent=[1, 2, 3])
+    run_rounds(peers, complete(4), 1, silent=[1, 2, 3])
     train_reference(expected, h)
     np.testing.assert_allclose(values(peers[0]), expected.values(), atol=2e-5)
     assert peers[0].peak_alpha == 0.0
@@ -590,8 +588,8 @@ def test_sender_of_nonfinite_model_keeps_it() -> None:
     expected = [Reference(peer) for peer in peers]
     with torch.no_grad():
         peers[2].model.linear_head.bias[1] = torch.nan
-    traffic = play(peers, complete(4), 3)
-    play_reference(expected, assignments(peers, complete(4), 3), h, dead=[2])
+    traffic = run_rounds(peers, complete(4), 3)
+    run_reference(expected, assignments(peers, complete(4), 3), h, dead=[2])
     agree(peers, expected, alive=[0, 1, 3])
     assert [traffic[me][0].missing for me in range(4)] == [{"Pupil": [2]}, {}, {}, {}]
     assert peers[2].peak_alpha == 0.0
@@ -608,7 +606,7 @@ def test_diverged_reply_is_not_adopted(value: float) -> None:
                 models[n].linear_head.weight[0, 0] = value
 
     peers[0].mutual_learning = diverge  # type: ignore[method-assign]
-    traffic = play(peers, complete(4), 1)
+    traffic = run_rounds(peers, complete(4), 1)
     train_reference(expected, peers[2].hyper)
     np.testing.assert_allclose(values(peers[2]), expected.values(), atol=2e-5)
     assert traffic[2][0].missing == {"Taught": [0]}
@@ -637,7 +635,7 @@ def test_peers_many_rounds_apart_get_the_same_result() -> None:
     h = hyper(participation=0.25)
     together, apart = make(h), make(h)
     topology = complete(4)
-    play(together, topology, 12)
+    run_rounds(together, topology, 12)
 
     async def late() -> list[int]:
         hub = LocalHub()
@@ -674,7 +672,7 @@ MIXED = ("normalized", "flat", "normalized", "linear", "normalized")
 
 def outcome(h: Hyper, rounds: int = 2) -> list[str]:
     peers = make(h, names=MIXED, samples=9)
-    play(peers, complete(len(MIXED)), rounds)
+    run_rounds(peers, complete(len(MIXED)), rounds)
     return [digest(peer.state_dict()) for peer in peers]
 
 
@@ -753,7 +751,7 @@ def make_with_absent_classes(h: Hyper) -> list[DFML]:
 @cache
 def option_outcome(**given: Any) -> list[str]:
     peers = make_with_absent_classes(hyper(**given))
-    play(peers, complete(4), 5)
+    run_rounds(peers, complete(4), 5)
     return [digest(peer.state_dict()) for peer in peers]
 
 
@@ -797,7 +795,7 @@ def test_without_mutual_only_the_aggregators_model_learns() -> None:
     trained = make(h, names=("flat", "linear", "normalized"))
     for peer in trained:
         peer.local_training()
-    play(peers, complete(3), 1)
+    run_rounds(peers, complete(3), 1)
     assert digest(peers[0].model.state_dict()) != digest(trained[0].model.state_dict())
     for me in (1, 2):
         assert digest(peers[me].model.state_dict()) == digest(trained[me].model.state_dict())
@@ -806,7 +804,7 @@ def test_without_mutual_only_the_aggregators_model_learns() -> None:
 @pytest.mark.exhaustive
 def test_fixed_alpha_makes_peak_and_regular_model_equal() -> None:
     peers = make(hyper(shape="fixed", participation=1.0))
-    play(peers, complete(4), 3)
+    run_rounds(peers, complete(4), 3)
     for peer in peers:
         assert digest(peer.peak.state_dict()) == digest(peer.model.state_dict())
 
@@ -816,7 +814,7 @@ def test_fixed_alpha_makes_peak_and_regular_model_equal() -> None:
 
 def test_extra_metrics_evaluate_the_peak_model() -> None:
     peers = make(hyper(participation=1.0, period=2, period_increment=0))
-    play(peers, complete(4), 3)
+    run_rounds(peers, complete(4), 3)
     x = torch.rand(5, 1, 2, 2)
     for peer in peers:
         found = {measure.name: measure for measure in peer.extra_metrics(whole=True)}
@@ -835,7 +833,7 @@ def test_diagnostics_report_alpha_models_and_peak() -> None:
     h = hyper(participation=0.5)
     peers = make(h)
     seen: dict[tuple[int, int], Mapping[str, float]] = {}
-    play(peers, complete(4), 4, after=lambda peer, t: seen.update({(peer.me, t): dict(peer.diagnostics())}))
+    run_rounds(peers, complete(4), 4, after=lambda peer, t: seen.update({(peer.me, t): dict(peer.diagnostics())}))
     for t, assignment in enumerate(assignments(peers, complete(4), 4)):
         for me in range(4):
             assert seen[me, t]["alpha"] == h.alpha_at(t)
@@ -847,7 +845,7 @@ def test_diagnostics_report_alpha_models_and_peak() -> None:
 def test_peers_share_no_memory() -> None:
     """Received tensors are copies: training one peer changes no other peer's model."""
     peers = make(hyper(participation=1.0))
-    play(peers, complete(4), 1)
+    run_rounds(peers, complete(4), 1)
     before = clone(parameters_of(peers[0].model))
     peers[1].local_training()
     assert all(torch.equal(before[name], value) for name, value in parameters_of(peers[0].model).items())

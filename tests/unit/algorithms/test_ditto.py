@@ -18,7 +18,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import RUN_ID
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -94,7 +94,7 @@ def test_loss_is_the_loss_on_the_labels_and_the_distance_to_the_averaged_model()
 def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
     peers = make(regularization=0.7, local_epochs=2, personal_epochs=3)
     v, w = models(peers)
-    traffic = play(peers, LINE, 3)
+    traffic = run_rounds(peers, LINE, 3)
     n = [6, 8, 10]
     for _ in range(3):
         v = [descend(peer, v[me], 3, 0.7, w[me]) for me, peer in enumerate(peers)]
@@ -111,7 +111,7 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
     peers = make(6, participation=participation)
     v, w = models(peers)
     digests: dict[int, set[str]] = {}
-    traffic = play(
+    traffic = run_rounds(
         peers,
         COMPLETE,
         4,
@@ -133,14 +133,14 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
 def test_personal_model_is_that_of_local_training_without_regularization() -> None:
     peers = make(regularization=0.0)
     v, _ = models(peers)
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     for me, peer in enumerate(peers):
         np.testing.assert_allclose(theta(peer.model), descend(peer, v[me], 3), atol=1e-5)
 
 
 def test_personal_model_is_evaluated_and_the_averaged_one_beside_it() -> None:
     peers = make()
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     x = torch.rand(5, 1, 2, 2)
     for peer in peers:
         assert torch.equal(peer.predict(x), peer.model(x))
@@ -160,7 +160,7 @@ def test_both_models_start_equal_and_are_trained_apart() -> None:
 
 def test_loss_terms_of_both_models_are_recorded_apart() -> None:
     peers = make()
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     assert sorted(peers[0].meter.drain()) == ["averaged_ce", "ce", "prox"]
 
 
@@ -170,7 +170,7 @@ def test_loss_terms_of_both_models_are_recorded_apart() -> None:
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make()
     v, w = models(peers)
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
     y = [descend(peer, w[me], 1) for me, peer in enumerate(peers)]
     np.testing.assert_allclose(theta(peers[1].averaged), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
@@ -184,12 +184,12 @@ def test_diverged_averaged_model_is_replaced_and_spoils_no_personal_model(value:
     v, _ = models(peers)
     with torch.no_grad():
         peers[1].averaged.linear_head.weight[0, 0] = value
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     assert traffic[0][0].missing == {"Shared": [1]}
     np.testing.assert_array_equal(theta(peers[1].model), v[1])
     expected = (6 * theta(peers[0].averaged) + 10 * theta(peers[2].averaged)) / 16
     np.testing.assert_allclose(theta(peers[1].averaged), expected, atol=1e-6)
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     assert traffic[0][1].missing == {}
     assert all(np.isfinite(x).all() for x in [*models(peers)[0], *models(peers)[1]])
     assert not np.array_equal(theta(peers[1].model), v[1])  # trains again
@@ -198,7 +198,7 @@ def test_diverged_averaged_model_is_replaced_and_spoils_no_personal_model(value:
 def test_personal_model_whose_training_diverges_is_rolled_back() -> None:
     peers = make(regularization=1e12)
     before = descend(peers[1], theta(peers[1].model), 1)  # in round 0 both models are equal: no proximal term
-    traffic = play(peers, LINE, 3)
+    traffic = run_rounds(peers, LINE, 3)
     np.testing.assert_allclose(theta(peers[1].model), before, atol=1e-6)
     assert [record.missing for record in traffic[0]] == [{}, {}, {}]  # averaging goes on
 
@@ -222,5 +222,5 @@ def test_values_out_of_range_are_errors(key: str, wrong: float) -> None:
 def test_personal_epochs_are_the_local_ones_by_default(given: dict[str, int], steps: int) -> None:
     (peer,) = make(1, **given)
     (v,), (w,) = models([peer])
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     np.testing.assert_allclose(theta(peer.model), descend(peer, v, steps, 1.0, w), atol=1e-6)

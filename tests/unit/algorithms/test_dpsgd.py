@@ -17,7 +17,7 @@ from p2pfl.messaging.topology import Topology, metropolis_row
 from p2pfl.run_file.graphs.static import SmallWorld
 from p2pfl.run_file.options import OptionErrors
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
 property_of = settings(deadline=None, max_examples=50)
 
@@ -66,7 +66,7 @@ def test_reference_gradient_matches_the_loss() -> None:
 def test_round_averages_old_models_and_adds_the_local_displacement(steps: int | None) -> None:
     peers = make(Hyper(local_steps=steps, lr=0.5))
     x = [theta(peer.model) for peer in peers]
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     for me, peer in enumerate(peers):
         # x_i ← Σ_j W_ij x_j − η ∇F_i(x_i); with several steps, their displacement
         moved = descend(peer, x[me], steps or 1) - x[me]
@@ -77,7 +77,7 @@ def test_round_averages_old_models_and_adds_the_local_displacement(steps: int | 
 def test_several_rounds_match_algorithm_1() -> None:
     peers = make(Hyper(lr=0.5))
     x = np.array([theta(peer.model) for peer in peers])
-    play(peers, LINE, 5)
+    run_rounds(peers, LINE, 5)
     for _ in range(5):
         steps = np.array([0.5 * gradient(x[me], *regression_data(peer.data.train)) for me, peer in enumerate(peers)])
         x = np.einsum("ij,jkl->ikl", W, x) - steps
@@ -89,7 +89,7 @@ def test_several_rounds_match_algorithm_1() -> None:
 def test_local_epochs_averages_the_trained_models(epochs: int) -> None:
     peers = make(Hyper(local_epochs=epochs, lr=0.5))
     trained = [descend(peer, theta(peer.model), epochs) for peer in peers]
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     for me, peer in enumerate(peers):
         expected = sum(W[me, j] * trained[j] for j in range(3))
         np.testing.assert_allclose(theta(peer.model), expected, atol=1e-6)
@@ -101,7 +101,7 @@ def test_mean_model_follows_the_mean_gradient() -> None:
     for _ in range(3):
         x = [theta(peer.model) for peer in peers]
         gradients = [gradient(x[me], *regression_data(peer.data.train)) for me, peer in enumerate(peers)]
-        play(peers, topology, 1)
+        run_rounds(peers, topology, 1)
         found = np.mean([theta(peer.model) for peer in peers], axis=0)
         np.testing.assert_allclose(found, np.mean(x, axis=0) - 0.5 * np.mean(gradients, axis=0), atol=1e-6)
 
@@ -110,7 +110,7 @@ def test_mean_model_follows_the_mean_gradient() -> None:
 def test_models_converge_to_their_mean_without_gradients() -> None:
     peers = make(Hyper(lr=1e-12))
     mean = np.mean([theta(peer.model) for peer in peers], axis=0)
-    play(peers, LINE, 30)
+    run_rounds(peers, LINE, 30)
     for peer in peers:
         np.testing.assert_allclose(theta(peer.model), mean, atol=1e-5)
 
@@ -118,7 +118,7 @@ def test_models_converge_to_their_mean_without_gradients() -> None:
 def test_weight_of_a_missing_neighbor_goes_to_the_local_model() -> None:
     peers = make(Hyper(lr=0.5))
     x = [theta(peer.model) for peer in peers]
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Parameters": [2]}
     expected = 2 / 3 * x[1] + 1 / 3 * x[0] - 0.5 * gradient(x[1], *regression_data(peers[1].data.train))
     np.testing.assert_allclose(theta(peers[1].model), expected, atol=1e-6)
@@ -131,8 +131,8 @@ def test_diverged_peer_does_not_affect_its_neighbors(amount: str, value: float) 
     without, beside = (make(Hyper.parse({"lr": 0.5, amount: 1})) for _ in range(2))
     with torch.no_grad():
         beside[2].model.linear_head.weight[0, 0] = value
-    play(without, LINE, 3, silent=[2])
-    traffic = play(beside, LINE, 3)
+    run_rounds(without, LINE, 3, silent=[2])
+    traffic = run_rounds(beside, LINE, 3)
     assert [record.missing for record in traffic[1]] == [{"Parameters": [2]}] * 3
     for left, right in zip(without[:2], beside[:2], strict=True):
         np.testing.assert_array_equal(theta(left.model), theta(right.model))
@@ -140,7 +140,7 @@ def test_diverged_peer_does_not_affect_its_neighbors(amount: str, value: float) 
 
 def test_sends_only_parameters() -> None:
     peers = make(Hyper())
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     numbers = CLASSES * (INPUTS + 1)
     assert [[messages(record.sent, "Parameters") for record in peer] for peer in traffic] == [[1, 1], [2, 2], [1, 1]]
     assert sum(payload(record.sent) for peer in traffic for record in peer) == 2 * 2 * 2 * 4 * numbers
@@ -155,7 +155,7 @@ def test_momentum_and_weight_decay_match_sgd() -> None:
     (peer,) = make(Hyper(lr=0.5, momentum=0.5, weight_decay=0.1, local_steps=2), peers=1)
     x = theta(peer.model)
     start, velocity = x, np.zeros_like(x)
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     for _ in range(2):
         velocity = 0.5 * velocity + gradient(x, *regression_data(peer.data.train)) + 0.1 * x
         x = x - 0.5 * velocity
@@ -203,7 +203,7 @@ def test_self_weight_on_the_group_ring_of_l2cs_paper_is_one_eleventh() -> None:
 def test_weights_include_the_self_weight() -> None:
     peers = make(Hyper())
     assert peers[1].weights() == {1: 1.0}
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     assert peers[0].weights() == pytest.approx({0: 2 / 3, 1: 1 / 3})
     assert peers[1].weights() == pytest.approx({0: 1 / 3, 1: 1 / 3, 2: 1 / 3})
 

@@ -25,8 +25,8 @@ from tests.support import (
     messages,
     payload,
     peer_data,
-    play,
     random_dataset,
+    run_rounds,
     setting,
     softmax_regression,
 )
@@ -75,7 +75,7 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5, "batch": 64}
 def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "local_epochs": 2}))
     x = [theta(peer.model) for peer in peers]
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     n = [6, 8, 10]
     for _ in range(3):
         y = [descend(peer, x[me], 2) for me, peer in enumerate(peers)]
@@ -91,7 +91,7 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": participation}), peers=6)
     x = [theta(peer.model) for peer in peers]
     digests: dict[int, set[str]] = {}
-    play(
+    run_rounds(
         peers, COMPLETE, 4, after=lambda peer, t: digests.setdefault(t, set()).add(digest(peer.state_dict()["model"]))
     )
     assert [len(digests[t]) for t in range(4)] == [1, 1, 1, 1]
@@ -105,7 +105,7 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
 
 def test_nonparticipants_neither_train_nor_send() -> None:
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": 0.5}), peers=6)
-    traffic = play(peers, COMPLETE, 8)
+    traffic = run_rounds(peers, COMPLETE, 8)
     numbers = CLASSES * (INPUTS + 1)
     for me in range(6):
         for t in range(8):
@@ -119,7 +119,7 @@ def test_peer_without_participating_sources_keeps_its_model() -> None:
     line = Topology.from_edges(6, [(i, i + 1) for i in range(5)])
     peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": 0.2}), peers=6)
     before = [theta(peer.model) for peer in peers]
-    play(peers, line, 1)
+    run_rounds(peers, line, 1)
     (chosen,) = participants(6, 0.2, 0)
     trained = theta(peers[chosen].model)
     for me in range(6):
@@ -130,7 +130,7 @@ def test_peer_without_participating_sources_keeps_its_model() -> None:
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(FedAvg, fedavg.Hyper.parse(PLAIN))
     x = [theta(peer.model) for peer in peers]
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
     y = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
     np.testing.assert_allclose(theta(peers[1].model), (6 * y[0] + 8 * y[1]) / 14, atol=1e-6)
@@ -142,7 +142,7 @@ def test_diverged_model_is_replaced_by_the_average_of_the_others(value: float) -
     x = [theta(peer.model) for peer in peers]
     with torch.no_grad():
         peers[1].model.head.weight[0, 0] = value
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     y = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
     np.testing.assert_allclose(theta(peers[0].model), y[0], atol=1e-6)
     np.testing.assert_allclose(theta(peers[1].model), (6 * y[0] + 10 * y[2]) / 16, atol=1e-6)
@@ -154,7 +154,7 @@ def test_diverged_peer_recovers_and_participates_again(optimizer: str) -> None:
     peers = make(FedAvg, fedavg.Hyper.parse({"optimizer": optimizer, "momentum": 0.9, "lr": 0.1}))
     with torch.no_grad():
         peers[1].model.head.weight[0, 0] = torch.nan
-    traffic = play(peers, LINE, 3)
+    traffic = run_rounds(peers, LINE, 3)
     assert [record.missing for record in traffic[0]] == [{"Shared": [1]}, {}, {}]
     assert all(np.isfinite(theta(peer.model)).all() for peer in peers)
 
@@ -182,7 +182,7 @@ def test_lg_fedavg_averages_heads_and_keeps_backbones_local() -> None:
         for me, peer in enumerate(peers):
             peer.model.linear_head.bias.fill_(float(me))
     backbones = [copy.deepcopy(peer.model.backbone.state_dict()) for peer in peers]
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     for peer, value in zip(peers, (8 / 14, (8 + 20) / 24, (8 + 20) / 18), strict=True):
         np.testing.assert_allclose(peer.model.linear_head.bias.detach(), np.full(CLASSES, value), rtol=1e-6)
     for peer, backbone in zip(peers, backbones, strict=True):
@@ -197,7 +197,7 @@ def test_lg_fedavg_trains_backbone_and_head_together() -> None:
         h, setting(0, 1, linear_model(INPUTS, 2, CLASSES), peer_data(random_dataset(12, classes=CLASSES)))
     )
     before = copy.deepcopy(peer.model.state_dict())
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     assert all(not torch.equal(tensor, before[name]) for name, tensor in peer.model.state_dict().items())
 
 
@@ -208,7 +208,7 @@ def test_dfedavgm_averages_models_trained_with_fresh_momentum() -> None:
     w = np.array([[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
     peers = make(DFedAvgM, dfedavgm.Hyper(local_epochs=3, lr=0.5, momentum=0.9))
     x = [theta(peer.model) for peer in peers]
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     for _ in range(2):
         z = [descend(peer, x[me], 3, momentum=0.9) for me, peer in enumerate(peers)]
         x = [sum(w[me, j] * z[j] for j in range(3)) for me in range(3)]
@@ -221,6 +221,6 @@ def test_dfedavgm_averages_models_trained_with_fresh_momentum() -> None:
 def test_dfedavgm_adds_a_missing_neighbors_weight_to_the_local_model() -> None:
     peers = make(DFedAvgM, dfedavgm.Hyper(lr=0.5, momentum=0.0))
     x = [theta(peer.model) for peer in peers]
-    play(peers, LINE, 1, silent=[2])
+    run_rounds(peers, LINE, 1, silent=[2])
     z = [descend(peer, x[me], 1) for me, peer in enumerate(peers)]
     np.testing.assert_allclose(theta(peers[1].model), 2 / 3 * z[1] + 1 / 3 * z[0], atol=1e-6)

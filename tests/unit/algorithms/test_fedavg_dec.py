@@ -31,7 +31,7 @@ from p2pfl.models import Model
 from p2pfl.tensors import buffers_of, digest, parameters_of
 from tests.bodies import RUN_ID, arrive
 from tests.regression import Matrix, regression_data, theta
-from tests.support import messages, payload, peer_data, play, random_dataset, setting
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])
@@ -116,7 +116,7 @@ def test_rounds_follow_algorithm_2(topology: Topology, mu: float | None) -> None
     local: Any = {"lr": 0.3, "local_epochs": 3}
     peers = make(Hyper(**local)) if mu is None else make(ProxHyper(**local, mu=mu), of=FedProxDec)
     w = [theta(peer.model) for peer in peers]
-    play(peers, topology, 7)
+    run_rounds(peers, topology, 7)
     expected_rounds(peers, w, assignments(peers, topology, 7), mu or 0.0)
     for peer, expected in zip(peers, w, strict=True):
         np.testing.assert_allclose(theta(peer.model), expected, atol=1e-5)
@@ -124,7 +124,7 @@ def test_rounds_follow_algorithm_2(topology: Topology, mu: float | None) -> None
 
 def test_full_participation_makes_models_of_one_architecture_equal() -> None:
     peers = make(Hyper(participation=1.0), names=("flat", "other", "flat", "other"))
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     for a, b in ((0, 2), (1, 3)):
         assert digest(peers[a].model.state_dict()) == digest(peers[b].model.state_dict())
     assert digest(peers[0].model.state_dict()) != digest(peers[1].model.state_dict())
@@ -156,7 +156,7 @@ def test_mean_model_without_samples_is_unweighted(samples: tuple[int, int], mean
 
 def test_batch_norm_statistics_stay_local() -> None:
     peers = make(Hyper(participation=1.0), names=("normalized",) * 3)
-    traffic = play(peers, complete(3), 2)
+    traffic = run_rounds(peers, complete(3), 2)
     means = [buffers_of(peer.model)["backbone.1.running_mean"] for peer in peers]
     assert not torch.equal(means[0], means[1])
     numbers = sum(value.numel() for value in parameters_of(peers[0].model).values())
@@ -170,7 +170,7 @@ def test_batch_norm_statistics_stay_local() -> None:
 @pytest.mark.parametrize("participation", [0.25, 0.5, 1.0])
 def test_two_models_travel_per_sender_and_round(participation: float) -> None:
     peers = make(Hyper(participation=participation))
-    traffic = play(peers, COMPLETE, 4)
+    traffic = run_rounds(peers, COMPLETE, 4)
     for t, assignment in enumerate(assignments(peers, COMPLETE, 4)):
         assert sum(messages(peer[t].sent, "Trained") for peer in traffic) == len(assignment.senders)
         assert sum(messages(peer[t].sent, "Averaged") for peer in traffic) == len(assignment.senders)
@@ -204,7 +204,7 @@ def test_invalid_model_is_rejected_on_arrival() -> None:
 def test_dead_peer_is_skipped(dead: int) -> None:
     peers = make(Hyper(participation=1.0, lr=0.3))
     w = [theta(peer.model) for peer in peers]
-    traffic = play(peers, COMPLETE, 4, silent=[dead])
+    traffic = run_rounds(peers, COMPLETE, 4, silent=[dead])
     expected_rounds(peers, w, assignments(peers, COMPLETE, 4), dead=[dead])
     for me in set(range(4)) - {dead}:
         np.testing.assert_allclose(theta(peers[me].model), w[me], atol=1e-5)
@@ -223,7 +223,7 @@ def test_aggregator_does_not_adopt_an_average_that_overflows() -> None:
     for peer in peers:
         peer.local_training = lambda: None
         peer.model.head.weight.data[0, 0] = largest
-    play(peers, complete(7), 1)
+    run_rounds(peers, complete(7), 1)
     assert all(np.isfinite(theta(peer.model)).all() for peer in peers)
 
 
@@ -233,7 +233,7 @@ def test_diverged_model_is_skipped(value: float) -> None:
     with torch.no_grad():
         peers[2].model.head.bias[1] = value
     w = [theta(peer.model) for peer in peers]
-    traffic = play(peers, COMPLETE, 3)
+    traffic = run_rounds(peers, COMPLETE, 3)
     expected_rounds(peers, w, assignments(peers, COMPLETE, 3), dead=[2])
     for me in (0, 1, 3):
         np.testing.assert_allclose(theta(peers[me].model), w[me], atol=1e-5)
@@ -246,7 +246,7 @@ def test_diverged_model_is_skipped(value: float) -> None:
 @cache
 def option_outcome(**given: Any) -> list[str]:
     peers = make(ProxHyper.parse({"batch": 4, "lr": 0.3, "mu": 1.0, **given}), of=FedProxDec)
-    play(peers, COMPLETE, 4)
+    run_rounds(peers, COMPLETE, 4)
     return [digest(peer.state_dict()) for peer in peers]
 
 
@@ -274,8 +274,8 @@ def test_every_option_changes_the_outcome(given: dict[str, Any]) -> None:
 
 def test_fedprox_with_mu_0_is_fedavg() -> None:
     prox, plain = make(ProxHyper(mu=0.0, batch=4), of=FedProxDec), make(Hyper(batch=4))
-    play(prox, COMPLETE, 4)
-    play(plain, COMPLETE, 4)
+    run_rounds(prox, COMPLETE, 4)
+    run_rounds(plain, COMPLETE, 4)
     assert [digest(peer.state_dict()) for peer in prox] == [digest(peer.state_dict()) for peer in plain]
 
 

@@ -16,7 +16,7 @@ from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
-from tests.support import linear_model, payload, peer_data, play, random_dataset, setting
+from tests.support import linear_model, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -115,7 +115,7 @@ def test_proximal_term_keeps_the_head_near_its_start() -> None:
     def moved(mu: float) -> float:
         (peer,) = make(peers=1, mu=mu, lr=0.01, local_epochs=20, contrastive=0.0)
         start = clone(peer.shared_part())
-        play([peer], Topology.from_edges(1, []), 1)
+        run_rounds([peer], Topology.from_edges(1, []), 1)
         return proximal(peer.model.linear_head, start, 2.0).item()
 
     assert moved(100.0) < moved(0.0) / 2
@@ -127,7 +127,7 @@ def test_local_training_has_two_views_and_trains_backbone_and_head() -> None:
     sizes = []
     loss = peer.loss
     peer.loss = lambda x, labels: sizes.append((len(x), len(labels))) or loss(x, labels)  # type: ignore[func-returns-value, method-assign]
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     assert sizes == [(12, 12)]
     assert all(not torch.equal(tensor, before[name]) for name, tensor in peer.model.state_dict().items())
 
@@ -135,7 +135,7 @@ def test_local_training_has_two_views_and_trains_backbone_and_head() -> None:
 def test_fresh_optimizer_forgets_earlier_rounds() -> None:
     def steps(fresh: bool) -> float:
         (peer,) = make(peers=1, fresh_optimizer=fresh)
-        play([peer], Topology.from_edges(1, []), 3)
+        run_rounds([peer], Topology.from_edges(1, []), 3)
         return float(peer.optimizer.state[peer.model.linear_head.bias]["step"])
 
     assert (steps(True), steps(False)) == (1.0, 3.0)
@@ -158,7 +158,7 @@ def test_all_heads_are_the_servers_on_a_complete_graph() -> None:
     alone = [
         FedClassAvg(peer.hyper, setting(me, 3, copy.deepcopy(peer.model), peer.data)) for me, peer in enumerate(peers)
     ]
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     for peer in alone:
         peer.local_training()
     heads = [parameters_of(peer.model.linear_head) for peer in alone]
@@ -173,7 +173,7 @@ def test_all_heads_are_the_servers_on_a_complete_graph() -> None:
 def test_peers_on_a_sparse_graph_average_heads_of_their_neighborhoods() -> None:
     peers = make(**STILL)
     fill_biases(peers)
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     for peer, value in zip(peers, (8 / 14, (8 + 20) / 24, (8 + 20) / 18), strict=True):
         np.testing.assert_allclose(bias(peer), np.full(CLASSES, value), rtol=1e-6)
     assert payload(traffic[0][0].sent) == 4 * (2 * CLASSES + CLASSES)
@@ -182,7 +182,7 @@ def test_peers_on_a_sparse_graph_average_heads_of_their_neighborhoods() -> None:
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(**STILL)
     fill_biases(peers)
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
     np.testing.assert_allclose(bias(peers[1]), np.full(CLASSES, 8 / 14), rtol=1e-6)
 
@@ -191,7 +191,7 @@ def test_average_skips_a_neighbor_whose_model_diverged() -> None:
     peers = make(**STILL)
     fill_biases(peers)
     parameters_of(peers[2].model)["head.weight"][0, 0] = torch.nan
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     assert traffic[1][0].missing == {"Shared": [2]}
     np.testing.assert_allclose(bias(peers[1]), np.full(CLASSES, 8 / 14), rtol=1e-6)
 
@@ -199,7 +199,7 @@ def test_average_skips_a_neighbor_whose_model_diverged() -> None:
 def test_local_training_that_diverges_is_rolled_back() -> None:
     peers = [*make(lr=0.01)[:2], make(lr=1e30)[2]]
     before = clone(parameters_of(peers[2].model.backbone))
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     assert traffic[1][0].missing == traffic[1][1].missing == {}
     for name, tensor in parameters_of(peers[2].model.backbone).items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)

@@ -19,7 +19,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import arrive
 from tests.regression import Matrix, regression_data, softmax, theta
-from tests.support import CPU, messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import CPU, messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
 INPUTS, CLASSES = 4, 4
 LINE = [(0, 1), (1, 2)]
@@ -120,7 +120,7 @@ def test_rounds_match_algorithm_1(given: dict[str, Any], edges: list[tuple[int, 
     peers = make(h)
     w = [theta(peer.model) for peer in peers]
     means: list[dict[int, Matrix]] = [{}, {}, {}]
-    play(peers, topology, 3)
+    run_rounds(peers, topology, 3)
     for _ in range(3):
         trained = [train(peer, w[me], means[me]) for me, peer in enumerate(peers)]
         w = [after for after, _ in trained]
@@ -137,13 +137,13 @@ def test_rounds_match_algorithm_1(given: dict[str, Any], edges: list[tuple[int, 
 
 def test_means_are_the_servers_on_a_complete_graph_and_models_stay_local() -> None:
     peers = make(hyper(batch=2))
-    play(peers, Topology.from_edges(3, COMPLETE), 3)
+    run_rounds(peers, Topology.from_edges(3, COMPLETE), 3)
     assert len({digest([peer.prototypes, peer.known]) for peer in peers}) == 1
     assert len({digest(peer.model.state_dict()) for peer in peers}) == 3
 
 
 def test_payload_is_one_row_of_k_numbers_for_each_local_class() -> None:
-    traffic = play(make(hyper()), Topology.from_edges(3, LINE), 2)
+    traffic = run_rounds(make(hyper()), Topology.from_edges(3, LINE), 2)
     for me, neighbors in enumerate((1, 2, 1)):
         assert payload(traffic[me][1].sent) == neighbors * 4 * CLASSES * len(LOCAL_CLASSES[me])
 
@@ -151,7 +151,7 @@ def test_payload_is_one_row_of_k_numbers_for_each_local_class() -> None:
 def test_mean_skips_a_missing_neighbor() -> None:
     peers = make(hyper())
     w = [theta(peer.model) for peer in peers]
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
     assert traffic[0][0].missing == {"Prototypes": [2]}
     sent = [train(peer, w[me], {})[1] for me, peer in enumerate(peers)]
     np.testing.assert_allclose(peers[0].prototypes[1], (sent[0][1] + sent[1][1]) / 2, rtol=1e-5, atol=1e-6)
@@ -161,7 +161,7 @@ def test_mean_skips_a_missing_neighbor() -> None:
 def test_alone_with_the_others_means_a_peer_trains_on_labels_only() -> None:
     peers = make(hyper(teachers="others"))
     w = theta(peers[0].model)
-    play(peers, Topology.from_edges(3, LINE), 2, silent=[1, 2])
+    run_rounds(peers, Topology.from_edges(3, LINE), 2, silent=[1, 2])
     for _ in range(2):
         w = train(peers[0], w, {})[0]
     np.testing.assert_allclose(theta(peers[0].model), w, rtol=1e-4, atol=1e-5)
@@ -173,8 +173,8 @@ def test_means_of_a_diverged_model_are_skipped(value: float) -> None:
     without, beside = make(hyper()), make(hyper())
     with torch.no_grad():
         beside[2].model.linear_head.weight[0, 0] = value
-    play(without, Topology.from_edges(3, COMPLETE), 2, silent=[2])
-    traffic = play(beside, Topology.from_edges(3, COMPLETE), 2)
+    run_rounds(without, Topology.from_edges(3, COMPLETE), 2, silent=[2])
+    traffic = run_rounds(beside, Topology.from_edges(3, COMPLETE), 2)
     assert traffic[0][1].missing == {"Prototypes": [2]}
     assert torch.equal(beside[0].prototypes, without[0].prototypes)
     assert torch.equal(beside[2].prototypes, beside[0].prototypes)
@@ -186,7 +186,7 @@ def test_model_that_diverges_in_training_is_restored() -> None:
     peers[0].prototypes.fill_(9e5)
     peers[0].known.fill_(True)
     peers[0].optimizer.param_groups[0]["lr"] = 1e6
-    play(peers, Topology.from_edges(3, COMPLETE), 1)
+    run_rounds(peers, Topology.from_edges(3, COMPLETE), 1)
     np.testing.assert_array_equal(theta(peers[0].model), before)
     assert np.isfinite(peers[0].prototypes.numpy()).all()
 
@@ -203,7 +203,7 @@ def test_received_rows_that_are_no_probabilities_are_skipped() -> None:
 def test_nonparticipants_neither_train_nor_send_but_receive() -> None:
     peers = make(hyper(participation=1 / 3))
     initial = [theta(peer.model) for peer in peers]
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 1)
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 1)
     senders = [me for me in range(3) if messages(traffic[me][0].sent)]
     assert len(senders) == 1
     changed = [me for me in range(3) if not np.array_equal(theta(peers[me].model), initial[me])]
@@ -214,7 +214,7 @@ def test_nonparticipants_neither_train_nor_send_but_receive() -> None:
 
 def test_evaluates_the_local_model() -> None:
     peer = make(hyper())[0]
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     x = torch.rand(3, 1, 2, 2)
     assert torch.equal(peer.predict(x), peer.model(x))
 

@@ -30,7 +30,16 @@ from p2pfl.session.simulate import simulate
 from p2pfl.tensors import LIMIT
 from tests.conftest import tree
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import Traffic, messages, payload, peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import (
+    Traffic,
+    messages,
+    payload,
+    peer_data,
+    random_dataset,
+    run_rounds,
+    setting,
+    softmax_regression,
+)
 
 INPUTS, CLASSES = 4, 3
 BYTES = 4 * CLASSES * (INPUTS + 1)
@@ -172,7 +181,7 @@ def test_rounds_match_the_papers_update_over_all_neighbors(topology: Topology) -
     x = [theta(peer.model) for peer in peers]
     affinity: list[dict[int, float]] = [{} for _ in peers]
     rows: list[dict[int, float]] = []
-    play(peers, topology, 3)
+    run_rounds(peers, topology, 3)
     for _ in range(3):
         y = [descend(peer, x[me]) for me, peer in enumerate(peers)]
         rows, mixed = [], []
@@ -199,7 +208,7 @@ def test_only_those_that_asked_receive_a_model_and_they_asked_for_the_largest_af
     def remember(peer: Any, t: int) -> None:
         affinities[peer.me, t] = dict(peer.affinity)
 
-    traffic = play(peers, complete(5), 5, after=remember)
+    traffic = run_rounds(peers, complete(5), 5, after=remember)
     for me in range(5):
         for t in range(5):
             record = traffic[me][t]
@@ -217,7 +226,7 @@ def test_only_those_that_asked_receive_a_model_and_they_asked_for_the_largest_af
 def test_neighbor_whose_model_raises_the_loss_is_asked_after_those_never_asked() -> None:
     peers = make(3, models=1, exploration=0.0)
     peers[0].affinity = {1: -0.5}
-    traffic = play(peers, complete(3), 1)
+    traffic = run_rounds(peers, complete(3), 1)
     assert owners(traffic[0][0]) == [2]
 
 
@@ -225,7 +234,7 @@ def test_random_choices_differ_between_peers_and_rounds_and_repeat_in_another_ru
     runs = []
     for _ in range(2):
         peers = make(6, models=2, exploration=1.0, exploration_decay=0.0)
-        traffic = play(peers, complete(6), 4)
+        traffic = run_rounds(peers, complete(6), 4)
         runs.append([[owners(record) for record in each] for each in traffic])
     assert runs[0] == runs[1]
     assert all(len({tuple(asked) for asked in each}) > 1 for each in runs[0])
@@ -247,7 +256,7 @@ def mislabeled(peers: int = 1, **given: Any) -> list[FedFomo]:
 def test_peer_returns_to_its_model_if_none_lowers_the_loss() -> None:
     peers = mislabeled(2)
     before = theta(peers[0].model)
-    play(peers, complete(2), 2)
+    run_rounds(peers, complete(2), 2)
     np.testing.assert_array_equal(theta(peers[0].model), before)
     assert peers[0].weights() == {0: 1.0}
     assert peers[0].affinity[1] < 0
@@ -256,7 +265,7 @@ def test_peer_returns_to_its_model_if_none_lowers_the_loss() -> None:
 def test_peer_alone_keeps_training() -> None:
     peers = make(1)
     x = theta(peers[0].model)
-    play(peers, ALONE, 1)
+    run_rounds(peers, ALONE, 1)
     np.testing.assert_allclose(theta(peers[0].model), descend(peers[0], x), atol=1e-6)
     assert peers[0].weights() == {0: 1.0}
     assert peers[0].diagnostics() == {"validation_loss": pytest.approx(validation_loss(peers[0], x), rel=1e-5)}
@@ -268,7 +277,7 @@ def test_peer_alone_keeps_training() -> None:
 def test_model_of_a_missing_neighbor_is_not_waited_for() -> None:
     peers = make()
     x = theta(peers[0].model)
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Request": [2]}
     models = {j: descend(peers[j], x) for j in (0, 1)}
     w = weights_by_hand(peers[1], x, models)
@@ -282,7 +291,7 @@ def test_diverged_neighbor_is_no_candidate(value: float) -> None:
     x = theta(peers[0].model)
     with torch.no_grad():
         peers[2].model.linear_head.weight[0, 0] = value
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     assert traffic[1][0].missing == {"Parameters": [2]}
     models = {j: descend(peers[j], x) for j in (0, 1)}
     w = weights_by_hand(peers[1], x, models)
@@ -293,7 +302,7 @@ def test_diverged_neighbor_is_no_candidate(value: float) -> None:
 def test_training_that_diverges_is_rolled_back() -> None:
     peers = make(lr=1e12)
     x = theta(peers[0].model)
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     for peer in peers:
         np.testing.assert_array_equal(theta(peer.model), x)
     assert [record.missing for record in traffic[1]] == [{}, {}]

@@ -18,7 +18,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, has_diverged
-from tests.support import messages, payload, peer_data, play, random_dataset, setting
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, FEATURES, CLASSES = 4, 5, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -106,7 +106,7 @@ class Reference:
 def test_rounds_follow_the_papers_algorithm() -> None:
     expected, peers = [Reference(peer) for peer in make()], make()
     start = weights_of(peers[0].generator)
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     for t in range(3):
         for one in expected:
             one.train()
@@ -134,7 +134,7 @@ def test_rounds_follow_the_papers_algorithm() -> None:
 def test_peers_on_a_complete_graph_hold_one_generator_and_one_head(participation: float) -> None:
     peers = make(4, participation=participation)
     start = digest(peers[0].generator.state_dict())
-    play(peers, COMPLETE, 3)
+    run_rounds(peers, COMPLETE, 3)
     assert len({digest([peer.generator.state_dict(), peer.shared_part()]) for peer in peers}) == 1
     assert digest(peers[0].generator.state_dict()) != start
     assert len({digest(peer.model.backbone.state_dict()) for peer in peers}) == 4
@@ -143,12 +143,12 @@ def test_peers_on_a_complete_graph_hold_one_generator_and_one_head(participation
 def test_without_weight_on_generated_features_it_is_lg_fedavg() -> None:
     peers, plain = make(generated=0.0), make(of=LGFedAvg, lr=PLAIN["lr"], batch=PLAIN["batch"])
     for group in (peers, plain):
-        play(group, LINE, 3)
+        run_rounds(group, LINE, 3)
     assert [digest(peer.model.state_dict()) for peer in peers] == [digest(peer.model.state_dict()) for peer in plain]
 
 
 def test_only_heads_and_counts_travel() -> None:
-    traffic = play(make(), LINE, 2)
+    traffic = run_rounds(make(), LINE, 2)
     for t in range(2):
         for one, degree in zip(traffic, (1, 2, 1), strict=True):
             assert messages(one[t].sent, "Labeled") == degree
@@ -157,7 +157,7 @@ def test_only_heads_and_counts_travel() -> None:
 
 def test_missing_neighbor_is_left_out() -> None:
     peers = make()
-    play(peers, LINE, 1, silent=[2])
+    run_rounds(peers, LINE, 1, silent=[2])
     assert sorted(peers[1].labels) == [0, 1]
 
 
@@ -166,7 +166,7 @@ def test_counts_that_are_none_are_left_out() -> None:
     for peer, labels in zip(peers[:2], [(0, 0, 0), (1, 2)], strict=True):
         whole = peer.local_part()
         peer.local_part = lambda whole=whole, labels=labels: replace(whole, labels=labels)
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     assert [sorted(peer.labels) for peer in peers] == [[], [2], [2]]
     assert not any(map(has_diverged, peers[0].model.state_dict().values()))
 
@@ -174,14 +174,14 @@ def test_counts_that_are_none_are_left_out() -> None:
 def test_peer_with_one_sample_learns_from_generated_features_too() -> None:
     peers = make(samples=1, batch=1)
     assert len(peers[0].data.train) == 1
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     assert not any(map(has_diverged, peers[0].model.state_dict().values()))
 
 
 def test_diverged_generator_is_replaced_by_the_one_from_before() -> None:
     peers = make(generator_lr=1e30)
     before = digest(peers[0].generator.state_dict())
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     assert {digest(peer.generator.state_dict()) for peer in peers} == {before}
     assert not any(map(has_diverged, peers[1].model.state_dict().values()))
 
@@ -197,7 +197,7 @@ def test_diverged_generator_is_replaced_by_the_one_from_before() -> None:
 def test_every_option_changes_what_is_learned(given: dict[str, Any]) -> None:
     changed, plain = make(**given), make()
     for peers in (changed, plain):
-        play(peers, LINE, 3)
+        run_rounds(peers, LINE, 3)
     assert digest(changed[1].model.state_dict()) != digest(plain[1].model.state_dict())
 
 

@@ -23,7 +23,7 @@ from p2pfl.tensors import digest, parameters_of
 from tests.bodies import RUN_ID, arrive
 from tests.conftest import tree
 from tests.regression import softmax
-from tests.support import linear_model, payload, peer_data, play, random_dataset, setting
+from tests.support import linear_model, payload, peer_data, random_dataset, run_rounds, setting
 
 Array = NDArray[np.float64]
 INPUTS, FEATURES, CLASSES, ROUNDS = 4, 7, 3, 3
@@ -148,7 +148,7 @@ def truncated(value: Array, energy: float) -> Array:
 def test_rounds_match_the_paper(given: dict[str, Any], topology: Topology) -> None:
     peers = make(**given)
     expected = [Reference(peer) for peer in peers]
-    play(peers, topology, ROUNDS)
+    run_rounds(peers, topology, ROUNDS)
     for t in range(ROUNDS):
         for reference in expected:
             reference.train()
@@ -167,7 +167,7 @@ def test_rounds_match_the_paper(given: dict[str, Any], topology: Topology) -> No
 
 def test_memes_are_equal_on_a_complete_graph_and_fewer_bytes_are_sent_than_they_have() -> None:
     peers = make(**LOW)
-    traffic = play(peers, COMPLETE, ROUNDS)
+    traffic = run_rounds(peers, COMPLETE, ROUNDS)
     assert len({digest(parameters_of(peer.meme)) for peer in peers}) == 1
     assert len({digest(peer.model.state_dict()) for peer in peers}) == 3
     whole = 2 * 4 * sum(value.numel() for value in peers[0].meme.parameters())
@@ -248,7 +248,7 @@ def test_meme_that_diverged_is_skipped_and_replaced_by_the_average_of_the_others
     peers = make(**LOW)
     with torch.no_grad():
         peers[2].meme.linear_head.weight[0, 0] = value
-    traffic = play(peers, COMPLETE, 2)
+    traffic = run_rounds(peers, COMPLETE, 2)
     assert [record.missing for record in traffic[0]] == [{"Factors": [2]}, {}]
     assert len({digest(parameters_of(peer.meme)) for peer in peers}) == 1
     assert all(np.isfinite(part).all() for peer in peers for part in of(peer.meme))

@@ -27,7 +27,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import digest
 from tests.bodies import arrive
-from tests.support import CPU, linear_model, messages, payload, peer_data, play, random_dataset, setting
+from tests.support import CPU, linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 property_of = settings(deadline=None, max_examples=50)
 
@@ -191,8 +191,8 @@ def test_average_skips_diverged_prototypes(value: float) -> None:
 
     without, beside = make(hyper()), make(hyper())
     beside[2] = Diverged(hyper(), setting(2, 3, linear_model(4, FEATURES, CLASSES, seed=2), data_of(2, (0, 1, 2))))
-    play(without, Topology.from_edges(3, COMPLETE), 2, silent=[2])
-    traffic = play(beside, Topology.from_edges(3, COMPLETE), 2)
+    run_rounds(without, Topology.from_edges(3, COMPLETE), 2, silent=[2])
+    traffic = run_rounds(beside, Topology.from_edges(3, COMPLETE), 2)
     assert traffic[0][1].missing == {"Prototypes": [2]}
     assert torch.equal(beside[0].prototypes, without[0].prototypes)
 
@@ -297,7 +297,7 @@ def test_rounds_match_the_paper(given: dict[str, Any], edges: list[tuple[int, in
     peers = make(h)
     references = [Reference.of(peer) for peer in peers]
     known: list[dict[int, Array]] = [{}, {}, {}]
-    play(peers, topology, 3)
+    run_rounds(peers, topology, 3)
     for _ in range(3):
         for reference, prototypes in zip(references, known, strict=True):
             for _ in range(h.local_epochs):
@@ -319,7 +319,7 @@ def test_rounds_match_the_paper(given: dict[str, Any], edges: list[tuple[int, in
 def test_prototypes_are_bit_identical_on_a_complete_graph() -> None:
     for weighted in (True, False):
         peers = make(hyper(weighted=weighted, batch=2))
-        play(peers, Topology.from_edges(3, COMPLETE), 3)
+        run_rounds(peers, Topology.from_edges(3, COMPLETE), 3)
         assert len({digest([peer.prototypes, peer.known]) for peer in peers}) == 1
         assert len({digest(peer.model.state_dict()) for peer in peers}) == 3
 
@@ -327,13 +327,15 @@ def test_prototypes_are_bit_identical_on_a_complete_graph() -> None:
 def test_first_round_trains_without_prototypes() -> None:
     peers = make(hyper())
     terms: list[set[str]] = []
-    play(peers, Topology.from_edges(3, COMPLETE), 2, after=lambda peer, t: terms.append(set(peer.meter.drain())))
+    run_rounds(
+        peers, Topology.from_edges(3, COMPLETE), 2, after=lambda peer, t: terms.append(set(peer.meter.drain()))
+    )
     assert terms == [{"ce"}] * 3 + [{"ce", "proto"}] * 3
 
 
 def test_mean_skips_a_missing_neighbor() -> None:
     peers = make(hyper())
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
     assert traffic[0][0].missing == {"Prototypes": [2]}
     sent = [Reference.of(peer).local_prototypes() for peer in peers[:2]]
     for peer in peers[:2]:
@@ -351,7 +353,7 @@ def test_mean_skips_the_peers_own_diverged_prototypes() -> None:
             return Prototypes(local.values * torch.nan, local.classes, local.samples)
 
     peers[1].__class__ = Diverged
-    play(peers, Topology.from_edges(3, COMPLETE), 2)
+    run_rounds(peers, Topology.from_edges(3, COMPLETE), 2)
     assert len({digest([peer.prototypes, peer.known]) for peer in peers}) == 1
     assert all(bool(tensor.isfinite().all()) for peer in peers for tensor in peer.model.state_dict().values())
 
@@ -363,7 +365,7 @@ def test_absent_class_keeps_its_prototype() -> None:
     def note(peer: Any, t: int) -> None:
         after[peer.me, t] = peer.prototypes.clone(), peer.known.clone()
 
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 6, after=note)
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 6, after=note)
     senders = [next(me for me in range(3) if messages(traffic[me][t].sent)) for t in range(6)]
     assert set(senders) == {0, 1, 2}
     for t in range(1, 6):
@@ -385,7 +387,7 @@ def test_only_participants_train_and_send_and_all_peers_receive(fraction: float)
     def note(peer: Any, t: int) -> None:
         states[peer.me].append(digest(peer.model.state_dict()))
 
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 4, after=note)
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 4, after=note)
     for t in range(4):
         trained = {me for me in range(3) if states[me][t] != states[me][t + 1]}
         sent = {me for me in range(3) if messages(traffic[me][t].sent) == 2}
@@ -398,14 +400,14 @@ def test_only_participants_train_and_send_and_all_peers_receive(fraction: float)
 
 def test_peer_without_neighbors_uses_its_local_prototypes() -> None:
     (peer,) = make(hyper(), classes_of=[(0, 2)])
-    play([peer], Topology.from_edges(1, []), 2)
+    run_rounds([peer], Topology.from_edges(1, []), 2)
     assert peer.known.tolist() == [True, False, True, False]
     assert torch.equal(peer.prototypes[[0, 2]], peer.local_prototypes().values)
 
 
 def test_peer_without_samples_sends_empty_prototypes_and_receives() -> None:
     peers = make(hyper(), classes_of=[(), (0, 1)])
-    traffic = play(peers, Topology.from_edges(2, [(0, 1)]), 2)
+    traffic = run_rounds(peers, Topology.from_edges(2, [(0, 1)]), 2)
     assert [payload(record.sent) for record in traffic[0]] == [0, 0]
     assert torch.equal(peers[0].prototypes, peers[1].prototypes)
 
@@ -418,7 +420,7 @@ def test_local_prototypes_are_means_in_evaluation_mode_without_augmentation() ->
     dataset = random_dataset(30, classes=CLASSES)
     data = peer_data(dataset, range(20), augment=torch.zeros_like)
     peer = FedProto(hyper(batch=4, lr=0.01), setting(0, 1, Model("bn", backbone, FEATURES, CLASSES), data))
-    play([peer], Topology.from_edges(1, []), 2)
+    run_rounds([peer], Topology.from_edges(1, []), 2)
     statistics = digest(peer.model.state_dict())
     found = peer.local_prototypes()
     assert digest(peer.model.state_dict()) == statistics
@@ -438,7 +440,7 @@ def test_head_predicts_until_a_prototype_is_known() -> None:
 
 def test_accuracy_of_the_head_is_recorded_besides() -> None:
     peer = make(hyper())[0]
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     (metric,) = peer.extra_metrics(whole=False)
     assert (metric.name, metric.samples) == ("head", peer.data.test)
     x = torch.rand(3, 1, 2, 2)
@@ -449,7 +451,7 @@ def test_accuracy_of_the_head_is_recorded_besides() -> None:
 
 def test_nearest_known_prototype_predicts() -> None:
     peers = make(hyper())
-    play(peers, Topology.from_edges(3, LINE), 2)
+    run_rounds(peers, Topology.from_edges(3, LINE), 2)
     peer, x = peers[0], torch.rand(7, 1, 2, 2)
     scores, z = peer.predict(x).detach(), peer.model.backbone(x).detach()
     for n in range(7):
@@ -464,7 +466,7 @@ def test_evaluation_loss_is_infinite_only_with_unknown_classes() -> None:
     peer = make(hyper(), classes_of=[(0, 1)])[0]
     for test, finite in (([0, 1], True), ([0, 1, 3], False)):
         data = peer_data(dataset, [0, 1], test)
-        play([peer], Topology.from_edges(1, []), 1)
+        run_rounds([peer], Topology.from_edges(1, []), 1)
         evaluation = evaluate(peer.predict, data, data.test)
         assert evaluation is not None
         assert math.isfinite(evaluation.loss) is finite
@@ -479,7 +481,7 @@ def test_heads_may_differ_between_peers() -> None:
         backbone = nn.Sequential(nn.Flatten(), nn.Linear(4, FEATURES))
         model = Model(f"with-{hidden}", backbone, FEATURES, CLASSES, head)
         peers.append(FedProto(hyper(), setting(me, 3, model, data_of(me, LOCAL_CLASSES[me]))))
-    play(peers, Topology.from_edges(3, COMPLETE), 2)
+    run_rounds(peers, Topology.from_edges(3, COMPLETE), 2)
     assert len({digest(peer.prototypes) for peer in peers}) == 1
 
 
@@ -505,14 +507,14 @@ def test_every_option_changes_the_model(change: dict[str, Any]) -> None:
     digests = []
     for h in (hyper(), hyper(**change)):
         peers = make(h)
-        play(peers, Topology.from_edges(3, COMPLETE), 3)
+        run_rounds(peers, Topology.from_edges(3, COMPLETE), 3)
         digests.append(digest([peer.model.state_dict() for peer in peers]))
     assert digests[0] != digests[1]
 
 
 def test_without_alignment_it_equals_local_training() -> None:
     (alone,), connected = make(hyper(), classes_of=[LOCAL_CLASSES[0]]), make(hyper(alignment=0.0))
-    play(connected, Topology.from_edges(3, COMPLETE), 3)
+    run_rounds(connected, Topology.from_edges(3, COMPLETE), 3)
     for _ in range(3):
         alone.optimizer.zero_grad()
         data = alone.data
@@ -528,7 +530,7 @@ def test_without_alignment_it_equals_local_training() -> None:
 
 @pytest.mark.parametrize("edges", [COMPLETE, LINE], ids=["complete", "line"])
 def test_payload_bytes_match_table_5_without_a_server(edges: list[tuple[int, int]]) -> None:
-    traffic = play(make(hyper()), Topology.from_edges(3, edges), 3)
+    traffic = run_rounds(make(hyper()), Topology.from_edges(3, edges), 3)
     directed = [*edges, *((j, i) for i, j in edges)]
     numbers = sum(FEATURES * len(LOCAL_CLASSES[sender]) for sender, _ in directed)
     for t in range(3):
@@ -574,7 +576,7 @@ def test_compare_margins_compares_global_with_local_prototypes() -> None:
 @pytest.mark.parametrize("classes_of", [[(0,), (1,)], [(2,), (2,)]])
 def test_peers_with_one_class_each_have_no_margins(classes_of: Any) -> None:
     peers = make(hyper(), classes_of=classes_of)
-    play(peers, Topology.from_edges(2, [(0, 1)]), 2)
+    run_rounds(peers, Topology.from_edges(2, [(0, 1)]), 2)
     assert peers[0].diagnostics() == {}
 
 
@@ -592,7 +594,9 @@ def test_diagnostics_are_empty_in_rounds_without_messages() -> None:
     peers = make(hyper(participation=1 / 3))
     topology = Topology.from_edges(3, LINE)
     seen: dict[tuple[int, int], set[str]] = {}
-    traffic = play(peers, topology, 5, after=lambda peer, t: seen.update({(peer.me, t): set(peer.diagnostics())}))
+    traffic = run_rounds(
+        peers, topology, 5, after=lambda peer, t: seen.update({(peer.me, t): set(peer.diagnostics())})
+    )
     active = {(me, t): bool(messages(traffic[me][t].received) or messages(traffic[me][t].sent)) for me, t in seen}
     assert set(active.values()) == {True, False}
     for peer_and_round, names in seen.items():

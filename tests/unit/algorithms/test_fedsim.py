@@ -16,7 +16,7 @@ from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
-from tests.support import linear_model, messages, payload, peer_data, play, random_dataset, setting
+from tests.support import linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -67,7 +67,7 @@ def test_rounds_on_a_complete_graph_are_the_papers() -> None:
     servers = [
         FedSim(peer.hyper, setting(me, 3, copy.deepcopy(peer.model), peer.data)) for me, peer in enumerate(peers)
     ]
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     for _ in range(2):
         trained = [step(server, 0.5) for server in servers]
         for name in ("head.weight", "head.bias"):
@@ -92,7 +92,7 @@ def test_heads_start_equal_and_backbones_do_not() -> None:
 def test_own_head_is_the_trained_one_from_before_the_mean() -> None:
     peers = make(**STILL)
     fill_biases(peers)
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     np.testing.assert_allclose(biases(peers), [1.0, 1.0, 1.0], rtol=1e-6)
     for me, peer in enumerate(peers):
         (metric,) = peer.extra_metrics(whole=False)
@@ -108,7 +108,7 @@ def test_own_head_of_a_peer_that_diverged_is_the_last_finite_one() -> None:
     peers = make(**STILL)
     before = clone(parameters_of(peers[2].own_head))
     peers[2].shared_part()["weight"][0, 0] = torch.nan
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     for name, tensor in parameters_of(peers[2].own_head).items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
 
@@ -116,7 +116,7 @@ def test_own_head_of_a_peer_that_diverged_is_the_last_finite_one() -> None:
 def test_mean_on_a_sparse_graph_ignores_sample_counts() -> None:
     peers = make(**STILL)
     fill_biases(peers)
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     np.testing.assert_allclose(biases(peers), [0.5, 1.0, 1.5], rtol=1e-6)
     assert payload(traffic[0][0].sent) == 4 * (2 * CLASSES + CLASSES)
 
@@ -133,7 +133,7 @@ def test_no_sample_count_is_sent_or_accepted() -> None:
 def test_mean_skips_a_missing_neighbor() -> None:
     peers = make(**STILL)
     fill_biases(peers)
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
     np.testing.assert_allclose(biases(peers[:2]), [0.5, 0.5], rtol=1e-6)
 
@@ -142,7 +142,7 @@ def test_mean_skips_a_neighbor_whose_head_diverged_and_replaces_it() -> None:
     peers = make(**STILL)
     fill_biases(peers)
     peers[2].shared_part()["weight"][0, 0] = torch.nan
-    traffic = play(peers, LINE, 1)
+    traffic = run_rounds(peers, LINE, 1)
     assert traffic[1][0].missing == {"Shared": [2]}
     np.testing.assert_allclose(biases(peers), [0.5, 0.5, 1.0], rtol=1e-6)
     assert all(bool(peer.shared_part()["weight"].isfinite().all()) for peer in peers)
@@ -151,7 +151,7 @@ def test_mean_skips_a_neighbor_whose_head_diverged_and_replaces_it() -> None:
 def test_local_training_that_diverges_is_rolled_back() -> None:
     peers = [*make(lr=0.01)[:2], make(lr=1e30)[2]]
     before = clone(parameters_of(peers[2].model.backbone))
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     assert traffic[1][0].missing == traffic[1][1].missing == {}
     for name, tensor in parameters_of(peers[2].model.backbone).items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
@@ -160,7 +160,7 @@ def test_local_training_that_diverges_is_rolled_back() -> None:
 def test_peers_that_do_not_take_part_receive_the_mean() -> None:
     peers = make(participation=0.7, **STILL)
     fill_biases(peers)
-    traffic = play(peers, COMPLETE, 1)
+    traffic = run_rounds(peers, COMPLETE, 1)
     senders = [me for me in range(3) if messages(traffic[me][0].sent, "Shared")]
     assert len(senders) == 2
     np.testing.assert_allclose(biases(peers), [sum(senders) / 2] * 3, rtol=1e-6)

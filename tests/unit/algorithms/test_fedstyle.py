@@ -42,7 +42,7 @@ from tests.fedstyle_reference import (
     reference_rounds,
     styled,
 )
-from tests.support import messages, payload, peer_data, play, setting
+from tests.support import messages, payload, peer_data, run_rounds, setting
 
 property_of = settings(deadline=None, max_examples=15)
 
@@ -164,7 +164,7 @@ def test_rounds_follow_the_papers_algorithms(name: str) -> None:
     expected = [StyleReference(peer) for peer in make(h)]
     peers = make(h)
     start = Reference.of(peers[0].content)
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     reference_rounds(expected, LINE, 3)
     for peer, reference in zip(peers, expected, strict=True):
         assert (
@@ -187,7 +187,7 @@ def test_complete_graph_yields_the_papers_global_model(fraction: float) -> None:
     def remember(peer: Any, t: int) -> None:
         digests.setdefault(t, set()).add(digest(peer.averaged.state_dict()))
 
-    play(peers, complete(6), 3, after=remember)
+    run_rounds(peers, complete(6), 3, after=remember)
     assert [len(digests[t]) for t in range(3)] == [1, 1, 1]
     reference_rounds(expected, complete(6), 3, fraction)
     for peer, reference in zip(peers, expected, strict=True):
@@ -200,8 +200,8 @@ def test_style_leaves_sample_order_views_and_initial_values_unchanged() -> None:
     """So that the baseline differs in style infusion only."""
     infused = make(hyper(batch=3, style_weight=0.0))
     plain = make(hyper(FedAvgSSL, batch=3), of=FedAvgSSL)
-    play(infused, LINE, 2)
-    play(plain, LINE, 2)
+    run_rounds(infused, LINE, 2)
+    run_rounds(plain, LINE, 2)
     for one, other in zip(infused, plain, strict=True):
         agree(one.content, Reference.of(other.content))
 
@@ -221,7 +221,7 @@ def test_idle_peers_only_receive() -> None:
     def remember(peer: Any, t: int) -> None:
         contents[peer.me].append(digest(peer.content.state_dict()))
 
-    traffic = play(peers, complete(6), 6, after=remember)
+    traffic = run_rounds(peers, complete(6), 6, after=remember)
     chosen = [participants(6, 0.5, t) for t in range(6)]
     for me in range(6):
         for t in range(6):
@@ -247,7 +247,7 @@ def test_idle_peers_only_receive() -> None:
 )
 def test_only_content_net_and_projector_travel(given: dict[str, Any], kind: str, numbers: int) -> None:
     peers = make(hyper(**given), kind=kind)
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     for t in range(2):
         assert [payload(one[t].sent) for one in traffic] == [4 * numbers * degree for degree in (1, 2, 1)]
     (layout,) = peers[0].layouts()
@@ -258,7 +258,7 @@ def test_only_content_net_and_projector_travel(given: dict[str, Any], kind: str,
 def test_missing_neighbor_is_excluded_from_the_average() -> None:
     expected = [StyleReference(peer) for peer in make(hyper())]
     peers = make(hyper())
-    traffic = play(peers, LINE, 1, silent=[2])
+    traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Content": [2]}
     for reference in expected[:2]:
         reference.extract()
@@ -272,7 +272,7 @@ def test_peer_without_participating_neighbors_keeps_its_average() -> None:
     line = Topology.from_edges(6, [(i, i + 1) for i in range(5)])
     peers = make(hyper(participation=0.2), 6)
     before = [digest(peer.averaged.state_dict()) for peer in peers]
-    play(peers, line, 1)
+    run_rounds(peers, line, 1)
     (chosen,) = participants(6, 0.2, 0)
     assert [digest(peer.averaged.state_dict()) != one for peer, one in zip(peers, before, strict=True)] == [
         abs(me - chosen) <= 1 for me in range(6)
@@ -289,14 +289,14 @@ def test_first_round_waits_for_style_extraction(monkeypatch: pytest.MonkeyPatch)
         return await exchange(net, body, among, patience)
 
     monkeypatch.setattr(Net, "exchange", spy)
-    play(make(hyper(style_epochs=6), 1), ALONE, 3)
+    run_rounds(make(hyper(style_epochs=6), 1), ALONE, 3)
     assert asked == [4.0, 1.0, 1.0]
 
 
 def test_peer_without_samples_adopts_the_average() -> None:
     peers = make(hyper())
     peers[0] = FedStyle(hyper(), setting(0, 3, network("linear"), peer_data(styled(10, 0), [], test=range(4))))
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     assert peers[0].weights() == {0: 0.0, 1: 1.0}
     agree(peers[0].averaged, Reference.of(peers[1].content))
     assert evaluate(peers[0].predict, peers[0].data, peers[0].data.test) is not None
@@ -310,7 +310,7 @@ def test_style_net_is_trained_in_round_0_and_then_frozen() -> None:
     network, seen = peer.infusion.style_net, [digest(peer.infusion.style_net.state_dict())]
     modes: list[bool] = []
     network.register_forward_hook(lambda module, *_: modes.append(module.training))
-    play([peer], ALONE, 3, after=lambda *_: seen.append(digest(network.state_dict())))
+    run_rounds([peer], ALONE, 3, after=lambda *_: seen.append(digest(network.state_dict())))
     assert seen[0] != seen[1] == seen[2] == seen[3]
     assert modes == [True] * 2 + [False] * 2 * 3  # epochs of one batch
     assert not any(parameter.requires_grad for parameter in network.parameters())
@@ -320,7 +320,7 @@ def test_style_net_is_trained_in_round_0_and_then_frozen() -> None:
 def test_generator_is_trained_only_with_train_generator(trained: bool) -> None:
     (peer,) = make(hyper(train_generator=trained), 1)
     before = digest(peer.infusion.generator.state_dict())
-    play([peer], ALONE, 1)
+    run_rounds([peer], ALONE, 1)
     assert (digest(peer.infusion.generator.state_dict()) != before) == trained
 
 
@@ -349,7 +349,7 @@ def test_infusion_pairs_content_and_style_features() -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_statistics_are_averaged_or_stay_local(shared: bool) -> None:
     peers = make(hyper(share_statistics=shared), kind="normalised")
-    play(peers, complete(3), 2)
+    run_rounds(peers, complete(3), 2)
     local = [dict(peer.content.named_buffers())["backbone.2.running_mean"] for peer in peers]
     averaged = [dict(peer.averaged.named_buffers())["backbone.2.running_mean"] for peer in peers]
     mean = sum((4 + 2 * j) * local[j] for j in range(3)) / 18
@@ -361,7 +361,7 @@ def test_statistics_are_averaged_or_stay_local(shared: bool) -> None:
 def test_projectors_stay_local_without_share_projector() -> None:
     peers: list[Any] = make(hyper(share_projector=False))
     start = peers[0].content.projector[0].weight.detach().clone()
-    play(peers, complete(3), 2)
+    run_rounds(peers, complete(3), 2)
     kept = [peer.content.projector[0].weight for peer in peers]
     assert not torch.equal(kept[0], kept[1])
     assert all(torch.equal(peer.averaged.projector[0].weight, start) for peer in peers)
@@ -394,7 +394,7 @@ def test_training_ignores_labels(given: dict[str, Any]) -> None:
     lies = make(hyper(batch=3, **given), labels=lambda y: np.random.default_rng(0).permutation(y))
     assert not np.array_equal(truth[2].data.train.labels, lies[2].data.train.labels)
     for peers in (truth, lies):
-        play(peers, LINE, 3)
+        run_rounds(peers, LINE, 3)
     assert states(truth) == states(lies)
 
 
@@ -411,9 +411,9 @@ def test_evaluation_has_no_side_effects() -> None:
     often, once = make(hyper(batch=3), kind="normalised"), make(hyper(batch=3), kind="normalised")
     torch.manual_seed(1)
     generator = torch.get_rng_state()
-    play(often, LINE, 3, after=lambda peer, t: evaluations(peer))  # type: ignore[arg-type]
+    run_rounds(often, LINE, 3, after=lambda peer, t: evaluations(peer))  # type: ignore[arg-type]
     assert torch.equal(torch.get_rng_state(), generator)
-    play(once, LINE, 3)
+    run_rounds(once, LINE, 3)
     assert states(often) == states(once)
     for one, other in zip(often, once, strict=True):
         assert evaluations(one) == evaluations(other) == evaluations(one)
@@ -422,7 +422,7 @@ def test_evaluation_has_no_side_effects() -> None:
 @pytest.mark.exhaustive
 def test_evaluation_depends_on_the_state_only() -> None:
     peers, again = make(hyper()), make(hyper())
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     for peer, other in zip(peers, again, strict=True):
         evaluations(other)  # of the initial nets; loading a state must discard these
         other.load_state_dict(copy.deepcopy(peer.state_dict()))
@@ -432,7 +432,7 @@ def test_evaluation_depends_on_the_state_only() -> None:
 @pytest.mark.exhaustive
 def test_peers_on_a_complete_graph_agree_on_generalization() -> None:
     peers = make(hyper(participation=0.5), 6, kind="normalised")
-    play(peers, complete(6), 2)
+    run_rounds(peers, complete(6), 2)
     first, *others = (evaluations(peer)[1:] for peer in peers)
     assert [(name, part) for name, part, _ in first] == [
         (f"generalization, style {n}", "generalization") for n in range(2)
@@ -468,7 +468,7 @@ def features(peer: FedStyle, samples: Any) -> tuple[NDArray[np.float64], NDArray
 
 def test_personal_scores_match_equation_4() -> None:
     peer = make(hyper())[1]
-    play([make(hyper())[0], peer, make(hyper())[2]], LINE, 2)
+    run_rounds([make(hyper())[0], peer, make(hyper())[2]], LINE, 2)
     x = peer.data.test.take(np.arange(len(peer.data.test)))[0] / 255.0
     found = peer.predict(x).detach()
     content, style, _ = features(peer, peer.data.test)
@@ -483,7 +483,7 @@ def test_personal_scores_match_equation_4() -> None:
 @pytest.mark.parametrize("stylized", [True, False])
 def test_probe_and_generator_are_trained_by_adam_on_local_samples(stylized: bool) -> None:
     (peer,) = make(hyper(stylized=stylized, probe_epochs=40, probe_lr=0.02), 1)
-    play([peer], ALONE, 1)
+    run_rounds([peer], ALONE, 1)
     x = torch.zeros(1, 1, SIDE, SIDE)
     peer.predict(x)
     found: Any = peer.classifier
@@ -520,7 +520,7 @@ def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
     with torch.no_grad():
         for parameters in (peers[1].content, peers[1].averaged):
             parameters.backbone[1].weight[0, 0] = value
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     assert "Content" in traffic[0][0].missing
     assert traffic[0][1].missing == {}
     for peer in peers:
@@ -531,7 +531,7 @@ def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
 @pytest.mark.exhaustive
 def test_personalization_uses_local_net_and_generalization_the_average() -> None:
     peers = make(hyper())
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     peer = peers[1]
     assert not torch.equal(peer.content.backbone[1].weight, peer.averaged.backbone[1].weight)
     before = evaluations(peer)
@@ -579,15 +579,15 @@ def test_all_options_are_covered() -> None:
     assert {name for given in TRAINING + EVALUATION for name in given} == set(StyleHyper.known()) - {"betas"}
 
 
-def played(**given: Any) -> FedStyle:
+def trained(**given: Any) -> FedStyle:
     peers: list[FedStyle] = make(hyper(**given), kind="normalised")
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     return peers[1]
 
 
 @cache
 def content_nets(**given: Any) -> str:
-    peer = played(**given)
+    peer = trained(**given)
     return digest([peer.content.backbone.state_dict(), peer.averaged.backbone.state_dict()])
 
 
@@ -600,7 +600,7 @@ def test_every_training_option_changes_the_content_net(given: dict[str, Any]) ->
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("given", EVALUATION, ids=lambda given: next(iter(given)))
 def test_every_evaluation_option_changes_evaluation_only(given: dict[str, Any]) -> None:
-    changed, plain = played(**given), played()
+    changed, plain = trained(**given), trained()
     assert digest(changed.state_dict()) == digest(plain.state_dict())
     assert evaluations(changed) != evaluations(plain)
 

@@ -29,7 +29,7 @@ from tests.fedstyle_reference import (
     make,
     reference_rounds,
 )
-from tests.support import payload, play
+from tests.support import payload, run_rounds
 
 ALL = (FedAvgSSL, FedPerSSL, FedRepSSL, FedProxSSL, APFLSSL, DittoSSL)
 by_method = pytest.mark.parametrize("of", ALL)
@@ -117,7 +117,7 @@ def test_rounds_follow_the_appendix(of: type[FedAvgSSL], given: dict[str, Any]) 
     expected = [REFERENCES[of](peer) for peer in baselines(of, **given)]
     peers = baselines(of, **given)
     start = Reference.of(peers[0].content)
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     reference_rounds(expected, LINE, 3)
     for peer, reference in zip(peers, expected, strict=True):
         agree(peer.content, reference.local)
@@ -138,7 +138,7 @@ def test_complete_graph_yields_one_global_model(of: type[FedAvgSSL]) -> None:
     def remember(peer: Any, t: int) -> None:
         seen.setdefault(t, set()).add(digest(peer.averaged.backbone.state_dict()))
 
-    play(peers, complete(6), 3, after=remember)
+    run_rounds(peers, complete(6), 3, after=remember)
     assert [len(seen[t]) for t in range(3)] == [1, 1, 1]
 
 
@@ -153,7 +153,7 @@ PROJECTOR = (FEATURES * 3 + 3) + (3 * 3 + 3)
 def test_sends_one_net_or_its_shared_part(of: type[FedAvgSSL], given: dict[str, Any], more: int) -> None:
     peers = baselines(of, kind="normalised", **given)
     numbers = BACKBONE + more + (0 if issubclass(of, FedPerSSL) else PROJECTOR)
-    for t, traffic in enumerate(zip(*play(peers, LINE, 2), strict=True)):
+    for t, traffic in enumerate(zip(*run_rounds(peers, LINE, 2), strict=True)):
         assert [payload(one.sent) for one in traffic] == [4 * numbers * degree for degree in (1, 2, 1)], t
 
 
@@ -169,7 +169,7 @@ def evaluations(peer: Any) -> list[Any]:
 @by_method
 def test_probe_of_personalization_is_on_the_nets_that_stay_local(of: type[FedAvgSSL]) -> None:
     (peer,) = baselines(of, 1, probe_epochs=5)
-    play([peer], ALONE, 1)
+    run_rounds([peer], ALONE, 1)
     x = torch.rand(3, 1, SIDE, SIDE)
     scores = peer.predict(x)
     probe: Any = peer.classifier
@@ -182,8 +182,8 @@ def test_probe_of_personalization_is_on_the_nets_that_stay_local(of: type[FedAvg
 def test_training_ignores_labels_and_evaluation_changes_nothing(of: type[FedAvgSSL]) -> None:
     truth = baselines(of, batch=3)
     lies = make(hyper(of, batch=3), of=of, labels=lambda y: np.random.default_rng(0).permutation(y))
-    play(truth, LINE, 2, after=lambda peer, t: evaluations(peer))  # type: ignore[arg-type]
-    play(lies, LINE, 2)
+    run_rounds(truth, LINE, 2, after=lambda peer, t: evaluations(peer))  # type: ignore[arg-type]
+    run_rounds(lies, LINE, 2)
     for one, other in zip(truth, lies, strict=True):
         assert digest(one.state_dict()) == digest(other.state_dict())
 
@@ -197,7 +197,7 @@ def test_peer_whose_training_diverges_continues_from_the_average(of: type[FedAvg
     (x,) = [peers[1].data]
     augment, calls = x.augment, iter(range(1000))
     x.augment = lambda images: augment(images) * (math.nan if next(calls) < 2 else 1.0)
-    play(peers, complete(3), 3)
+    run_rounds(peers, complete(3), 3)
     for peer in peers:
         for name in ("content", "averaged", *(["personal"] if hasattr(peer, "personal") else [])):
             diverged = [key for key, value in getattr(peer, name).state_dict().items() if has_diverged(value)]
@@ -220,7 +220,7 @@ OPTIONS: dict[type[FedAvgSSL], list[dict[str, Any]]] = {
 @cache
 def trained(of: type[FedAvgSSL], **given: Any) -> str:
     peers = baselines(of, kind="normalised", **given)
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     nets = [peers[1].content, getattr(peers[1], "personal", peers[1].averaged)]
     return digest([net.backbone.state_dict() for net in nets])
 

@@ -26,7 +26,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import digest
-from tests.support import linear_model, messages, payload, peer_data, play, random_dataset, setting
+from tests.support import linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 property_of = settings(deadline=None, max_examples=50)
 
@@ -270,7 +270,7 @@ def test_every_peer_computes_what_the_papers_server_computes(given: dict[str, An
     def record(peer: Any, t: int) -> None:
         sent[peer.me, t] = peer.local_prototypes()
 
-    play(peers, topology, 3, after=record)
+    run_rounds(peers, topology, 3, after=record)
     for peer in peers:
         for t in range(3):
             senders = sorted((peer.me, *topology.neighbors[peer.me]))
@@ -295,10 +295,10 @@ def test_simulated_peers_with_equal_prototypes_train_them_once(
 
     monkeypatch.setattr(TrainablePrototypes, "fit", counted)
     once, each = make(hyper()), make(hyper())
-    play(once, topology, 3)
+    run_rounds(once, topology, 3)
     assert len(calls) == trainings
     monkeypatch.setattr(Net, "memoized", lambda self, name, inputs, compute: compute())
-    play(each, topology, 3)
+    run_rounds(each, topology, 3)
     assert len(calls) == trainings + 3 * len(each)
     assert [digest(peer.state_dict()) for peer in once] == [digest(peer.state_dict()) for peer in each]
 
@@ -330,7 +330,7 @@ def test_copies_are_bit_identical_on_a_complete_graph(given: dict[str, Any]) -> 
     def note(peer: Any, t: int) -> None:
         digests.setdefault(t, set()).update(copies([peer]))
 
-    play(peers, complete, 3, after=note)
+    run_rounds(peers, complete, 3, after=note)
     assert [len(digests[t]) for t in range(3)] == [1, 1, 1]
     assert len({*digests[0], *digests[1], *digests[2]}) == 3
 
@@ -338,7 +338,7 @@ def test_copies_are_bit_identical_on_a_complete_graph(given: dict[str, Any]) -> 
 def test_copies_differ_on_a_sparse_graph_after_an_equal_start() -> None:
     peers = make(hyper())
     assert len(copies(peers)) == 1
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     assert len(copies(peers)) == 3
 
 
@@ -352,7 +352,7 @@ def test_initial_prototypes_depend_on_the_seed() -> None:
 
 def test_unknown_classes_are_never_predicted() -> None:
     peers = make(hyper())
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     assert [peer.known.tolist() for peer in peers] == [[True, True, True, False]] * 3
     x = torch.rand(50, 1, 2, 2)
     for peer in peers:
@@ -372,13 +372,13 @@ def test_features_approach_the_trained_prototypes() -> None:
         local = peer.local_prototypes()
         gap.append(float((local.values - peer.prototypes[list(local.classes)]).norm(dim=1).mean()))
 
-    play(peers, COMPLETE, 5, after=note)
+    run_rounds(peers, COMPLETE, 5, after=note)
     assert np.mean(gap[-3:]) < 0.5 * np.mean(gap[:3])
 
 
 def test_training_skips_a_missing_neighbor() -> None:
     peers = make(hyper())
-    traffic = play(peers, COMPLETE, 2, silent=[2])
+    traffic = run_rounds(peers, COMPLETE, 2, silent=[2])
     assert traffic[0][0].missing == {"Prototypes": [2]}
     assert len(copies(peers[:2])) == 1
     for found, expected in zip(peers[0].trained, server(peers[0].hyper, peers[0].received), strict=True):
@@ -389,7 +389,7 @@ def test_training_skips_a_missing_neighbor() -> None:
 def test_round_without_received_prototypes_changes_nothing() -> None:
     peers = make(hyper(participation=1 / 3))
     states: dict[tuple[int, int], str] = {}
-    play(peers, LINE, 5, after=lambda peer, t: states.update({(peer.me, t): next(iter(copies([peer])))}))
+    run_rounds(peers, LINE, 5, after=lambda peer, t: states.update({(peer.me, t): next(iter(copies([peer])))}))
     senders = [int(rng.shared(SEED, "net.participants", t).permutation(3)[0]) for t in range(5)]
     for peer in peers:
         for t in range(1, 5):
@@ -423,7 +423,7 @@ def test_every_option_changes_the_model(change: dict[str, Any]) -> None:
     digests = []
     for h in (hyper(), hyper(**change)):
         peers = make(h)
-        play(peers, COMPLETE, 2)
+        run_rounds(peers, COMPLETE, 2)
         digests.append(digest([peer.model.state_dict() for peer in peers]))
     assert digests[0] != digests[1]
 
@@ -440,7 +440,7 @@ def test_local_training_equals_fedprotos_with_the_same_prototypes() -> None:
             method(h, setting(me, 3, linear_model(4, FEATURES, CLASSES, seed=me), data_of(me, classes), seed=SEED))  # type: ignore[arg-type]
             for me, classes in enumerate(LOCAL_CLASSES)
         ]
-        play(peers, COMPLETE, 3)
+        run_rounds(peers, COMPLETE, 3)
         ends.append(digest([[peer.model.state_dict(), peer.prototypes] for peer in peers]))
     assert ends[0] == ends[1]
 
@@ -451,7 +451,7 @@ def test_local_training_equals_fedprotos_with_the_same_prototypes() -> None:
 @pytest.mark.parametrize("topology", [COMPLETE, LINE], ids=["complete", "line"])
 def test_payload_bytes_match_table_5_without_a_server(topology: Topology) -> None:
     peers = make(hyper())
-    traffic = play(peers, topology, 2)
+    traffic = run_rounds(peers, topology, 2)
     numbers = sum(FEATURES * len(LOCAL_CLASSES[sender]) for sender in range(3) for _ in topology.neighbors[sender])
     for t in range(2):
         assert sum(payload(peer[t].sent) for peer in traffic) == 4 * numbers
@@ -465,7 +465,7 @@ def test_sends_no_sample_counts() -> None:
 
 def test_state_round_trips() -> None:
     one, other = make(hyper()), make(hyper())
-    play(one, COMPLETE, 2)
+    run_rounds(one, COMPLETE, 2)
     state = one[0].state_dict()
     other[0].load_state_dict(state)
     assert digest(other[0].state_dict()) == digest(state)
@@ -474,7 +474,7 @@ def test_state_round_trips() -> None:
 def test_diagnostics_include_the_margin() -> None:
     peers = make(hyper(margin="fixed", threshold=2.0))
     observed: list[Mapping[str, float]] = []
-    play(peers, COMPLETE, 2, after=lambda peer, t: observed.append(dict(peer.diagnostics())))
+    run_rounds(peers, COMPLETE, 2, after=lambda peer, t: observed.append(dict(peer.diagnostics())))
     assert all(set(values) == {"margin", "peer_margin", "wider", "delta"} for values in observed)
     assert {values["delta"] for values in observed} == {2.0}
     assert peers[0].diagnostics()["margin"] == pytest.approx(float(margins(peers[0].prototypes[:3]).min()))
@@ -495,6 +495,6 @@ def test_stop_interrupts_the_training_of_prototypes() -> None:
 
     peer.after_batch = after_batch
     with pytest.raises(ExceptionGroup) as group:
-        play([peer], Topology.from_edges(1, []), 1)
+        run_rounds([peer], Topology.from_edges(1, []), 1)
     assert group.group_contains(Stopped)
     assert calls == 20

@@ -28,7 +28,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.session import checkpoint
 from p2pfl.session.simulate import simulate
 from p2pfl.tensors import Tensors, clone, digest, has_diverged, parameters_of
-from tests.support import linear_model, messages, payload, peer_data, play, setting
+from tests.support import linear_model, messages, payload, peer_data, run_rounds, setting
 
 SIDE, CLASSES, LATENT = 6, 3, 5
 PEERS = 4
@@ -103,7 +103,7 @@ def test_line_1_trains_one_autoencoder_on_the_images_of_all_peers() -> None:
                 w[name] = (w[name] - 0.01 * first[name] / (1 - 0.9**epoch) / scale).detach()
             trained.append(w)
         mean = {name: torch.stack([w[name] for w in trained]).mean(0) for name in mean}
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     assert len({digest(peer.encoder.state_dict()) for peer in peers}) == 1
     for name, p in peers[0].encoder.named_parameters():
         torch.testing.assert_close(p.double(), mean[name], atol=2e-4, rtol=1e-3, msg=name)
@@ -154,7 +154,7 @@ def test_k_means_finds_no_more_centers_than_points() -> None:
 def distances(topology: Topology) -> dict[tuple[int, int], float]:
     """d_ij of the peers in one run, from the centers that they would send after its first round."""
     peers = make()
-    play(peers, topology, 1)
+    run_rounds(peers, topology, 1)
     for peer in peers:
         peer.streams = setting(peer.me, PEERS, peer.model, peer.data).streams
     centers = [peer.local_centers() for peer in peers]
@@ -165,12 +165,12 @@ def test_neighbors_from_the_threshold_on_are_dropped_for_good_and_the_others_ave
     d = distances(COMPLETE)
     assert max(d[0, 1], d[2, 3]) < 0.3 < min(d[0, 2], d[0, 3], d[1, 2], d[1, 3])  # the two kinds of images
     peers, first, second = make(), make(FedAvg, 2), make(FedAvg)[2:]
-    traffic = play(peers, COMPLETE, 3)
+    traffic = run_rounds(peers, COMPLETE, 3)
     assert [peer.dropped for peer in peers] == [[2, 3], [2, 3], [0, 1], [0, 1]]
     for n, group in enumerate((first, second)):
         for me, peer in enumerate(group):
             peer.me = me
-        play(group, Topology.from_edges(2, [(0, 1)]), 3)
+        run_rounds(group, Topology.from_edges(2, [(0, 1)]), 3)
         assert states(peers[2 * n : 2 * n + 2]) == states(group)
     assert [one[1].sources for one in traffic] == [(1,), (0,), (3,), (2,)]
     assert peers[0].weights() == {0: 12 / 27, 1: 15 / 27}
@@ -178,11 +178,11 @@ def test_neighbors_from_the_threshold_on_are_dropped_for_good_and_the_others_ave
 
 def test_records_of_round_0_hold_the_least_and_the_largest_distance() -> None:
     d, peers = distances(COMPLETE), make()
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     for peer in peers:
         others = [d[peer.me, j] for j in range(PEERS) if j != peer.me]
         assert peer.diagnostics() == pytest.approx({"nearest": min(others), "farthest": max(others)}, rel=1e-5)
-    play(peers := make(), COMPLETE, 2)
+    run_rounds(peers := make(), COMPLETE, 2)
     assert all(peer.diagnostics() == {} for peer in peers)
 
 
@@ -190,13 +190,13 @@ def test_records_of_round_0_hold_the_least_and_the_largest_distance() -> None:
 def test_it_is_fedavg_if_no_neighbor_is_dropped(topology: Topology) -> None:
     peers, plain = make(threshold=1e6), make(FedAvg)
     for group in (peers, plain):
-        play(group, topology, 3)
+        run_rounds(group, topology, 3)
     assert states(peers) == states(plain)
 
 
 def test_dropped_models_travel_in_round_0_only() -> None:
     peers = make()
-    traffic = play(peers, COMPLETE, 3)
+    traffic = run_rounds(peers, COMPLETE, 3)
     for t, count in enumerate((3, 1, 1)):
         assert all(messages(one[t].sent, "Shared") == count for one in traffic)
         assert all(messages(one[t].sent, "Centers") == (3 if t == 0 else 0) for one in traffic)
@@ -210,14 +210,14 @@ def test_dropped_models_travel_in_round_0_only() -> None:
 
 def test_missing_neighbor_is_not_dropped() -> None:
     peers = make()
-    play(peers, COMPLETE, 2, silent=[3])
+    run_rounds(peers, COMPLETE, 2, silent=[3])
     assert [peer.dropped for peer in peers[:3]] == [[2], [2], [0, 1]]
 
 
 def test_neighbor_without_centers_is_dropped() -> None:
     peers = make()
     peers[1].local_centers = lambda: torch.zeros(0, LATENT)
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     assert peers[0].dropped == [1, 2, 3]
     assert peers[1].dropped == [0, 2, 3]
 
@@ -225,7 +225,7 @@ def test_neighbor_without_centers_is_dropped() -> None:
 def test_single_center_tells_two_peers_apart() -> None:
     peers = make(centers=1)
     edges = [(0, 2), (0, 1)]
-    play([peers[0], peers[1], peers[2]], Topology.from_edges(3, edges), 1)
+    run_rounds([peers[0], peers[1], peers[2]], Topology.from_edges(3, edges), 1)
     assert peers[0].dropped == [2]
 
 
@@ -233,7 +233,7 @@ def test_single_center_tells_two_peers_apart() -> None:
 def test_neighbors_with_another_autoencoder_are_not_dropped(silent: int) -> None:
     """Without the root of the spanning tree, AllReduce leaves each peer its local autoencoder."""
     peers = make()
-    play(peers, COMPLETE, 2, silent=[silent])
+    run_rounds(peers, COMPLETE, 2, silent=[silent])
     present = [peer for peer in peers if peer.me != silent]
     encoders = {peer.me: digest(peer.encoder.state_dict()) for peer in present}
     assert len(set(encoders.values())) == (3 if silent == 0 else 1)
@@ -246,7 +246,7 @@ def test_peer_without_samples_is_far_from_all() -> None:
     peers = make()
     nothing = peer_data(images(3), train=[], test=range(4))
     peers[3] = FLT(FLT.Hyper.parse(PLAIN), setting(3, PEERS, linear_model(SIDE * SIDE, 4, CLASSES), nothing))
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     assert peers[2].dropped == [0, 1, 3]
     assert peers[3].dropped == [0, 1, 2]
 
@@ -254,7 +254,7 @@ def test_peer_without_samples_is_far_from_all() -> None:
 def test_no_exchange_of_autoencoders_without_epochs() -> None:
     peers = make(encoder_epochs=0)
     before = digest(peers[0].encoder.state_dict())
-    traffic = play(peers, COMPLETE, 1)
+    traffic = run_rounds(peers, COMPLETE, 1)
     assert digest(peers[0].encoder.state_dict()) == before
     assert not any(messages(one[0].sent, "AutoencoderParameters") for one in traffic)
     assert all(messages(one[0].sent, "Centers") == 3 for one in traffic)
@@ -263,7 +263,7 @@ def test_no_exchange_of_autoencoders_without_epochs() -> None:
 def test_diverged_autoencoder_is_replaced_by_the_one_from_before() -> None:
     peers = make(encoder_lr=1e30)
     before = digest(peers[0].encoder.state_dict())
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     assert {digest(peer.encoder.state_dict()) for peer in peers} == {before}
     assert not any(map(has_diverged, parameters_of(peers[0].model).values()))
 
@@ -275,19 +275,19 @@ def test_autoencoder_trains_again_after_an_epoch_in_which_it_diverged(monkeypatc
     )
     peers = make()
     before = digest(peers[0].encoder.state_dict())
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     assert digest(peers[0].encoder.state_dict()) != before
     assert not any(map(has_diverged, peers[0].encoder.state_dict().values()))
 
 
 def test_peers_that_do_not_take_part_are_compared_too() -> None:
     peers = make(participation=0.5)
-    play(peers, COMPLETE, 4)
+    run_rounds(peers, COMPLETE, 4)
     assert [peer.dropped for peer in peers] == [[2, 3], [2, 3], [0, 1], [0, 1]]
 
 
 def test_autoencoder_starts_from_that_of_an_earlier_run(tmp_path: Path, make_run: Any, prepare: Any) -> None:
-    def played(name: str, seed: int, **given: Any) -> Tensors:
+    def trained(name: str, seed: int, **given: Any) -> Tensors:
         algorithm = {"name": "flt", "batch": 16, "manifold": "none", **given}
         run = make_run(rounds=1, peers=4, seed=seed, models="tiny-cnn", algorithm=algorithm)
         folder = prepare(tmp_path / name, run)
@@ -295,12 +295,12 @@ def test_autoencoder_starts_from_that_of_an_earlier_run(tmp_path: Path, make_run
         state: Tensors = checkpoint.read(folder.peer(2).checkpoint)["algorithm"]["encoder"]
         return state
 
-    first = digest(played("first", 0, encoder_epochs=1))
+    first = digest(trained("first", 0, encoder_epochs=1))
     start = {"encoder": str(tmp_path / "first"), "encoder_epochs": 0}
-    assert digest(played("second", 1, **start)) == first
-    assert digest(played("third", 1, **{**start, "encoder_epochs": 1})) != first
+    assert digest(trained("second", 1, **start)) == first
+    assert digest(trained("third", 1, **{**start, "encoder_epochs": 1})) != first
     with pytest.raises(RunFileError, match="its encoder does not fit this run"):
-        played("fourth", 1, **start, latent=7)
+        trained("fourth", 1, **start, latent=7)
 
 
 # ---- UMAP ----------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 def test_line_3_embeds_the_centers_of_the_neighborhood_in_the_order_of_peers(installed: list[Tensor]) -> None:
     peers = make(manifold="umap", threshold=0.2)
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     for peer in peers:
         peer.streams = setting(peer.me, PEERS, peer.model, peer.data).streams
     centers = [peer.local_centers() for peer in peers]
@@ -363,14 +363,14 @@ def test_embedding_has_umaps_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_fewer_centers_than_umap_needs_drop_nobody(installed: list[Tensor]) -> None:
     peers = make(manifold="umap", threshold=1e-6, peers=2, centers=1)
-    play(peers, Topology.from_edges(2, [(0, 1)]), 2)
+    run_rounds(peers, Topology.from_edges(2, [(0, 1)]), 2)
     assert [peer.dropped for peer in peers] == [[], []]
     assert installed == []
 
 
 def test_peers_of_a_complete_graph_embed_once_in_simulation(installed: list[Tensor]) -> None:
     peers = make(manifold="umap")
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     assert len(installed) == 1
 
 
@@ -384,11 +384,11 @@ def test_umap_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_umap_keeps_groups_of_centers_apart() -> None:
     pytest.importorskip("umap", reason="pip install '.[flt]'")
     peers, threads = make(manifold="umap", threshold=1.0, centers=6), torch.get_num_threads()
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     assert [peer.dropped for peer in peers] == [[2, 3], [2, 3], [0, 1], [0, 1]]
     assert torch.get_num_threads() == threads
     again = make(manifold="umap", threshold=1.0, centers=6)
-    play(again, COMPLETE, 2)
+    run_rounds(again, COMPLETE, 2)
     assert states(again) == states(peers)
 
 
@@ -409,7 +409,7 @@ def test_umap_keeps_groups_of_centers_apart() -> None:
 def test_every_option_changes_the_distances(given: dict[str, Any]) -> None:
     changed, plain = make(**given), make()
     for peers in (changed, plain):
-        play(peers, COMPLETE, 1)
+        run_rounds(peers, COMPLETE, 1)
     assert changed[0].diagnostics() != plain[0].diagnostics()
 
 

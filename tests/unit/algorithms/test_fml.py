@@ -26,8 +26,8 @@ from tests.support import (
     messages,
     payload,
     peer_data,
-    play,
     random_dataset,
+    run_rounds,
     setting,
     softmax_regression,
 )
@@ -96,7 +96,7 @@ def test_rounds_match_the_paper(given: dict[str, Any], edges: list[tuple[int, in
     topology = Topology.from_edges(3, edges)
     peers = make(hyper(**given))
     w, m = [theta(peer.model) for peer in peers], [theta(peer.meme) for peer in peers]
-    play(peers, topology, 3)
+    run_rounds(peers, topology, 3)
     for _ in range(3):
         trained = [train(peer, w[me], m[me]) for me, peer in enumerate(peers)]
         w = [private for private, _ in trained]
@@ -109,7 +109,7 @@ def test_rounds_match_the_paper(given: dict[str, Any], edges: list[tuple[int, in
 
 def test_memes_are_the_servers_on_a_complete_graph_and_private_models_stay_local() -> None:
     peers = make(hyper(batch=2, momentum=0.9), private=lambda *sizes, seed: linear_model(INPUTS, 5, CLASSES, seed))
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 3)
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 3)
     assert len({digest(parameters_of(peer.meme)) for peer in peers}) == 1
     assert len({digest(peer.model.state_dict()) for peer in peers}) == 3
     assert payload(traffic[0][1].sent) == 2 * 4 * CLASSES * (INPUTS + 1)
@@ -118,7 +118,7 @@ def test_memes_are_the_servers_on_a_complete_graph_and_private_models_stay_local
 def test_without_distillation_the_private_model_trains_alone_and_memes_are_fedavgs() -> None:
     peers = make(hyper(alpha=1.0, beta=1.0))
     w, m = theta(peers[0].model), theta(peers[0].meme)
-    play(peers, Topology.from_edges(3, LINE), 2, silent=[1, 2])
+    run_rounds(peers, Topology.from_edges(3, LINE), 2, silent=[1, 2])
     for _ in range(2):
         w, _ = train(peers[0], w, w)
         m, _ = train(peers[0], m, m)
@@ -129,7 +129,7 @@ def test_without_distillation_the_private_model_trains_alone_and_memes_are_fedav
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(hyper())
     w, m = [theta(peer.model) for peer in peers], theta(peers[0].meme)
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 1, silent=[2])
     assert traffic[0][0].missing == {"Shared": [2]}
     trained = [train(peer, w[me], m)[1] for me, peer in enumerate(peers)]
     np.testing.assert_allclose(theta(peers[1].meme), (6 * trained[0] + 8 * trained[1]) / 14, atol=1e-6)
@@ -141,9 +141,9 @@ def test_meme_that_diverged_is_skipped_and_replaced_by_the_average_of_the_others
     w, m = [theta(peer.model) for peer in peers], theta(peers[0].meme)
     with torch.no_grad():
         peers[2].meme.linear_head.weight[0, 0] = value
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 2)
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 2)
     assert [record.missing for record in traffic[0]] == [{"Shared": [2]}, {}]
-    play(without := make(hyper()), Topology.from_edges(3, COMPLETE), 1, silent=[2])
+    run_rounds(without := make(hyper()), Topology.from_edges(3, COMPLETE), 1, silent=[2])
     trained = [train(peer, w[me], m)[1] for me, peer in enumerate(without[:2])]
     np.testing.assert_allclose(theta(without[0].meme), (6 * trained[0] + 8 * trained[1]) / 14, atol=1e-6)
     assert all(np.isfinite(theta(peer.meme)).all() for peer in peers)
@@ -158,7 +158,7 @@ def test_both_models_are_restored_if_one_diverges_in_training(which: str) -> Non
     for group in list(peers[0].optimizer.param_groups):
         group["params"] = [parameter for parameter in group["params"] if id(parameter) in diverging]
         group["lr"] = 1e30
-    play(peers, Topology.from_edges(3, []), 1)
+    run_rounds(peers, Topology.from_edges(3, []), 1)
     assert np.array_equal(theta(peers[0].model), before[0])
     assert np.array_equal(theta(peers[0].meme), before[1])
     assert not np.array_equal(theta(peers[1].meme), before[1])
@@ -167,7 +167,7 @@ def test_both_models_are_restored_if_one_diverges_in_training(which: str) -> Non
 def test_nonparticipants_receive_the_average_and_keep_their_private_models() -> None:
     peers = make(hyper(participation=1 / 3))
     before = [theta(peer.model) for peer in peers]
-    traffic = play(peers, Topology.from_edges(3, COMPLETE), 1)
+    traffic = run_rounds(peers, Topology.from_edges(3, COMPLETE), 1)
     senders = [me for me in range(3) if messages(traffic[me][0].sent)]
     assert len(senders) == 1
     assert [me for me in range(3) if not np.array_equal(theta(peers[me].model), before[me])] == senders

@@ -27,8 +27,8 @@ from tests.support import (
     messages,
     payload,
     peer_data,
-    play,
     random_dataset,
+    run_rounds,
     setting,
     softmax_regression,
 )
@@ -85,7 +85,7 @@ def follow(peers: Sequence[FMLDec], w: list[Matrix], m: list[Matrix], topology: 
 def test_rounds_follow_the_appendix(given: dict[str, Any], topology: Topology) -> None:
     peers = make(**given)
     w, m = [theta(peer.model) for peer in peers], [theta(peer.meme) for peer in peers]
-    play(peers, topology, 5)
+    run_rounds(peers, topology, 5)
     follow(make(**given), w, m, topology, 5)
     for me, peer in enumerate(peers):
         np.testing.assert_allclose(theta(peer.model), w[me], atol=1e-5)
@@ -94,7 +94,7 @@ def test_rounds_follow_the_appendix(given: dict[str, Any], topology: Topology) -
 
 def test_memes_travel_and_private_models_of_any_architecture_do_not() -> None:
     peers = make(private=lambda *sizes, seed: linear_model(INPUTS, 5 + seed, CLASSES, seed), participation=0.75)
-    traffic = play(peers, COMPLETE, 2)
+    traffic = run_rounds(peers, COMPLETE, 2)
     meme = 4 * CLASSES * (INPUTS + 1)
     for t, assignment in enumerate(assignments(peers, COMPLETE, 2)):
         assert len(assignment.senders) == 3
@@ -116,7 +116,7 @@ def test_sender_whose_aggregator_is_dead_keeps_what_it_trained() -> None:
     peers = make()
     (assignment,) = assignments(peers, COMPLETE, 1)
     w, m = [theta(peer.model) for peer in peers], [theta(peer.meme) for peer in peers]
-    play(peers, COMPLETE, 1, silent=[assignment.aggregator])
+    run_rounds(peers, COMPLETE, 1, silent=[assignment.aggregator])
     for me in assignment.senders:
         private, meme = trained(peers[me], w[me], m[me])
         np.testing.assert_allclose(theta(peers[me].model), private, atol=1e-6)
@@ -132,7 +132,7 @@ def test_meme_that_diverged_is_left_out_of_the_average(of_aggregator: bool, valu
     w, m = [theta(peer.model) for peer in peers], [theta(peer.meme) for peer in peers]
     with torch.no_grad():
         peers[diverged].meme.linear_head.weight[0, 0] = value
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     others = [n for n in range(PEERS) if n != diverged]
     memes = [trained(peers[n], w[n], m[n])[1] for n in others]
     mean = np.average(memes, axis=0, weights=[len(peers[n].data.train) for n in others])

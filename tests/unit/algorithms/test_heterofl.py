@@ -27,7 +27,7 @@ from p2pfl.models.dfml import LocalSelfAttention
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import Tensors, parameters_of
 from tests.bodies import RUN_ID, arrive
-from tests.support import messages, payload, peer_data, play, random_dataset, setting
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
 NAMES = ("6-3", "4-2", "2-1", "4-2", "6-3")
@@ -254,7 +254,7 @@ def test_full_participation_on_a_complete_graph_is_the_papers_server(of: type[He
     peers = make(of, Hyper(participation=1.0))
     without_training(peers)
     server, clients = arrays(peers[0]), [arrays(peer) for peer in peers]
-    play(peers, COMPLETE, 5)
+    run_rounds(peers, COMPLETE, 5)
     for t in range(5):
         step = t if of is FedRolex else 0
         for me in range(5):
@@ -272,7 +272,7 @@ def test_rounds_follow_algorithm_3(of: type[HeteroFL], topology: Topology) -> No
     peers = make(of, Hyper(participation=0.4), names=("2-1", "4-2", "2-1", "4-2", "6-3"))
     without_training(peers)
     w, first, shapes = [arrays(peer) for peer in peers], [0] * 5, arrays(peers[4])
-    play(peers, topology, 8)
+    run_rounds(peers, topology, 8)
     lacking = 0
     for t, assignment in enumerate(assignments(peers, topology, 8)):
         for n in assignment.participants:
@@ -297,14 +297,14 @@ def test_networks_of_one_width_are_averaged_without_weights() -> None:
     peers = make(HeteroFL, Hyper(participation=1.0), names=("2-1",) * 3)
     without_training(peers)
     (start,) = {float(value) for value in arrays(peers[0])["head.bias"][:1]}
-    play(peers, Topology.from_edges(3, [(0, 1), (0, 2), (1, 2)]), 1)
+    run_rounds(peers, Topology.from_edges(3, [(0, 1), (0, 2), (1, 2)]), 1)
     expected = np.mean([start * (1 + me / 8) + me + 1 for me in range(3)])
     assert float(arrays(peers[0])["head.bias"][0]) == pytest.approx(expected, rel=1e-6)
 
 
 def test_each_sender_sends_and_receives_its_own_width() -> None:
     peers = make(FedRolex, Hyper(participation=0.4))
-    traffic = play(peers, COMPLETE, 3)
+    traffic = run_rounds(peers, COMPLETE, 3)
     for t, assignment in enumerate(assignments(peers, COMPLETE, 3)):
         for n in assignment.senders:
             size = 4 * sum(value.numel() for value in parameters_of(peers[n].model).values())
@@ -315,7 +315,7 @@ def test_each_sender_sends_and_receives_its_own_width() -> None:
 
 def test_statistics_of_batch_normalization_are_estimated_on_local_samples() -> None:
     peers = make(HeteroFL, Hyper(participation=1.0, batch=1000), names=("6-3bn", "4-2bn"))
-    play(peers, Topology.from_edges(2, [(0, 1)]), 1)
+    run_rounds(peers, Topology.from_edges(2, [(0, 1)]), 1)
     for peer in peers:
         images, _ = peer.data.train.take(np.arange(len(peer.data.train)))
         before = peer.model.backbone[1](images.float().flatten(1) / 255.0)
@@ -355,7 +355,7 @@ def test_diverged_network_is_skipped(value: float) -> None:
     w, shapes = [arrays(peer) for peer in peers], arrays(peers[0])
     with torch.no_grad():
         peers[3].model.head.bias[1] = value
-    traffic = play(peers, COMPLETE, 1)
+    traffic = run_rounds(peers, COMPLETE, 1)
     for me in range(5):
         change(w[me], me)
     server = averaged([(w[me], 0) for me in (0, 1, 2, 4)], shapes)
@@ -371,7 +371,7 @@ def test_aggregator_that_diverged_adopts_its_slice_if_others_hold_it(names: tupl
     without_training(peers)
     with torch.no_grad():
         peers[0].model.head.bias[1] = math.nan
-    play(peers, COMPLETE, 1)
+    run_rounds(peers, COMPLETE, 1)
     assert bool(np.isfinite(arrays(peers[0])["head.bias"]).all()) == recovers
     assert all(np.isfinite(value).all() for peer in peers[1:] for value in arrays(peer).values())
 
@@ -381,7 +381,7 @@ def test_dead_peer_is_skipped(dead: int) -> None:
     peers = make(FedRolex, Hyper(participation=1.0, fixed_aggregator=True))
     without_training(peers)
     w, shapes = [arrays(peer) for peer in peers], arrays(peers[0])
-    play(peers, COMPLETE, 1, silent=[dead])
+    run_rounds(peers, COMPLETE, 1, silent=[dead])
     present = [me for me in range(5) if me != dead]
     for me in present:
         change(w[me], me)
@@ -396,7 +396,7 @@ def test_dead_peer_is_skipped(dead: int) -> None:
 
 def test_state_has_the_channels_that_a_peer_holds() -> None:
     peers = make(FedRolex, Hyper(participation=1.0))
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     restored = make(FedRolex, Hyper(participation=1.0))[1]
     restored.load_state_dict(peers[1].state_dict())
     assert restored.first == peers[1].first == 2

@@ -43,8 +43,8 @@ from tests.support import (
     messages,
     payload,
     peer_data,
-    play,
     random_dataset,
+    run_rounds,
     setting,
     softmax_regression,
 )
@@ -155,7 +155,7 @@ def test_validation_gradient_uses_evaluation_mode() -> None:
     model = Model("drop", torch.nn.Sequential(torch.nn.Flatten(), Dropping(0.5)), INPUTS, CLASSES)
     peer = L2C(hyper(local_epochs=1), setting(0, 1, model, data_of(0)))
     peer.train = lambda **options: None  # type: ignore[method-assign]
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
 
 
 def test_unused_and_frozen_parameters_have_zero_gradient() -> None:
@@ -308,7 +308,7 @@ def reference_run(
 def test_rounds_follow_algorithm_1(topology: Topology, optimizer: str) -> None:
     peers = make(hyper(mixing_optimizer=optimizer, mixing_weight_decay=0.05), topology.peers)
     expected = reference_run(peers, topology, 6)
-    play(peers, topology, 6)
+    run_rounds(peers, topology, 6)
     for peer, reference in zip(peers, expected, strict=True):
         np.testing.assert_allclose(theta(peer.model), reference.x, atol=2e-5)
         np.testing.assert_allclose(peer.logits.detach().numpy(), reference.alpha, atol=2e-3)
@@ -318,7 +318,7 @@ def test_rounds_follow_algorithm_1(topology: Topology, optimizer: str) -> None:
 def test_momentum_and_weight_decay_match_sgd() -> None:
     peers = make(hyper(momentum=0.5, weight_decay=0.1, local_epochs=3))
     expected = reference_run(peers, LINE, 1)
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     for peer, reference in zip(peers, expected, strict=True):
         np.testing.assert_allclose(theta(peer.model), reference.x, atol=1e-5)
 
@@ -327,7 +327,7 @@ def test_first_round_on_complete_graph_is_federated_averaging() -> None:
     peers = make(hyper(), 4)
     expected = [Reference(p.me, p.hyper, theta(p.model), np.zeros(4), np.zeros(4), np.zeros(4)) for p in peers]
     mean = np.mean([x - delta for x, delta in (reference.local() for reference in expected)], axis=0)
-    play(peers, complete(4), 1)
+    run_rounds(peers, complete(4), 1)
     for peer in peers:
         np.testing.assert_allclose(theta(peer.model), mean, atol=1e-6)
         assert peer.weights() == dict.fromkeys(range(4), 0.25)
@@ -337,7 +337,7 @@ def test_first_round_on_complete_graph_is_federated_averaging() -> None:
 def test_single_peer_trains_locally() -> None:
     (peer,) = make(hyper(), peers=1)
     x, delta = Reference(0, peer.hyper, theta(peer.model), np.zeros(1), np.zeros(1), np.zeros(1)).local()
-    play([peer], Topology.from_edges(1, []), 1)
+    run_rounds([peer], Topology.from_edges(1, []), 1)
     np.testing.assert_allclose(theta(peer.model), x - delta, atol=1e-6)
     assert peer.weights() == {0: 1.0}
     assert peer.logits.item() == 0.0
@@ -345,7 +345,7 @@ def test_single_peer_trains_locally() -> None:
 
 def test_records_hold_weights_and_validation_loss() -> None:
     peers = make(hyper())
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     assert list(peers[1].weights()) == [0, 1, 2]
     assert list(peers[0].weights()) == [0, 1]
     for peer in peers:
@@ -366,7 +366,7 @@ def test_peers_with_the_same_task_find_each_other() -> None:
         return peer_data(Dataset("task", split, split, 2, (0.0,), (1.0,), False), range(40), validation=range(40, 60))
 
     peers = [L2C(hyper(), setting(me, 4, softmax_regression(4, 2), task(me))) for me in range(4)]
-    play(peers, complete(4), 10)
+    run_rounds(peers, complete(4), 10)
     for peer in peers:
         w = peer.weights()
         assert min(w[j] for j in (peer.me, (peer.me + 2) % 4)) > 2 * max(
@@ -382,7 +382,7 @@ def test_weight_of_missing_neighbor_is_redistributed_and_its_logit_stays() -> No
     expected = reference_run(peers, complete(4), 4, silent=[2])
     with torch.no_grad():
         peers[0].logits[2] = 0.75
-    traffic = play(peers, complete(4), 4, silent=[2])
+    traffic = run_rounds(peers, complete(4), 4, silent=[2])
     assert traffic[1][0].missing == {"Update": [2]}
     for peer, reference in zip([peers[0], peers[1], peers[3]], expected, strict=True):
         np.testing.assert_allclose(theta(peer.model), reference.x, atol=1e-5)
@@ -408,7 +408,7 @@ def test_diverged_training_is_rolled_back(value: float) -> None:
         Reference(peer.me, peer.hyper, theta(peer.model), np.zeros(3), np.zeros(3), np.zeros(3)) for peer in peers
     ]
     updates = {reference.me: reference.local()[1] for reference in expected[:2]}
-    play(peers, complete(3), 1)
+    run_rounds(peers, complete(3), 1)
     for peer, reference in zip(peers, expected, strict=True):
         np.testing.assert_allclose(theta(peer.model), reference.x - (updates[0] + updates[1]) / 3, atol=1e-6)
 
@@ -419,10 +419,10 @@ def test_peer_trains_again_after_divergence(lr: float) -> None:
     (peer,) = make(hyper(momentum=0.9, local_epochs=2), 1)
     start = theta(peer.model)
     peer.optimizer.param_groups[0]["lr"] = lr
-    play([peer], complete(1), 1)
+    run_rounds([peer], complete(1), 1)
     np.testing.assert_array_equal(theta(peer.model), start)
     peer.optimizer.param_groups[0]["lr"] = 0.1
-    play([peer], complete(1), 1)
+    run_rounds([peer], complete(1), 1)
     assert np.isfinite(theta(peer.model)).all()
     assert not np.allclose(theta(peer.model), start)
 
@@ -437,7 +437,7 @@ def test_diverged_aggregate_is_discarded() -> None:
         peers[me] = Huge(hyper(), setting(me, 3, softmax_regression(INPUTS, CLASSES, seed=7), data_of(me)))
     with torch.no_grad():
         peers[0].model.head.weight.fill_(0.9 * LIMIT)
-    traffic = play(peers, complete(3), 2)
+    traffic = run_rounds(peers, complete(3), 2)
     assert all(record.missing == {} for record in traffic[0])
     assert all(np.abs(theta(peer.model)).max() < LIMIT for peer in peers)
 
@@ -456,7 +456,7 @@ def test_nonfinite_gradient_skips_the_step() -> None:
 def test_after_t0_peers_receive_from_strongest_sources_only() -> None:
     peers = make(hyper(prune_round=2, prune_to=2), 5)
     rows: list[dict[int, Any]] = [{} for _ in peers]
-    traffic = play(
+    traffic = run_rounds(
         peers, complete(5), 6, after=lambda peer, t: rows[peer.me].__setitem__(t, dict(peer.weights() or {}))
     )
     for me, rounds in enumerate(traffic):
@@ -471,7 +471,7 @@ def test_after_t0_peers_receive_from_strongest_sources_only() -> None:
 
 def test_pruned_edges_carry_no_update() -> None:
     peers = make(hyper(prune_round=1, prune_to=2), 5)
-    traffic = play(peers, complete(5), 4)
+    traffic = run_rounds(peers, complete(5), 4)
     for rounds in traffic:
         for t, one in enumerate(rounds):
             # Sent to receivers only, and received completely.
@@ -490,7 +490,7 @@ def test_pruned_edges_carry_no_update() -> None:
 
 def test_pruning_to_zero_leaves_local_training() -> None:
     peers = make(hyper(prune_round=0, prune_to=0))
-    traffic = play(peers, LINE, 3)
+    traffic = run_rounds(peers, LINE, 3)
     assert [[one.sources for one in rounds[1:]] for rounds in traffic] == [[(), ()]] * 3
     assert all(peer.weights() == {peer.me: 1.0} for peer in peers)
     assert sum(payload(one.sent) for rounds in traffic for one in rounds[1:]) == 0
@@ -500,7 +500,7 @@ def test_pruning_to_zero_leaves_local_training() -> None:
 @pytest.mark.parametrize("given", [{"prune_round": None}, {"prune_round": 0, "prune_to": 4}, {"prune_round": 99}])
 def test_unpruned_sources_are_kept_to_the_end(given: Mapping[str, Any]) -> None:
     peers = make(hyper(prune_to=0, **given) if "prune_to" not in given else hyper(**given), 4)
-    traffic = play(peers, complete(4), 3)
+    traffic = run_rounds(peers, complete(4), 3)
     assert all(len(one.sources) == 3 for rounds in traffic for one in rounds)
 
 
@@ -509,7 +509,7 @@ def test_unpruned_sources_are_kept_to_the_end(given: Mapping[str, Any]) -> None:
 
 def test_round_costs_one_model_per_directed_edge() -> None:
     peers = make(hyper())
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     assert [[messages(one.sent) for one in rounds] for rounds in traffic] == [[1, 1], [2, 2], [1, 1]]
     assert sum(payload(one.sent) for rounds in traffic for one in rounds) == 2 * 4 * 4 * NUMBERS
     (layout,) = peers[0].layouts()
@@ -523,7 +523,7 @@ def test_round_costs_one_model_per_directed_edge() -> None:
 def test_bfloat16_halves_bytes_and_changes_little() -> None:
     full, half = make(hyper(), 4), make(hyper(precision="bfloat16"), 4)
     start = theta(full[0].model)
-    traffic = {name: play(peers, complete(4), 3) for name, peers in (("full", full), ("half", half))}
+    traffic = {name: run_rounds(peers, complete(4), 3) for name, peers in (("full", full), ("half", half))}
     total = {name: sum(payload(one.sent) for peer in peers for one in peer) for name, peers in traffic.items()}
     assert total["full"] == 2 * total["half"]
     for one, other in zip(full, half, strict=True):
@@ -550,7 +550,7 @@ def test_spooled_updates_are_bit_identical(precision: str, spools: list[Spool]) 
     digests = []
     for spool in (False, True):
         peers = make(hyper(precision=precision, spool=spool, prune_round=1, prune_to=2), 4)
-        play(peers, complete(4), 3)
+        run_rounds(peers, complete(4), 3)
         digests.append([digest(peer.state_dict()) for peer in peers])
         assert len(spools) == (4 if spool else 0)
     assert digests[0] == digests[1]
@@ -558,7 +558,7 @@ def test_spooled_updates_are_bit_identical(precision: str, spools: list[Spool]) 
 
 def test_spool_files_hold_at_most_two_rounds(spools: list[Spool]) -> None:
     peers = make(hyper(spool=True), 4)
-    play(peers, complete(4), 6)
+    run_rounds(peers, complete(4), 6)
     # Neighbors may be one round ahead.
     assert all(0 < spool.size <= 2 * 3 * 4 * NUMBERS for spool in spools)
 
@@ -599,7 +599,7 @@ def test_every_option_changes_the_outcome(key: str) -> None:
     outcomes = []
     for h in (hyper(), replace(hyper(), **CHANGES[key])):
         peers = make(h)
-        play(peers, complete(3), 3)
+        run_rounds(peers, complete(3), 3)
         outcomes.append([theta(peer.model) for peer in peers])
     changed, default = outcomes
     assert not np.allclose(changed, default, atol=1e-7, rtol=0)
@@ -611,7 +611,7 @@ def test_all_options_are_covered() -> None:
 
 def test_weights_stay_equal_with_zero_mixing_lr() -> None:
     peers = make(hyper(mixing_lr=0.0), 4)
-    play(peers, complete(4), 3)
+    run_rounds(peers, complete(4), 3)
     assert all(peer.weights() == dict.fromkeys(range(4), 0.25) for peer in peers)
 
 
@@ -630,7 +630,7 @@ def test_run_file_without_validation_samples_is_rejected(make_run: Any) -> None:
 
 def test_checkpoint_holds_adam_state() -> None:
     peers = make(hyper())
-    play(peers, LINE, 3)
+    run_rounds(peers, LINE, 3)
     saved = peers[1].state_dict()
     moments = saved["mixing_optimizer"]["state"][0]
     assert float(moments["step"]) == 3.0

@@ -9,7 +9,7 @@ from p2pfl.algorithms.local import Local
 from p2pfl.learning.optimizers import LocalTraining as Hyper
 from p2pfl.messaging.topology import Topology
 from p2pfl.tensors import digest
-from tests.support import peer_data, play, random_dataset, setting, softmax_regression
+from tests.support import peer_data, random_dataset, run_rounds, setting, softmax_regression
 
 COMPLETE = Topology.from_edges(3, [(0, 1), (0, 2), (1, 2)])
 ALONE = Topology.from_edges(1, [])
@@ -29,7 +29,7 @@ def make(h: Hyper, peers: int = 3) -> list[Local]:
 
 def test_sends_and_accepts_no_messages() -> None:
     peers = make(Hyper())
-    traffic = play(peers, COMPLETE, 3)
+    traffic = run_rounds(peers, COMPLETE, 3)
     assert [(record.sent, record.received, record.missing) for peer in traffic for record in peer] == [
         ({}, {}, {})
     ] * 9
@@ -39,8 +39,8 @@ def test_sends_and_accepts_no_messages() -> None:
 
 def test_neighbors_have_no_effect() -> None:
     among, alone = make(Hyper()), make(Hyper(), peers=1)
-    play(among, COMPLETE, 3)
-    play(alone, ALONE, 3)
+    run_rounds(among, COMPLETE, 3)
+    run_rounds(alone, ALONE, 3)
     assert digest(among[0].state_dict()) == digest(alone[0].state_dict())
 
 
@@ -49,7 +49,7 @@ def test_neighbors_have_no_effect() -> None:
 def test_loss_decreases(optimizer: str) -> None:
     peers = make(Hyper.parse({"optimizer": optimizer, "lr": 0.1} | ({"momentum": 0.9} if optimizer == "sgd" else {})))
     losses: dict[int, list[float]] = {0: [], 1: [], 2: []}
-    play(peers, COMPLETE, 20, after=lambda peer, t: losses[peer.me].append(peer.meter.drain()["ce"]))
+    run_rounds(peers, COMPLETE, 20, after=lambda peer, t: losses[peer.me].append(peer.meter.drain()["ce"]))
     assert all(len(history) == 20 and history[-1] < 0.5 * history[0] for history in losses.values())
 
 
@@ -58,7 +58,7 @@ def test_round_trains_local_epochs_in_batches(epochs: int, batch: int, steps: in
     (peer,) = make(Hyper(local_epochs=epochs, batch=batch), peers=1)
     taken: list[int] = []
     peer.after_batch = lambda: taken.append(1)
-    play([peer], ALONE, 1)
+    run_rounds([peer], ALONE, 1)
     assert len(taken) == steps
 
 
@@ -67,7 +67,7 @@ def test_optimizer_has_its_settings_and_keeps_its_state() -> None:
     (adam,) = make(Hyper(optimizer="adam"), peers=1)
     assert isinstance(sgd.optimizer, torch.optim.SGD)
     assert [sgd.optimizer.defaults[name] for name in ("lr", "momentum", "weight_decay")] == [0.5, 0.25, 0.125]
-    play([adam], ALONE, 3)
+    run_rounds([adam], ALONE, 3)
     assert isinstance(adam.optimizer, torch.optim.Adam)
     assert {float(state["step"]) for state in adam.optimizer.state.values()} == {3.0}
 

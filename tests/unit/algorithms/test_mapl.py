@@ -29,7 +29,7 @@ from p2pfl.algorithms.mapl_graph import (
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.topology import Topology
 from tests.bodies import arrive
-from tests.support import Traffic, linear_model, messages, payload, peer_data, play, random_dataset, setting
+from tests.support import Traffic, linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 property_of = settings(deadline=None, max_examples=100)
 
@@ -381,7 +381,7 @@ def test_rounds_match_algorithm_3(given: dict[str, Any], edges: list[tuple[int, 
     def note(peer: Any, t: int) -> None:
         after[peer.me, t] = peer.w.numpy().copy(), peer.prototypes.detach().clone()
 
-    play(peers, topology, rounds, after=note)
+    run_rounds(peers, topology, rounds, after=note)
     pruned = False
     for me in range(3):
         neighbors = topology.neighbors[me]
@@ -412,7 +412,7 @@ def test_next_round_trains_the_averaged_prototypes() -> None:
     def record(peer: Any, t: int) -> None:
         averages.append(peer.prototypes.detach().clone())
 
-    play(peers, complete(3), 2, after=record)
+    run_rounds(peers, complete(3), 2, after=record)
     first_round = averages[:3]
     for peer in peers:
         assert any(torch.allclose(peer.trained[1][1], average, atol=1e-6) for average in first_round)
@@ -423,7 +423,7 @@ def test_next_round_trains_the_averaged_prototypes() -> None:
 def test_missing_neighbor_keeps_its_weight_and_is_not_averaged() -> None:
     h = hyper(warmup=0, graph_lr=0.1)
     peers = make(h, of=RecordingMAPL)
-    traffic = play(peers, complete(3), 1, silent=[2])
+    traffic = run_rounds(peers, complete(3), 1, silent=[2])
     assert traffic[0][0].missing == {"Head": [2], "Prototypes": [2]}
     uniform = np.full(3, 1 / 3)
     samples = {j: len(peers[j].data.train) for j in (0, 1)}
@@ -454,8 +454,8 @@ def test_diverged_peer_does_not_affect_the_others(value: float, monkeypatch: pyt
     monkeypatch.setattr(Diverging, "value", value)
     h = hyper(warmup=1, graph_lr=0.1, prune=False)
     without, beside = make(h), make(h, of=Diverging)
-    play(without, complete(3), 3, silent=[2])
-    traffic = play(beside, complete(3), 3)
+    run_rounds(without, complete(3), 3, silent=[2])
+    traffic = run_rounds(beside, complete(3), 3)
     assert traffic[0][2].missing == {"Head": [2], "Prototypes": [2]}
     for left, right in zip(without[:2], beside[:2], strict=True):
         assert left.weights() == right.weights()
@@ -468,7 +468,7 @@ def test_diverged_peer_does_not_affect_the_others(value: float, monkeypatch: pyt
 
 def test_peer_without_neighbors_trains_alone() -> None:
     peers = make(hyper(warmup=0), peers=2)
-    traffic = play(peers, Topology.from_edges(2, []), 2)
+    traffic = run_rounds(peers, Topology.from_edges(2, []), 2)
     assert [messages(record.sent) for peer in traffic for record in peer] == [0] * 4
     assert peers[0].weights() == {0: 1.0}
 
@@ -650,7 +650,7 @@ def test_optimizer_is_adam_over_all_parameters_and_persists_unless_fresh() -> No
 
 def test_state_round_trips() -> None:
     one, other = make(hyper(warmup=0, graph_lr=0.1)), make(hyper(warmup=0, graph_lr=0.1))
-    play(one, complete(3), 2)
+    run_rounds(one, complete(3), 2)
     state = one[0].state_dict()
     other[0].load_state_dict(state)
     assert other[0].weights() == one[0].weights()
@@ -666,13 +666,13 @@ def heads_and_prototypes(traffic: Sequence[Sequence[Traffic]], t: int) -> tuple[
 
 
 def test_heads_are_sent_after_the_warmup() -> None:
-    traffic = play(make(hyper(warmup=2, prune=False)), complete(3), 4)
+    traffic = run_rounds(make(hyper(warmup=2, prune=False)), complete(3), 4)
     assert [heads_and_prototypes(traffic, t) for t in range(4)] == [(0, 6), (0, 6), (6, 6), (6, 6)]
 
 
 def test_without_cgl_no_head_is_sent_and_weights_stay_uniform() -> None:
     peers = make(hyper(warmup=0, cgl=False))
-    traffic = play(peers, Topology.from_edges(3, [(0, 1), (1, 2)]), 3)
+    traffic = run_rounds(peers, Topology.from_edges(3, [(0, 1), (1, 2)]), 3)
     assert [heads_and_prototypes(traffic, t) for t in range(3)] == [(0, 4)] * 3
     assert peers[0].weights() == {0: 0.5, 1: 0.5}
     assert peers[1].weights() == pytest.approx({0: 1 / 3, 1: 1 / 3, 2: 1 / 3})
@@ -702,7 +702,7 @@ class EquallyMany(Clustered):
 @pytest.mark.parametrize("prune", [True, False])
 def test_pruning_ends_messages_between_peers_with_weight_0(prune: bool) -> None:
     peers = make(hyper(warmup=1, graph_lr=4.0, prune=prune), peers=4, of=Clustered)
-    traffic = play(peers, complete(4), 4)
+    traffic = run_rounds(peers, complete(4), 4)
     assert set(peers[0].weights()) == {0, 1}
     assert set(peers[3].weights()) == {2, 3}
     # Round 1 learns the graph and still sends to all; from round 2 on only within clusters.
@@ -737,7 +737,7 @@ def test_every_graph_option_changes_the_graph(change: dict[str, Any]) -> None:
     weights = []
     for options in (h, replace(h, **change)):
         peers = make(options)
-        play(peers, complete(3), 2)
+        run_rounds(peers, complete(3), 2)
         weights.append(peers[0].w)
     assert float(weights[0].sum()) == pytest.approx(1.0)
     assert float(weights[1].sum()) == pytest.approx(1.0)
@@ -750,7 +750,7 @@ def test_pruned_graph_converges_to_the_unpruned_one() -> None:
     rows = []
     for prune in (True, False):
         peers = make(hyper(warmup=0, graph_lr=1.0, prune=prune), peers=6, classes_of=[range(3)] * 6, of=Clustered)
-        play(peers, complete(6), 8)
+        run_rounds(peers, complete(6), 8)
         rows.append(torch.stack([peer.w for peer in peers]))
     torch.testing.assert_close(*rows)
     assert (rows[0] > 0).sum(1).tolist() == [2, 2, 4, 4, 4, 4]
@@ -759,7 +759,7 @@ def test_pruned_graph_converges_to_the_unpruned_one() -> None:
 def test_without_confidence_sample_counts_do_not_matter() -> None:
     for counted in (True, False):
         peers = make(hyper(warmup=0, graph_lr=0.1, similarity="off", confidence=counted))
-        play(peers, complete(3), 1)
+        run_rounds(peers, complete(3), 1)
         equal = peers[0].w[1].item() == pytest.approx(peers[0].w[2].item(), abs=1e-12)
         assert equal is not counted
 
@@ -769,7 +769,7 @@ def test_without_confidence_the_similarity_weighs_m_times_as_much_as_with_equal_
     rows = []
     for options in ({"confidence": False}, {"mu_similarity": 0.5 * 4}, {}):
         peers = make(hyper(warmup=0, graph_lr=0.1, **options), peers=4, of=EquallyMany)
-        play(peers, complete(4), 1)
+        run_rounds(peers, complete(4), 1)
         rows.append(peers[0].w)
     torch.testing.assert_close(rows[0], rows[1])
     assert not torch.allclose(rows[0], rows[2], atol=1e-3)
@@ -782,7 +782,7 @@ def test_without_confidence_the_similarity_weighs_m_times_as_much_as_with_equal_
 @pytest.mark.parametrize(("budget", "rounds"), [(1, 1), (8, 1), (9, 2), (24, 3), (25, 4)])
 def test_all_peers_end_in_the_round_that_reaches_the_budget(budget: int, rounds: int) -> None:
     peers = make(hyper(cgl=False, message_budget=budget), peers=4)
-    traffic = play(peers, Topology.from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)]), 6)
+    traffic = run_rounds(peers, Topology.from_edges(4, [(0, 1), (1, 2), (2, 3), (3, 0)]), 6)
     assert [len(peer) for peer in traffic] == [rounds] * 4
     assert sum(messages(record.sent, "Prototypes") for peer in traffic for record in peer) == 8 * rounds
     assert [peer.spent for peer in peers] == [2 * rounds] * 4
@@ -793,19 +793,19 @@ def test_all_peers_end_in_the_round_that_reaches_the_budget(budget: int, rounds:
 def test_an_impossible_count_of_a_neighbor_does_not_end_the_run(wrong: int) -> None:
     peers = make(hyper(cgl=False, message_budget=24), peers=4)
     peers[3].spent = wrong  # it sends another 3 in each round
-    traffic = play(peers, complete(4), 3)
+    traffic = run_rounds(peers, complete(4), 3)
     assert [len(peer) for peer in traffic] == [3] * 4
 
 
 def test_pruned_messages_do_not_count_toward_the_budget() -> None:
     peers = make(hyper(warmup=0, graph_lr=4.0, message_budget=12 + 4 + 4), peers=4, of=Clustered)
-    traffic = play(peers, complete(4), 9)
+    traffic = run_rounds(peers, complete(4), 9)
     assert [len(peer) for peer in traffic] == [3] * 4
 
 
 def test_without_a_budget_no_counts_are_sent() -> None:
     peers = make(hyper())
-    traffic = play(peers, complete(3), 2)
+    traffic = run_rounds(peers, complete(3), 2)
     assert sum(messages(record.sent, "Spent") for peer in traffic for record in peer) == 0
     assert not any(peer.finished for peer in peers)
 
@@ -815,7 +815,7 @@ def test_without_a_budget_no_counts_are_sent() -> None:
 
 @pytest.mark.parametrize("edges", [[(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2)]], ids=["complete", "line"])
 def test_payload_bytes_match_table_7(edges: list[tuple[int, int]]) -> None:
-    traffic = play(make(hyper(warmup=1, prune=False)), Topology.from_edges(3, edges), 3)
+    traffic = run_rounds(make(hyper(warmup=1, prune=False)), Topology.from_edges(3, edges), 3)
     d_p = d_z = FEATURES
     prototypes, head = d_p * CLASSES, d_z * CLASSES
     for t, numbers in enumerate([prototypes, prototypes + head, prototypes + head]):

@@ -18,7 +18,7 @@ from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import digest
-from tests.support import messages, payload, peer_data, play, random_dataset, setting
+from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
 
 FEATURES, CLASSES, HIDDEN = 5, 3, 4
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -79,7 +79,7 @@ def test_backbones_and_projectors_are_averaged_with_the_rounds_weights(topology:
     def note(peer: Any, t: int) -> None:
         after[peer.me, t] = peer.w.numpy().copy(), theta(peer)
 
-    play(peers, topology, rounds, after=note)
+    run_rounds(peers, topology, rounds, after=note)
     uneven = False
     for me in range(3):
         for t in range(rounds):
@@ -97,8 +97,8 @@ def test_backbones_and_projectors_are_averaged_with_the_rounds_weights(topology:
 def test_first_round_matches_mapl_except_for_backbones() -> None:
     h = hyper(warmup=0)
     plus, plain = make(h), make(h, MAPL)
-    play(plus, COMPLETE, 1)
-    play(plain, COMPLETE, 1)
+    run_rounds(plus, COMPLETE, 1)
+    run_rounds(plain, COMPLETE, 1)
     for left, right in zip(plus, plain, strict=True):
         assert left.weights() == right.weights()
         assert torch.equal(left.prototypes, right.prototypes)
@@ -112,7 +112,7 @@ def test_first_round_matches_mapl_except_for_backbones() -> None:
 
 def test_equal_weights_give_equal_backbones_with_local_heads_and_statistics() -> None:
     peers = make(hyper(cgl=False))
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     for peer in peers[1:]:
         for name, value in theta(peer).items():
             np.testing.assert_array_equal(value, theta(peers[0])[name])
@@ -122,7 +122,7 @@ def test_equal_weights_give_equal_backbones_with_local_heads_and_statistics() ->
 
 def test_next_round_trains_the_averaged_backbone() -> None:
     peers = make(hyper(cgl=False, lr=1e-9), RecordingMAPLPlus)
-    play(peers, COMPLETE, 2)
+    run_rounds(peers, COMPLETE, 2)
     for peer in peers:
         for name, value in peer.trained[1].items():
             expected = sum(other.trained[0][name] for other in peers) / 3
@@ -134,7 +134,7 @@ def test_next_round_trains_the_averaged_backbone() -> None:
 
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(hyper(cgl=False), RecordingMAPLPlus)
-    traffic = play(peers, COMPLETE, 1, silent=[2])
+    traffic = run_rounds(peers, COMPLETE, 1, silent=[2])
     assert traffic[0][0].missing == {"Prototypes": [2], "Backbone": [2]}
     for me in (0, 1):
         assert peers[me].weights() == dict.fromkeys(range(3), 1 / 3)
@@ -155,8 +155,8 @@ class HalfDiverged(MAPLPlus):
 
 def test_average_skips_an_infinite_backbone_but_not_its_prototypes() -> None:
     peers, without = make(hyper(cgl=False), HalfDiverged), make(hyper(cgl=False))
-    traffic = play(peers, COMPLETE, 1)
-    play(without, COMPLETE, 1, silent=[2])
+    traffic = run_rounds(peers, COMPLETE, 1)
+    run_rounds(without, COMPLETE, 1, silent=[2])
     assert traffic[0][0].missing == {"Backbone": [2]}
     for name, value in theta(peers[0]).items():
         np.testing.assert_array_equal(value, theta(without[0])[name])
@@ -170,7 +170,7 @@ def test_average_skips_an_infinite_backbone_but_not_its_prototypes() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("topology", [LINE, COMPLETE], ids=["line", "complete"])
 def test_payload_is_mapls_plus_the_backbones(topology: Topology) -> None:
-    traffic = play(make(hyper(warmup=1, prune=False)), topology, 3)
+    traffic = run_rounds(make(hyper(warmup=1, prune=False)), topology, 3)
     edges = sum(map(topology.degree, range(3))) // 2
     prototypes = head = FEATURES * CLASSES
     backbone = 4 * FEATURES + FEATURES + 2 * FEATURES  # linear layer; scales and biases of the normalization
@@ -206,6 +206,6 @@ def test_spooling_is_bit_identical() -> None:
     ends = []
     for spool in (False, True):
         peers = make(hyper(warmup=1, spool=spool))
-        play(peers, COMPLETE, 3)
+        run_rounds(peers, COMPLETE, 3)
         ends.append([digest(peer.state_dict()) for peer in peers])
     assert ends[0] == ends[1]

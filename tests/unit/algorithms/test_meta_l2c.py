@@ -27,7 +27,7 @@ from p2pfl.run_file.options import OptionErrors
 from p2pfl.session import checkpoint
 from p2pfl.session.pretrained import load_pretrained
 from p2pfl.tensors import assign, clone, digest, parameters_of, subtract
-from tests.support import Traffic, linear_model, messages, payload, peer_data, play, random_dataset, setting
+from tests.support import Traffic, linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, FEATURES, CLASSES = 4, 5, 3
 SHAPES = {
@@ -299,7 +299,7 @@ def reference_run(
 def test_rounds_follow_algorithm_1(topology: Topology, optimizer: str) -> None:
     peers = make(hyper(mixing_optimizer=optimizer), topology.peers)
     expected = reference_run(peers, topology, 4)
-    play(peers, topology, 4)
+    run_rounds(peers, topology, 4)
     for peer, reference in zip(peers, expected, strict=True):
         for name, tensor in parameters_of(peer.model).items():
             torch.testing.assert_close(tensor, reference.x[name], atol=2e-4, rtol=0)
@@ -310,7 +310,7 @@ def test_first_weights_come_from_initial_encoder() -> None:
     peers = make(hyper(), 4)
     start = clone(peers[0].encoder.state_dict())
     expected = reference_run(peers, complete(4), 1)
-    play(peers, complete(4), 1)
+    run_rounds(peers, complete(4), 1)
     for peer, reference in zip(peers, expected, strict=True):
         assert dict(peer.weights() or {}) == pytest.approx(reference.row, abs=1e-5)
         assert any(not torch.equal(tensor, start[name]) for name, tensor in peer.encoder.state_dict().items())
@@ -326,14 +326,14 @@ def test_encoder_is_bit_identical_on_all_peers_after_every_round(topology: Topol
     def remember(peer: Any, t: int) -> None:
         seen[peer.me].append(digest(peer.encoder.state_dict()))
 
-    play(peers, topology, 4, after=remember)
+    run_rounds(peers, topology, 4, after=remember)
     assert all(digests == seen[0] for digests in seen)
     assert len(set(seen[0])) == 4
 
 
 def test_encoder_moments_stay_local() -> None:
     peers = make(hyper())
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     assert len({digest(peer.encoder_optimizer.state_dict()) for peer in peers}) == 3
 
 
@@ -341,7 +341,7 @@ def test_encoder_moments_stay_local() -> None:
 def test_missing_neighbor_has_no_weight() -> None:
     peers = make(hyper(), 4)
     expected = reference_run(peers, complete(4), 2, silent=[3])
-    traffic = play(peers, complete(4), 2, silent=[3])
+    traffic = run_rounds(peers, complete(4), 2, silent=[3])
     assert traffic[0][0].missing == {"Progress": [3], "EncoderParameters": [3]}
     for peer, reference in zip(peers[:3], expected, strict=True):
         assert dict(peer.weights() or {}) == pytest.approx(reference.row, abs=2e-4)
@@ -361,7 +361,7 @@ def test_nonfinite_message_counts_as_missing(field: str) -> None:
 
     peers = make(hyper(), 3)
     peers[2] = Diverged(hyper(), setting(2, 3, linear_model(INPUTS, FEATURES, CLASSES, seed=7), data_of(2)))
-    play(peers, complete(3), 2)
+    run_rounds(peers, complete(3), 2)
     for peer in peers[:2]:
         assert list(peer.weights() or {}) == [0, 1]
         assert all(bool(tensor.isfinite().all()) for tensor in peer.model.state_dict().values())
@@ -376,7 +376,7 @@ def test_diverged_training_is_rolled_back() -> None:
     start = clone(parameters_of(peers[0].model))
     peers[2] = Diverging(hyper(), setting(2, 3, linear_model(INPUTS, FEATURES, CLASSES, seed=7), data_of(2)))
     updates = {j: Reference(peers[j]).local()[0] for j in range(2)}
-    traffic = play(peers, complete(3), 1)
+    traffic = run_rounds(peers, complete(3), 1)
     assert all(rounds[0].missing == {} for rounds in traffic)
     for peer in peers:
         w = peer.weights() or {}
@@ -404,7 +404,7 @@ def total(traffic: Sequence[Sequence[Traffic]], t: int, kind: str) -> int:
 @pytest.mark.exhaustive
 def test_round_costs_two_models_per_directed_edge_and_two_encoders_per_tree_edge() -> None:
     peers = make(hyper(), 4)
-    traffic = play(peers, complete(4), 2)
+    traffic = run_rounds(peers, complete(4), 2)
     for t in range(2):
         assert total(traffic, t, "Progress") == 4 * 3
         assert total(traffic, t, "EncoderParameters") == 2 * 3
@@ -423,7 +423,7 @@ def test_encoder_still_travels_after_pruning() -> None:
         rows[peer.me][t] = dict(peer.weights())
         encoders[peer.me].append(digest(peer.encoder.state_dict()))
 
-    traffic = play(peers, complete(5), 6, after=after)
+    traffic = run_rounds(peers, complete(5), 6, after=after)
     for me, rounds in enumerate(traffic):
         at_t0 = rows[me][1]
         (kept,) = sorted((j for j in at_t0 if j != me), key=lambda j: (-at_t0[j], j))[:1]
@@ -445,7 +445,7 @@ def test_encoder_still_travels_after_pruning() -> None:
 
 def test_bfloat16_halves_model_bytes() -> None:
     peers = make(hyper(precision="bfloat16"), 3)
-    traffic = play(peers, complete(3), 1)
+    traffic = run_rounds(peers, complete(3), 1)
     assert sum(payload(rounds[0].sent) for rounds in traffic) == 6 * 2 * 2 * NUMBERS + 4 * 2 * 2 * ENCODER
 
 
@@ -460,7 +460,7 @@ def test_spooled_messages_are_bit_identical(given: Mapping[str, Any], tmp_path: 
     digests = []
     for spool in (False, True):
         peers = make(hyper(spool=spool, prune_round=1, prune_to=2, **given), 4)
-        play(peers, complete(4), 3)
+        run_rounds(peers, complete(4), 3)
         digests.append([digest(peer.state_dict()) for peer in peers])
     assert digests[0] == digests[1]
 
@@ -479,7 +479,7 @@ def trained(folder: Path) -> Path:
 def test_frozen_encoder_is_neither_changed_nor_sent(tmp_path: Path) -> None:
     path = trained(tmp_path)
     peers = make(hyper(encoder=path, train_encoder=False), 4)
-    traffic = play(peers, complete(4), 2)
+    traffic = run_rounds(peers, complete(4), 2)
     for peer in peers:
         assert digest(peer.encoder.state_dict()) == digest(random_encoder(5).state_dict())
         weights = list((peer.weights() or {}).values())
@@ -495,7 +495,7 @@ def test_codes_replace_changes_bit_identically_for_half_the_bytes(tmp_path: Path
     path, outcomes, sent = trained(tmp_path), [], []
     for codes in (False, True):
         peers = make(hyper(encoder=path, train_encoder=False, send_codes=codes, prune_round=1, prune_to=2), 4)
-        traffic = play(peers, complete(4), 4)
+        traffic = run_rounds(peers, complete(4), 4)
         outcomes.append([digest(peer.state_dict()) for peer in peers])
         sent.append([sum(payload(rounds[t].sent) for rounds in traffic) for t in range(4)])
     assert outcomes[0] == outcomes[1]
@@ -506,7 +506,7 @@ def test_codes_replace_changes_bit_identically_for_half_the_bytes(tmp_path: Path
 def test_loaded_encoder_can_be_trained_further(tmp_path: Path) -> None:
     peers = make(hyper(encoder=trained(tmp_path)))
     assert digest(peers[2].encoder.state_dict()) == digest(random_encoder(5).state_dict())
-    play(peers, LINE, 1)
+    run_rounds(peers, LINE, 1)
     assert digest(peers[2].encoder.state_dict()) != digest(random_encoder(5).state_dict())
 
 
@@ -547,7 +547,7 @@ def test_every_option_changes_the_outcome(key: str) -> None:
     outcomes = []
     for h in (hyper(), replace(hyper(), **CHANGES[key])):
         peers = make(h)
-        play(peers, complete(3), 3)
+        run_rounds(peers, complete(3), 3)
         outcomes.append(np.concatenate([x.numpy().flatten() for p in peers for x in parameters_of(p.model).values()]))
     changed, default = outcomes
     assert not np.allclose(changed, default, atol=1e-7, rtol=0)

@@ -15,7 +15,7 @@ from p2pfl.algorithms.pfedsim import PFedSim, SimilarityHyper, similarity_weight
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
-from tests.support import linear_model, messages, payload, peer_data, play, random_dataset, setting
+from tests.support import linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, FEATURES, CLASSES = 4, 2, 3
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -97,8 +97,8 @@ def test_first_half_of_the_rounds_is_fedavgs() -> None:
     def keep(peer: Any, t: int) -> None:
         models.setdefault(t, []).append(digest(peer.model.state_dict()))
 
-    traffic = play(peers, COMPLETE, 4, after=keep)
-    play(others, COMPLETE, 2)
+    traffic = run_rounds(peers, COMPLETE, 4, after=keep)
+    run_rounds(others, COMPLETE, 2)
     assert set(models[1]) == {digest(others[0].model.state_dict())}
     assert len(set(models[2])) == 3
     kinds = [sorted(traffic[0][t].sent[1]) if messages(traffic[0][t].sent) else [] for t in range(4)]
@@ -117,7 +117,7 @@ def test_personalized_models_are_the_servers_on_a_complete_graph() -> None:
     servers = [
         PFedSim(peer.hyper, setting(me, 3, copy.deepcopy(peer.model), peer.data)) for me, peer in enumerate(peers)
     ]
-    play(peers, COMPLETE, 3)
+    run_rounds(peers, COMPLETE, 3)
     for t in range(3):
         if t > 0:
             before = [clone(parameters_of(server.model)) for server in servers]
@@ -142,7 +142,7 @@ def test_heads_stay_local_and_their_biases_are_not_sent() -> None:
     peers = make(**STILL, **PERSONAL)
     spread(peers)
     heads = [clone(parameters_of(peer.model.head)) for peer in peers]
-    traffic = play(peers, COMPLETE, 2)
+    traffic = run_rounds(peers, COMPLETE, 2)
     for peer, head in zip(peers, heads, strict=True):
         torch.testing.assert_close(parameters_of(peer.model.head), head)
     numbers = FEATURES * (INPUTS + 1) + CLASSES * FEATURES
@@ -152,7 +152,7 @@ def test_heads_stay_local_and_their_biases_are_not_sent() -> None:
 def test_backbones_on_a_sparse_graph_are_averaged_in_each_neighborhood() -> None:
     peers = make(**STILL, **PERSONAL)
     spread(peers)
-    play(peers, LINE, 2)
+    run_rounds(peers, LINE, 2)
     a, b = -math.log(0.4), -math.log(0.2)
     expected = [a / (a + SELF), (SELF + 2 * b) / (a + SELF + b), (b + 2 * SELF) / (b + SELF)]
     np.testing.assert_allclose(biases(peers), expected, rtol=1e-5)
@@ -162,7 +162,7 @@ def test_backbones_on_a_sparse_graph_are_averaged_in_each_neighborhood() -> None
 def test_average_skips_a_missing_neighbor() -> None:
     peers = make(**STILL, **PERSONAL)
     spread(peers)
-    traffic = play(peers, LINE, 2, silent=[2])
+    traffic = run_rounds(peers, LINE, 2, silent=[2])
     assert traffic[1][1].missing == {"Trained": [2]}
     a = -math.log(0.4)
     np.testing.assert_allclose(biases(peers)[1], SELF / (a + SELF), rtol=1e-5)
@@ -172,7 +172,7 @@ def test_average_skips_a_neighbor_whose_model_diverged() -> None:
     peers = make(**STILL, **PERSONAL)
     spread(peers)
     parameters_of(peers[2].model)["head.weight"][0, 0] = torch.nan
-    traffic = play(peers, LINE, 2)
+    traffic = run_rounds(peers, LINE, 2)
     assert traffic[1][1].missing == {"Trained": [2]}
     a = -math.log(0.4)
     np.testing.assert_allclose(biases(peers)[1], SELF / (a + SELF), rtol=1e-5)
@@ -181,7 +181,7 @@ def test_average_skips_a_neighbor_whose_model_diverged() -> None:
 @pytest.mark.parametrize("generalization", [0.0, 1.0])
 def test_local_training_that_diverges_is_rolled_back(generalization: float) -> None:
     peers = [*make(generalization=generalization)[:2], make(lr=1e30, generalization=generalization)[2]]
-    traffic = play(peers, LINE, 3)
+    traffic = run_rounds(peers, LINE, 3)
     assert [record.missing for record in traffic[1]] == [{}, {}, {}]
     assert all(bool(tensor.isfinite().all()) for tensor in peers[2].model.state_dict().values())
 
@@ -197,7 +197,7 @@ def test_peers_that_do_not_take_part_keep_their_models() -> None:
             changed[t].append(peer.me)
         models[peer.me] = now
 
-    traffic = play(peers, COMPLETE, 2, after=compare)
+    traffic = run_rounds(peers, COMPLETE, 2, after=compare)
     assert len(changed[0]) == len(changed[1]) == 2
     assert sorted(changed[1]) == [me for me in range(3) if messages(traffic[me][1].sent, "Trained")]
 
@@ -205,7 +205,7 @@ def test_peers_that_do_not_take_part_keep_their_models() -> None:
 def test_peer_without_participating_neighbors_trains_alone() -> None:
     apart = Topology.from_edges(2, [])
     peers = make(peers=2, **PERSONAL)
-    play(peers, apart, 2)
+    run_rounds(peers, apart, 2)
     assert [peer.weights() for peer in peers] == [{0: 1.0}, {1: 1.0}]
 
 

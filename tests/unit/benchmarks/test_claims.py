@@ -272,7 +272,7 @@ def test_mosaics_of_cifar10_are_cut_row_by_row(tmp_path: Path, monkeypatch: pyte
         run.loader.read(tmp_path)
 
 
-# ---- what is played ----------------------------------------------------------------------------------------
+# ---- what is run ----------------------------------------------------------------------------------------
 
 
 WORKER = """
@@ -323,7 +323,7 @@ def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
     assert plan.figures(claim(), store) == {0: 10.0, 1: 11.0}
 
 
-def test_papers_own_size_is_played_on_a_gpu_only(tmp_path: Path) -> None:
+def test_papers_own_size_is_run_on_a_gpu_only(tmp_path: Path) -> None:
     dear = claim(dear=True)
     assert plan.undecided([dear], Store(tmp_path), "cpu") == []
     ((_, _, tasks),) = plan.undecided([dear], Store(tmp_path), "cuda")
@@ -331,7 +331,7 @@ def test_papers_own_size_is_played_on_a_gpu_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_scheduler_plays_each_run_once_and_resumes(tmp_path: Path) -> None:
+def test_scheduler_executes_each_run_once_and_resumes(tmp_path: Path) -> None:
     lines: list[str] = []
     store = Store(tmp_path)
     for seed in range(2):

@@ -260,7 +260,7 @@ def test_selected_claims_are_those_of_the_paper_with_the_words() -> None:
 
 
 @pytest.mark.slow
-def test_command_lists_what_it_would_play_and_writes_the_page(tmp_path: Path) -> None:
+def test_command_lists_what_it_would_run_and_writes_the_page(tmp_path: Path) -> None:
     page = tmp_path / "claims.md"
     page.write_text(f"{ledger.BEGIN}\n{ledger.END}\n")
     given = ["--store", str(tmp_path), "--page", str(page), "--only", "mapl", "--claim", "numbers sent"]

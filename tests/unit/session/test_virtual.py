@@ -57,7 +57,7 @@ WITHOUT_LEARNED_RECEIVERS = {
 QUICK = ("dpsgd, el-local", "fedproto, some take part", "mapl, with a budget")
 
 
-def play(make_run: Callable[..., Run], machine: dict[str, Any] | None = None, **changes: Any) -> VirtualRun:
+def executed(make_run: Callable[..., Run], machine: dict[str, Any] | None = None, **changes: Any) -> VirtualRun:
     return run_virtually(make_run(**changes), Machine(**{**FREE, **(machine or {})}))
 
 
@@ -120,78 +120,78 @@ def test_a_method_without_dry_round_is_an_error_at_its_line(
 def test_peers_queue_for_the_compute_slots_of_their_host(
     make_run: Callable[..., Run], slots: int, expected: float
 ) -> None:
-    virtual = play(make_run, slots=slots)
+    virtual = executed(make_run, slots=slots)
     assert seconds(virtual) == pytest.approx(expected, abs=1e-3)  # 3 rounds of 4 peers
     assert [peer.seconds["training"] for peer in virtual.peers] == [3.0] * 4
 
 
 def test_hosts_have_slots_of_their_own(make_run: Callable[..., Run]) -> None:
-    assert seconds(play(make_run, {"hosts": 4, "cores": 1})) == pytest.approx(3.0, abs=1e-3)
-    assert seconds(play(make_run, {"hosts": 2, "cores": 1})) == pytest.approx(6.0, abs=1e-3)
+    assert seconds(executed(make_run, {"hosts": 4, "cores": 1})) == pytest.approx(3.0, abs=1e-3)
+    assert seconds(executed(make_run, {"hosts": 2, "cores": 1})) == pytest.approx(6.0, abs=1e-3)
 
 
 def test_messages_travel_between_hosts(make_run: Callable[..., Run]) -> None:
     apart, together = {"hosts": 4, "latency_between": 0.25}, {"latency_between": 0.25, "latency_within": 0.125}
-    assert seconds(play(make_run, apart, **EPOCHS)) == pytest.approx(3 * 1.25, abs=1e-3)
-    assert seconds(play(make_run, together, **EPOCHS)) == pytest.approx(3 * 1.125, abs=1e-3)
+    assert seconds(executed(make_run, apart, **EPOCHS)) == pytest.approx(3 * 1.25, abs=1e-3)
+    assert seconds(executed(make_run, together, **EPOCHS)) == pytest.approx(3 * 1.125, abs=1e-3)
     delayed = {**EPOCHS, "chaos": {"link": {"delay": 0.5}}}
-    assert seconds(play(make_run, **delayed)) == pytest.approx(3 * 1.5, abs=1e-3)
+    assert seconds(executed(make_run, **delayed)) == pytest.approx(3 * 1.5, abs=1e-3)
 
 
 def test_training_hides_messages_sent_before_it(make_run: Callable[..., Run]) -> None:
-    assert seconds(play(make_run, {"hosts": 4, "latency_between": 0.25})) == pytest.approx(3.0, abs=1e-3)
+    assert seconds(executed(make_run, {"hosts": 4, "latency_between": 0.25})) == pytest.approx(3.0, abs=1e-3)
 
 
 def test_the_bodies_of_a_host_queue_for_its_interface(make_run: Callable[..., Run]) -> None:
     def entry(virtual: VirtualRun) -> list[int]:
         return virtual.peers[0].sent[1]["Parameters"]
 
-    messages, payload, header = entry(play(make_run, **EPOCHS))
+    messages, payload, header = entry(executed(make_run, **EPOCHS))
     size = (payload + header) / messages
-    virtual = play(make_run, {"hosts": 4, "bandwidth_between": size}, **EPOCHS)
+    virtual = executed(make_run, {"hosts": 4, "bandwidth_between": size}, **EPOCHS)
     assert seconds(virtual) == pytest.approx(3 * (1.0 + 3.0), rel=0.01)  # three bodies, one after the other
     assert virtual.crossing[0] == pytest.approx(9 * size, rel=0.01)
 
 
 def test_messages_take_cpu_time_in_the_slot(make_run: Callable[..., Run]) -> None:
-    virtual = play(make_run, {"send_seconds": 0.5, "receive_seconds": 0.25, "cores": 1}, peers=2, rounds=4)
+    virtual = executed(make_run, {"send_seconds": 0.5, "receive_seconds": 0.25, "cores": 1}, peers=2, rounds=4)
     spent = sum(peer.seconds["messages"] for peer in virtual.peers)
     assert spent >= 0.75 * 2 * 4  # two peers send in four rounds, besides what opens and ends rounds
     assert seconds(virtual) == pytest.approx(8.0 + spent, abs=1.0)  # one core does everything
 
 
 def test_a_peer_takes_cpu_time_also_while_it_waits(make_run: Callable[..., Run]) -> None:
-    assert seconds(play(make_run, {"waiting_cpu": 0.1})) == pytest.approx(3.3, abs=1e-3)
+    assert seconds(executed(make_run, {"waiting_cpu": 0.1})) == pytest.approx(3.3, abs=1e-3)
 
 
 def test_slow_peers_delay_their_neighbors(make_run: Callable[..., Run]) -> None:
-    assert seconds(play(make_run, {"slow": {1: 3.0}})) == pytest.approx(9.0, abs=1e-3)
+    assert seconds(executed(make_run, {"slow": {1: 3.0}})) == pytest.approx(9.0, abs=1e-3)
     chaos = {"straggler": {"peer": 1, "factor": 3}}
-    assert seconds(play(make_run, chaos=chaos)) == pytest.approx(9.0, abs=1e-3)
+    assert seconds(executed(make_run, chaos=chaos)) == pytest.approx(9.0, abs=1e-3)
 
 
 def test_a_deadline_ends_waits(make_run: Callable[..., Run]) -> None:
     changes = {**EPOCHS, "transport": {"deadline": 5.0, "give_up": 1.0}}
-    virtual = play(make_run, {"slow": {0: 100.0}}, **changes)
+    virtual = executed(make_run, {"slow": {0: 100.0}}, **changes)
     assert virtual.peers[1].rounds == pytest.approx([6.0] * 3, abs=1e-3)
     assert [peer.missing for peer in virtual.peers] == [0, 3, 3, 3]
 
 
 def test_neighbors_of_a_peer_that_dies_continue_after_give_up(make_run: Callable[..., Run]) -> None:
-    virtual = play(make_run, {"dies": {1: 1}}, graph="ring")
+    virtual = executed(make_run, {"dies": {1: 1}}, graph="ring")
     assert [len(peer.rounds) for peer in virtual.peers] == [3, 1, 3, 3]
     assert virtual.peers[0].rounds == pytest.approx([1.0, 60.0, 1.0], abs=1e-3)
     assert [peer.missing for peer in virtual.peers] == [2, 0, 2, 0]
 
 
 def test_late_joiners_wait_for_their_round(make_run: Callable[..., Run]) -> None:
-    virtual = play(make_run, joins_at={2: 2})
+    virtual = executed(make_run, joins_at={2: 2})
     assert len(virtual.peers[2].rounds) == 1
     assert virtual.peers[2].ends == pytest.approx([3.0], abs=0.2)  # after a Begin that waited for 0.1 s
 
 
 def test_equal_runs_are_equal(make_run: Callable[..., Run]) -> None:
-    one, two = (play(make_run, {"hosts": 2, "cores": 1, "send_seconds": 0.1}, **EPOCHS) for _ in range(2))
+    one, two = (executed(make_run, {"hosts": 2, "cores": 1, "send_seconds": 0.1}, **EPOCHS) for _ in range(2))
     assert one.peers == two.peers
 
 
@@ -214,7 +214,7 @@ def test_a_wait_in_virtual_time_takes_one_timer() -> None:
 
 
 def predicted(make_run: Callable[..., Run], machine: dict[str, Any] | None = None, **changes: Any) -> Prediction:
-    return predict(play(make_run, machine, **changes))
+    return predict(executed(make_run, machine, **changes))
 
 
 def test_predicts_times_and_footprints(make_run: Callable[..., Run]) -> None:

@@ -1,4 +1,4 @@
-"""Playing a command and measuring it, and the figures that come from times of rounds."""
+"""Running a command and measuring it, and the figures that come from times of rounds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench import play, procfs
-from benchmarks.bench.play import (
-    Played,
+from benchmarks.bench import commands, procfs
+from benchmarks.bench.commands import (
+    Measurement,
     all_after,
     cpu_fraction,
     cpu_until,
@@ -51,10 +51,10 @@ def test_all_peers_are_in_a_round_when_the_last_one_is() -> None:
 
 
 def test_a_failed_run_has_no_figures() -> None:
-    played = Played(failure="killed", rounds=ROUNDS)
-    assert (played.all_in_round_1, played.seconds_a_round) == (None, None)
-    assert Played(rounds=ROUNDS).all_in_round_1 == 1.5
-    assert Played(rounds=ROUNDS).last_round == 9.0
+    measured = Measurement(failure="killed", rounds=ROUNDS)
+    assert (measured.all_in_round_1, measured.seconds_a_round) == (None, None)
+    assert Measurement(rounds=ROUNDS).all_in_round_1 == 1.5
+    assert Measurement(rounds=ROUNDS).last_round == 9.0
 
 
 def test_cpu_time_is_read_from_samples() -> None:
@@ -84,12 +84,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def play_code(code: str, folder: Path, timeout: float = 60.0) -> Played:
-    return play.play([sys.executable, "-c", code], folder, "*.log", "done", timeout=timeout)
+def measure_code(code: str, folder: Path, timeout: float = 60.0) -> Measurement:
+    return commands.measure([sys.executable, "-c", code], folder, "*.log", "done", timeout=timeout)
 
 
 @pytest.mark.exhaustive
-def test_plays_a_command_and_measures_it(folder: Path) -> None:
+def test_runs_a_command_and_measures_it(folder: Path) -> None:
     code = f"""
 import time
 stop = time.process_time() + 0.3
@@ -97,17 +97,17 @@ while time.process_time() < stop: pass
 stamp = time.strftime("%Y-%m-%dT%H:%M:%S.000")
 open({str(folder / "run" / "0.log")!r}, "w").write(f"{{stamp}} done\\n" * 5)
 """
-    played = play_code(code, folder)
-    assert played.failure == ""
-    assert played.seconds > played.launcher[0][0] > 0
-    assert 0.3 <= played.cpu < 10
-    assert [len(times) for times in played.rounds] == [5]
-    assert played.rounds[0][0] < played.seconds
+    measured = measure_code(code, folder)
+    assert measured.failure == ""
+    assert measured.seconds > measured.launcher[0][0] > 0
+    assert 0.3 <= measured.cpu < 10
+    assert [len(times) for times in measured.rounds] == [5]
+    assert measured.rounds[0][0] < measured.seconds
 
 
 def test_reports_the_last_line_of_a_command_that_fails(folder: Path) -> None:
-    played = play_code("print('one'); raise SystemExit('no such thing')", folder)
-    assert played.failure == "exit status 1: no such thing"
+    measured = measure_code("print('one'); raise SystemExit('no such thing')", folder)
+    assert measured.failure == "exit status 1: no such thing"
 
 
 @pytest.mark.exhaustive
@@ -118,12 +118,14 @@ pid = os.fork()
 if pid: open({str(folder / "pid")!r}, "w").write(str(pid))
 time.sleep(600)
 """
-    played = play_code(code, folder, timeout=1.0)
-    assert played.failure == "stopped after 1 s"
+    measured = measure_code(code, folder, timeout=1.0)
+    assert measured.failure == "stopped after 1 s"
     child = int((folder / "pid").read_text())
     assert procfs.pss(child) == 0
 
 
 def test_stops_a_command_that_leaves_too_little_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "available", lambda: 1 << 30)
-    assert play_code("import time; time.sleep(600)", folder).failure == "stopped: less than 3 GiB of memory were left"
+    assert (
+        measure_code("import time; time.sleep(600)", folder).failure == "stopped: less than 3 GiB of memory were left"
+    )

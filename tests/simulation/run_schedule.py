@@ -1,4 +1,4 @@
-"""Plays the schedule of one seed over the project's real code."""
+"""Simulates the schedule of one seed over the project's real code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Outcome:
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
 
-def play(seed: int, *, time_varying: bool = False) -> Outcome:
+def run_schedule(seed: int, *, time_varying: bool = False) -> Outcome:
     """Draw the schedule of a seed and run it, perhaps with another graph in every round."""
     random = Random(seed)
     schedule = draw(random)
@@ -63,7 +63,7 @@ def play(seed: int, *, time_varying: bool = False) -> Outcome:
         except P2pflError as error:
             outcome.violations.append(f"the fault-free run fails: {error}")
         else:
-            Mesh(outcome, random, expected).play()
+            Mesh(outcome, random, expected).execute()
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""Play a run, or any command, in processes of its own, and measure it from outside."""
+"""Launch a run, or any command, in processes of its own, and measure it from outside."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RunTree = dict[str, Any]
 
 
 @dataclass
-class Played:
+class Measurement:
     """What was measured of one run.
 
     Attributes:
@@ -154,22 +154,22 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def launch(tree: RunTree, *, split: bool = False, timeout: float = 600.0) -> Played:
-    """Play a run with `p2pfl launch`. ``split`` measures ``Played.memory``, which takes longer than the total."""
-    return _play_run("launch", tree, split, timeout)
+def launch(tree: RunTree, *, split: bool = False, timeout: float = 600.0) -> Measurement:
+    """Run `p2pfl launch`. ``split`` measures ``Measurement.memory``, which takes longer than the total."""
+    return _measure_run("launch", tree, split, timeout)
 
 
-def simulate(tree: RunTree, *, timeout: float = 600.0) -> Played:
-    """Play a run with `p2pfl simulate`, in one process."""
-    return _play_run("simulate", tree, False, timeout)
+def simulate(tree: RunTree, *, timeout: float = 600.0) -> Measurement:
+    """Run `p2pfl simulate`, in one process."""
+    return _measure_run("simulate", tree, False, timeout)
 
 
-def _play_run(how: str, tree: RunTree, split: bool, timeout: float) -> Played:
+def _measure_run(how: str, tree: RunTree, split: bool, timeout: float) -> Measurement:
     with scratch_folder() as folder:
         file, run = folder / "run.yaml", folder / "run"
         file.write_text(json.dumps(tree))
         command = [sys.executable, "-P", "-m", "launcher.cli", how, str(file), "--run-dir", str(run)]
-        return play(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
+        return measure(command, folder, "peers/*/peer.log", " round done t=", split=split, timeout=timeout)
 
 
 def is_accepted(tree: RunTree) -> bool:
@@ -181,7 +181,7 @@ def is_accepted(tree: RunTree) -> bool:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def play(
+def measure(
     command: Sequence[str],
     folder: Path,
     logs: str,
@@ -190,7 +190,7 @@ def play(
     environment: Mapping[str, str] | None = None,
     split: bool = False,
     timeout: float = 600.0,
-) -> Played:
+) -> Measurement:
     """Run a command and measure it and its descendants.
 
     Args:
@@ -200,49 +200,49 @@ def play(
         environment: additional variables.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **(environment or {})}
-    played, output = Played(), folder / "output"
+    measured, output = Measurement(), folder / "output"
     written, cpu = procfs.bytes_written(), _cpu_of_children()
     began, began_at = time.monotonic(), time.time()  # noqa: TID251  # compared with stamps of logs
     with output.open("wb") as stream:
         process = subprocess.Popen(
             command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
-    sampler = Sampler(process.pid, folder / "run", split, began, played)
+    sampler = Sampler(process.pid, folder / "run", split, began, measured)
     try:
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_INTERVAL)
             sampler.read_cpu()
             if procfs.available() < RESERVE:
-                played.failure = f"stopped: less than {RESERVE >> 30} GiB of memory were left"
+                measured.failure = f"stopped: less than {RESERVE >> 30} GiB of memory were left"
             elif time.monotonic() - began > timeout:
-                played.failure = f"stopped after {timeout:.0f} s"
-            if played.failure:
+                measured.failure = f"stopped after {timeout:.0f} s"
+            if measured.failure:
                 break
     finally:
         sampler.end()
         kill_tree(process)
-    played.seconds = time.monotonic() - began
-    played.written = procfs.bytes_written() - written
-    played.cpu = _cpu_of_children() - cpu
-    played.rounds = [
+    measured.seconds = time.monotonic() - began
+    measured.written = procfs.bytes_written() - written
+    measured.cpu = _cpu_of_children() - cpu
+    measured.rounds = [
         log_times(log.read_text(errors="replace"), event, began_at) for log in sorted((folder / "run").glob(logs))
     ]
-    if not played.failure and process.returncode:
+    if not measured.failure and process.returncode:
         last = output.read_text(errors="replace").strip().splitlines()[-1:]
-        played.failure = f"exit status {process.returncode}: {' '.join(last)[:200]}"
-    return played
+        measured.failure = f"exit status {process.returncode}: {' '.join(last)[:200]}"
+    return measured
 
 
 class Sampler:
     """Sample the memory of a command's processes on a thread, and their CPU time on request."""
 
-    def __init__(self, pid: int, run: Path, split: bool, began: float, played: Played) -> None:
+    def __init__(self, pid: int, run: Path, split: bool, began: float, measured: Measurement) -> None:
         self._pid = pid
         self._run = run
         self._split = split
         self._began = began
-        self._played = played
+        self._measured = measured
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read_memory, daemon=True)
         self._thread.start()
@@ -256,10 +256,10 @@ class Sampler:
         launcher, *children = [self._pid, *procfs.children(self._pid)]
         at = time.monotonic() - self._began
         if cpu := procfs.cpu_seconds(launcher):
-            self._played.launcher.append((at, cpu))
+            self._measured.launcher.append((at, cpu))
         warm = max(children, key=lambda child: len(procfs.children(child)), default=None)
         if warm is not None and (cpu := procfs.cpu_seconds(warm)):
-            self._played.warm.append((at, cpu))
+            self._measured.warm.append((at, cpu))
 
     def _read_memory(self) -> None:
         pause = PSS_INTERVAL
@@ -270,12 +270,12 @@ class Sampler:
                 found = [procfs.memory(pid, self._run) for pid in processes]
                 total = int(sum(memory.total for memory in found))
                 peers = found[2:]  # after the launcher and the warm process
-                self._played.private = max([self._played.private, *(memory.private for memory in peers)])
-                if total > self._played.peak and peers:
-                    self._played.memory = sum(peers, Memory()) / len(peers)
+                self._measured.private = max([self._measured.private, *(memory.private for memory in peers)])
+                if total > self._measured.peak and peers:
+                    self._measured.memory = sum(peers, Memory()) / len(peers)
             else:
                 total = sum(map(procfs.pss, processes))
-            self._played.peak = max(self._played.peak, total)
+            self._measured.peak = max(self._measured.peak, total)
             pause = max(PSS_INTERVAL, (time.thread_time() - began) / SAMPLING)
 
 
