@@ -315,9 +315,9 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     here = f"{cpu.flops / 1e9:.0f} GFLOP/s a core here, measured" if cpu else "not measured here"
     how = "measured" if "cuda" in speeds else "assumed"
     return (
-        f"{total}; {left} more rows are of tables and figures that no run can decide. Of the claims, with a threshold or "
-        f"comparison that is ours: {mine}. {len(store.records)} runs{where}, {hours:.1f} "
-        f"core hours, of {versions} (each run's record has its own).\n\n"
+        f"{total}; {left} more rows are of tables and figures that no run can decide. Of the claims, with a "
+        f"threshold or comparison that is ours: {mine}. {len(store.records)} runs{where}, {hours:.1f} core hours, "
+        f"of {versions} (each run's record has its own).\n\n"
         f"Prices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
         f"ResNet18 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
