@@ -96,8 +96,8 @@ class DefKT(Algorithm[Hyper]):
     def setup(self) -> None:
         h = self.hyper
         self.schedule = PairSchedule(self.seed, h.participation, h.patience)
-        log_weights = losses.softmax_log_weights(h.supervision, self.data.train.labels, self.data.classes)
-        self.log_weights = log_weights.to(self.device)
+        labels, classes = self.data.train.labels, self.data.classes
+        self.supervision = losses.supervision_loss(h.supervision, labels, classes, self.device)
 
     async def round(self, t: int, net: Net) -> None:
         receiver = self.schedule.pairs(t, net).get(self.me)  # line 1
@@ -131,11 +131,8 @@ class DefKT(Algorithm[Hyper]):
         self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """The cross-entropy, or the other loss that ``supervision`` names."""
         return {self.hyper.supervision: self.supervision(self.model(x), labels)}
-
-    def supervision(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The cross-entropy, or the other loss that ``supervision`` names, with the local label frequencies."""
-        return losses.reweighted_cross_entropy(logits, labels, self.log_weights)
 
     def transfer_knowledge(self, trained: LocallyTrained) -> None:
         """Let a model that arrives and the local one teach each other, and continue with the former (lines 4, 5)."""

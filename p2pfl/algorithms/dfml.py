@@ -33,7 +33,7 @@ Differs from the paper:
 - batch-normalization statistics travel with the parameters; at the aggregator all models are in training mode.
 - models of one architecture start with different weights; the paper does not specify this. Those of its baselines
   start with equal weights.
-- ``ace`` masks the classes that a peer lacks, not those that a batch lacks.
+- ``ace`` masks the classes that a batch lacks, as Caccia et al. do; ``masked`` those that a peer lacks.
 - a sender that gets no reply in time keeps its model and its peak model; an aggregator continues with the models that
   arrived, and does not aggregate if none did.
 - a model with NaN or infinity in its logits stops teaching; its owner does not adopt a model that has diverged.
@@ -122,8 +122,8 @@ class DFML(Algorithm[Hyper]):
         self.peak_alpha = 0.0
         self.peak_round = -1  # in which the peak model was last updated
         self.schedule = AggregatorSchedule(self.seed, h.participation, h.fixed_aggregator, h.patience)
-        log_weights = losses.softmax_log_weights(h.supervision, self.data.train.labels, self.data.classes)
-        self.log_weights = log_weights.to(self.device)
+        labels, classes = self.data.train.labels, self.data.classes
+        self.supervision = losses.supervision_loss(h.supervision, labels, classes, self.device)
         self._diagnostics: dict[str, float] = {}
 
     async def round(self, t: int, net: Net) -> None:
@@ -145,11 +145,8 @@ class DFML(Algorithm[Hyper]):
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """L_WSM, Eq. 2, with the label frequencies of the local samples, or the other loss of ``supervision``."""
         return {self.hyper.supervision: self.supervision(self.model(x), labels)}
-
-    def supervision(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """L_WSM, Eq. 2, with the label frequencies of the local samples."""
-        return losses.reweighted_cross_entropy(logits, labels, self.log_weights)
 
     async def send_model(self, assignment: Assignment, net: Net) -> bool:
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""

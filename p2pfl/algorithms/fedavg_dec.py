@@ -118,8 +118,8 @@ class FedAvgDec(Algorithm[Hyper]):
         h = self.hyper
         self.sent.load_state_dict(self.initial(self.sent.name).state_dict())
         self.schedule = AggregatorSchedule(self.seed, h.participation, h.fixed_aggregator)
-        log_weights = losses.softmax_log_weights(h.supervision, self.data.train.labels, self.data.classes)
-        self.log_weights = log_weights.to(self.device)
+        labels, classes = self.data.train.labels, self.data.classes
+        self.supervision = losses.supervision_loss(h.supervision, labels, classes, self.device)
 
     @property
     def sent(self) -> Model:
@@ -202,7 +202,7 @@ class FedAvgDec(Algorithm[Hyper]):
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L_WSM (Eq. 2), or the other loss that ``supervision`` names."""
-        return {self.hyper.supervision: losses.reweighted_cross_entropy(self.model(x), labels, self.log_weights)}
+        return {self.hyper.supervision: self.supervision(self.model(x), labels)}
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The model on the local validation samples: the paper's local accuracy."""

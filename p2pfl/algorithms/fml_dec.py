@@ -38,7 +38,6 @@ from p2pfl.algorithms.fedavg_dec import FedAvgDec
 from p2pfl.algorithms.fml import Weight, distillation, one_architecture
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
-from p2pfl.learning.losses import reweighted_cross_entropy
 from p2pfl.models import Model
 from p2pfl.run_file.options import OptionErrors
 
@@ -94,9 +93,9 @@ class FMLDec(FedAvgDec):
         """Line 1: neither model's loss depends on the parameters of the other."""
         h, z, z_meme = self.hyper, self.model(x), self.meme(x)
         return {
-            h.supervision: h.alpha * reweighted_cross_entropy(z, labels, self.log_weights),
+            h.supervision: h.alpha * self.supervision(z, labels),
             "kl": (1 - h.alpha) * distillation(z, z_meme),
-            f"meme_{h.supervision}": h.beta * reweighted_cross_entropy(z_meme, labels, self.log_weights),
+            f"meme_{h.supervision}": h.beta * self.supervision(z_meme, labels),
             "meme_kl": (1 - h.beta) * distillation(z_meme, z),
         }
 

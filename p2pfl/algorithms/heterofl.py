@@ -28,7 +28,7 @@ Differs from the paper:
   them anew on its training samples when a slice comes back; HeteroFL does so at the end, on the samples of all
   clients.
 - no scaler: HeteroFL divides activations by a network's rate in training; DFML's version has none.
-- the loss is DFML's. ``supervision: ace`` comes close to HeteroFL's masked cross-entropy.
+- the loss is DFML's. ``supervision: masked`` comes close to HeteroFL's masked cross-entropy.
 - only whole attention heads are sliced, and the same ones of queries, keys and values.
 - the optimizer's state is reset in each local training. A last batch of one sample is skipped if there are others.
 - a sender that gets no reply in time keeps its model; an aggregator continues with the models that arrived.

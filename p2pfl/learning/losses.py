@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -91,19 +92,41 @@ def uniformity(prototypes: Tensor) -> Tensor:
     return (cosines.sum() - cosines.diagonal().sum()) / len(prototypes)
 
 
-Supervision = Literal["wsm", "ace", "ce"]
-"""How a loss treats classes without local samples, so that a model does not forget them: ``softmax_log_weights``."""
+Supervision = Literal["wsm", "ace", "masked", "ce"]
+"""How a loss treats classes without samples, so that a model does not forget them: ``supervision_loss``."""
 
 ABSENT = -1e9
 """log β of a class without samples: e^-1e9 is 0 for any logit."""
+
+
+class SupervisionLoss(Protocol):
+    """The mean loss of logits z, float [B, K], for labels y, int64 [B]."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor: ...
+
+
+def supervision_loss(form: Supervision, labels: np.ndarray, classes: int, device: torch.device) -> SupervisionLoss:
+    """Return the loss of a peer.
+
+    Args:
+        form: ``wsm``: the softmax is weighted by the labels' frequencies (re-weighted softmax, Legate et al., 2023);
+            ``ace``: it is over the classes of the batch (asymmetric cross-entropy, Caccia et al., 2021); ``masked``:
+            over the classes of the training samples (masked cross-entropy, HeteroFL); ``ce``: over all.
+        labels: of the training samples, int64 [N].
+        classes: K.
+        device: of the logits.
+    """
+    if form == "ace":
+        return asymmetric_cross_entropy
+    return partial(reweighted_cross_entropy, log_weights=softmax_log_weights(form, labels, classes).to(device))
 
 
 def softmax_log_weights(form: Supervision, labels: np.ndarray, classes: int) -> Tensor:
     """Return log β for ``reweighted_cross_entropy``, float32 [classes].
 
     Args:
-        form: ``wsm``: log frequency of each label (re-weighted softmax, Legate et al., 2023); ``ace``: 0 for labels
-            that occur (asymmetric cross-entropy, Caccia et al., 2021); both ABSENT for the others; ``ce``: 0 for all.
+        form: ``wsm``: log frequency of each label; ``masked``: 0 for labels that occur; both ABSENT for the others;
+            ``ce``: 0 for all.
         labels: of the training samples, int64 [N].
     """
     if form == "ce":
@@ -125,6 +148,17 @@ def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor
     """
     target = logits.gather(1, labels[:, None])[:, 0]
     return ((logits + log_weights).logsumexp(1) - target).mean()
+
+
+def asymmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """ACE: the cross-entropy of a softmax over the classes that occur in ``labels``; the others get no gradient.
+
+    Args:
+        logits: z, float [B, K].
+        labels: y, int64 [B].
+    """
+    occurs = (labels[:, None] == torch.arange(logits.shape[1], device=labels.device)).any(0)
+    return reweighted_cross_entropy(logits, labels, torch.where(occurs, 0.0, ABSENT))
 
 
 def proximal(model: nn.Module, center: Tensors, weight: float, mean: bool = False) -> Tensor:

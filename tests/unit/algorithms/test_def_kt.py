@@ -211,7 +211,7 @@ def option_outcome(**given: Any) -> list[str]:
     "given",
     [
         *({"participation": 0.25}, {"local_epochs": 2}, {"mutual_epochs": 2}, {"batch": 3}, {"lr": 0.05}),
-        *({"momentum": 0.9}, {"weight_decay": 0.1}, {"supervision": "wsm"}, {"supervision": "ace"}),
+        *({"momentum": 0.9}, {"weight_decay": 0.1}, *({"supervision": form} for form in ("wsm", "ace", "masked"))),
         {"optimizer": "adam"},
     ],
     ids=lambda given: ", ".join(f"{key} {value}" for key, value in given.items()),

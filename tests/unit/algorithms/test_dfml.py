@@ -761,6 +761,7 @@ def option_outcome(**given: Any) -> list[str]:
     [
         {"supervision": "ce"},
         {"supervision": "ace"},
+        {"supervision": "masked"},
         {"mutual_epochs": 2},
         {"mutual": False},
         {"teachers": "equal"},

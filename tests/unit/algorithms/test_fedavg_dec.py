@@ -263,6 +263,7 @@ def option_outcome(**given: Any) -> list[str]:
         {"weight_decay": 0.0},
         {"supervision": "ce"},
         {"supervision": "ace"},
+        {"supervision": "masked"},
         {"mu": 0.5},
         {"optimizer": "adam"},
     ],

@@ -21,6 +21,7 @@ from p2pfl.learning.losses import (
     softmax_log_weights,
     supervised_contrastive,
     supervised_contrastive_inside,
+    supervision_loss,
     uniformity,
 )
 
@@ -233,15 +234,15 @@ def test_wsm_weights_classes_by_frequency(labels: list[int], seed: int) -> None:
 
 @property_of
 @given(local_labels, st.integers(0, 1000))
-def test_ace_is_cross_entropy_over_present_classes(labels: list[int], seed: int) -> None:
-    z = noise(len(labels), 6, seed)
-    found = reweighted_cross_entropy(
-        torch.from_numpy(z), torch.tensor(labels), softmax_log_weights("ace", np.array(labels), 6)
-    )
-    present = sorted(set(labels))
-    among = torch.tensor([present.index(label) for label in labels])
-    expected = torch.nn.functional.cross_entropy(torch.from_numpy(z[:, present]), among)
-    assert float(found) == pytest.approx(float(expected), abs=1e-6)
+def test_ace_and_masked_are_cross_entropy_over_the_classes_of_batch_and_peer(labels: list[int], seed: int) -> None:
+    local, batch = labels, labels[: -(-len(labels) // 2)]
+    z = noise(len(batch), 6, seed)
+    for form, among in (("ace", batch), ("masked", local)):
+        loss = supervision_loss(form, np.array(local), 6, torch.device("cpu"))  # type: ignore[arg-type]
+        present = sorted(set(among))
+        targets = torch.tensor([present.index(label) for label in batch])
+        expected = torch.nn.functional.cross_entropy(torch.from_numpy(z[:, present]), targets)
+        assert float(loss(torch.from_numpy(z), torch.tensor(batch))) == pytest.approx(float(expected), abs=1e-6)
 
 
 @property_of
@@ -252,11 +253,11 @@ def test_ce_is_cross_entropy(labels: list[int], seed: int) -> None:
     assert float(found) == pytest.approx(float(torch.nn.functional.cross_entropy(z, y)), abs=1e-9)
 
 
-@pytest.mark.parametrize("form", ["wsm", "ace"])
+@pytest.mark.parametrize("form", ["wsm", "ace", "masked"])
 def test_absent_classes_get_no_gradient(form: Any) -> None:
     z = torch.tensor([[1.0, 80.0, 0.5], [0.0, -80.0, 2.0]], requires_grad=True)
     labels = torch.tensor([0, 2])
-    reweighted_cross_entropy(z, labels, softmax_log_weights(form, labels.numpy(), 3)).backward()  # type: ignore[no-untyped-call]
+    supervision_loss(form, labels.numpy(), 3, z.device)(z, labels).backward()  # type: ignore[no-untyped-call]
     assert z.grad is not None
     assert z.grad[:, 1].tolist() == [0.0, 0.0]
     assert (z.grad[:, [0, 2]] != 0).all()
@@ -265,5 +266,5 @@ def test_absent_classes_get_no_gradient(form: Any) -> None:
 def test_softmax_log_weights_of_known_labels() -> None:
     weights = softmax_log_weights("wsm", np.array([0, 0, 0, 2]), 4)
     assert weights.tolist() == [pytest.approx(math.log(0.75)), -1e9, pytest.approx(math.log(0.25)), -1e9]
-    assert softmax_log_weights("ace", np.array([0, 0, 0, 2]), 4).tolist() == [0.0, -1e9, 0.0, -1e9]
+    assert softmax_log_weights("masked", np.array([0, 0, 0, 2]), 4).tolist() == [0.0, -1e9, 0.0, -1e9]
     assert softmax_log_weights("ce", np.array([0, 0, 0, 2]), 4).tolist() == [0.0] * 4
