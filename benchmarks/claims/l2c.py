@@ -1,6 +1,6 @@
 """L2C and meta-L2C (Li, Zhou, Tian, Tao, 2022).
 
-Tables 2 and 3: the paper's 100 peers on the part of CIFAR-10, two classes and 48 training images each instead of 400,
+Tables 2 and 3: the paper's 100 peers on the part of CIFAR-10, two classes and 49 training images each instead of 400,
 a CNN of 14,000 parameters, 20 rounds of 5 epochs instead of 100. All scores count, on test images of the peer's
 classes. DPSGD has ten neighbors, so the paper's self weight of 1/11, and L2C keeps ten too. FedAvg trains a tenth of
 the peers per round, and so does Ditto: they have ten times the rounds for the same epochs. Ditto also has lines with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks.claims import compare, plan, prices
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Left, Paper, Settings
@@ -242,9 +244,14 @@ def comparison(store: Store) -> Iterator[str]:
         yield row(cells)
 
 
+LONGEST_OPTION = 60
+"""Characters of an option's value that is shown."""
+
+
 def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
-    """A line per grid: what was chosen, and the accuracies on held-out training images."""
+    """A row per grid: what was chosen, and the accuracies on held-out training images."""
     seen = set()
+    grids: dict[tuple[str, str], list[tuple[Mapping[str, Any], str, str]]] = {}
     groups = [(paper.key, settings) for paper in papers for claim in paper.claims for settings in claim.runs.values()]
     for key, settings in [*groups, *(("compare", settings) for settings in compare.METHODS.values())]:
         text = repr((settings.tuned, settings.rates))
@@ -255,8 +262,29 @@ def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
                 shown = ", ".join(f"{rate:g}: {accuracy:.1f}" for rate, accuracy in found.items())
                 run, tree = identity(settings.with_rate(None)), settings.tree
                 what = f"{tree['algorithm']['name']} on {tree['data']['dataset']}"
-                size = f"{run.peers} peers, {run.rounds} rounds"
-                yield row([key, f"{what}, {size}", f"{rate:g}", shown])
+                what += f", {run.peers} peers, {run.rounds} rounds"
+                grids.setdefault((key, what), []).append((settings.tuned or tree, f"{rate:g}", shown))
+    for (key, what), rows in grids.items():
+        for (_, best, shown), options in zip(rows, _differing([tree for tree, _, _ in rows]), strict=True):
+            yield row([key, what + options, best, shown])
+
+
+def _differing(trees: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the options that set each run file apart from the others: ``, margin: none``. Learning rates do not."""
+    flat = [dict(_leaves(tree)) for tree in trees]
+    for leaves in flat:
+        own = {path: value for path, value in leaves.items() if any(other.get(path) != value for other in flat)}
+        own.pop(("algorithm", "lr"), None)
+        yield "".join(f", {path[-2 if path[-1] == 'name' else -1]}: {value}" for path, value in own.items())
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    if not isinstance(value, Mapping):
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield path, text if len(text) <= LONGEST_OPTION else "…"
+        return
+    for key, item in value.items():
+        yield from _leaves(item, (*path, key))
 
 
 COMPARISON = """## Fourteen algorithms on one partition

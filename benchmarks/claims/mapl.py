@@ -329,7 +329,7 @@ CLAIMS = (
             whose="ours",
             curves="",
         )
-        for size, run in (("", MAPL), (", 10 peers", TEN))
+        for size, run in (("", MAPL), (", 10 peers", TEN), (", equal networks", EQUAL["mapl"]))
     ),
     Claim(
         "the graph becomes block-diagonal, digits",

@@ -64,7 +64,7 @@ class Hyper(LocalTraining):
     participation: Annotated[float, Field(gt=0.0, le=0.5)] = 0.5
     """Q, senders per round, as a fraction of the peers that have joined; as many others receive."""
     supervision: Supervision = "ce"
-    """Loss on the labels: plain cross-entropy, re-weighted softmax (in DFML's experiments) or asymmetric
+    """Loss on the labels: plain cross-entropy, re-weighted softmax (in DFML's experiments), asymmetric or masked
     cross-entropy."""
     mutual_epochs: PositiveInt = 1
     """K, epochs of mutual learning over the receiver's samples."""

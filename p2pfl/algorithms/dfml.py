@@ -81,7 +81,8 @@ class Hyper(AlphaSchedule, LocalTraining):
     fixed_aggregator: bool = False
     """Peer 0 aggregates in every round (Fig. 13)."""
     supervision: Supervision = "wsm"
-    """Loss on the labels: re-weighted softmax, asymmetric cross-entropy or plain cross-entropy (Table 9, Fig. 25)."""
+    """Loss on the labels: re-weighted softmax, asymmetric cross-entropy (over the batch's classes), masked
+    cross-entropy (over the peer's classes) or plain cross-entropy (Table 9, Fig. 25)."""
     mutual_epochs: PositiveInt = 10
     """K, epochs of mutual learning over the aggregator's samples (Fig. 22)."""
     mutual: bool = True

@@ -59,7 +59,7 @@ class Hyper(LocalTraining):
     fixed_aggregator: bool = False
     """Peer 0 aggregates in every round."""
     supervision: Supervision = "wsm"
-    """Loss on the labels: re-weighted softmax, asymmetric cross-entropy or plain cross-entropy."""
+    """Loss on the labels: re-weighted softmax, asymmetric, masked or plain cross-entropy."""
 
 
 @dataclass(frozen=True)

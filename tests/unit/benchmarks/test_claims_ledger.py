@@ -33,6 +33,15 @@ def test_every_table_and_figure_has_a_line(paper: Any) -> None:
 
 
 @pytest.mark.exhaustive
+def test_rows_of_learning_rates_tell_variants_apart() -> None:
+    rows = list(ledger.rates_chosen(PAPERS, Store(PROJECT / "benchmarks/results/claims")))
+    methods = [tuple(row.split(" | ")[:2]) for row in rows]
+    assert len(set(methods)) == len(methods) > 80
+    assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, margin: fixed") in methods
+    assert not any("lr:" in method for _, method in methods)
+
+
+@pytest.mark.exhaustive
 def test_runs_of_all_claims_are_valid_and_named_once() -> None:
     names = [(one.where, one.name) for one in ALL]
     for paper in PAPERS:
