@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -18,6 +17,8 @@ from benchmarks.claims.curves import band, draw
 from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict, interval
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary
+from launcher.comparison.groups import flatten, value_text, varied
+from launcher.sweep.grid import short
 
 BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by make claims -->"
 HEADER = "| | claim | verdict | figure | paper | size here; paper | seeds | cost |\n|---|---|---|---|---|---|---|---|"
@@ -244,10 +245,6 @@ def comparison(store: Store) -> Iterator[str]:
         yield row(cells)
 
 
-LONGEST_OPTION = 60
-"""Characters of an option's value that is shown."""
-
-
 def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
     """A row per grid: what was chosen, and the accuracies on held-out training images."""
     seen = set()
@@ -270,21 +267,12 @@ def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
 
 
 def _differing(trees: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the options that set each run file apart from the others: ``, margin: none``. Learning rates do not."""
-    flat = [dict(_leaves(tree)) for tree in trees]
-    for leaves in flat:
-        own = {path: value for path, value in leaves.items() if any(other.get(path) != value for other in flat)}
-        own.pop(("algorithm", "lr"), None)
-        yield "".join(f", {path[-2 if path[-1] == 'name' else -1]}: {value}" for path, value in own.items())
-
-
-def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    if not isinstance(value, Mapping):
-        text = value if isinstance(value, str) else json.dumps(value)
-        yield path, text if len(text) <= LONGEST_OPTION else "…"
-        return
-    for key, item in value.items():
-        yield from _leaves(item, (*path, key))
+    """Yield the options that set each run file apart from the others: ``, margin=none``. Learning rates do not."""
+    flat = [dict(flatten(tree)) for tree in trees]
+    keys = [key for key in varied(flat) if key != "algorithm.lr"]
+    for options in flat:
+        own = (f", {short(key, value_text(options[key]))}" for key in keys if key in options)
+        yield "".join(own)
 
 
 COMPARISON = """## Fourteen algorithms on one partition

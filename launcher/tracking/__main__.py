@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.comparison.groups import flatten
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED
@@ -75,7 +76,7 @@ def track(
     """
     path = folder.root / "tracking" / f"{entry['name']}.json"
     state = read_json(path) or {}
-    tracked = Tracked(folder.root, folder.info["id"], entry.get("project") or run["name"], dict(flat(run)), state)
+    tracked = Tracked(folder.root, folder.info["id"], entry.get("project") or run["name"], dict(flatten(run)), state)
     logged: dict[str, int] = state.setdefault("last", {})
     """The last round of each stream: a resumed peer records rounds again."""
     files = {peers.peer: RecordFile(peers.metrics) for peers in folder.peers()}
@@ -110,13 +111,6 @@ def track(
         statuses = [files.status() for files in folder.peers()]
         to.close(all(status is not None and status.phase == "finished" for status in statuses))
         write_json(path, state)
-
-
-def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """Flatten nested settings: ``{"data": {"root": 1}}`` to ``data.root``."""
-    if isinstance(value, Mapping):
-        return [item for key, part in value.items() for item in flat(part, f"{name}.{key}" if name else str(key))]
-    return [(name, value)]
 
 
 if __name__ == "__main__":

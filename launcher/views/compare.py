@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from rich.table import Table
 
+from launcher.comparison.groups import flatten
 from launcher.errors import CompareError
 from launcher.views import formatting
 from launcher.views.summary import MetricSpread, Spread, Summary, measured_seconds, settings, summarize
@@ -116,19 +117,11 @@ def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
 
 
 def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from _flatten({key: run[key] for key in COMMON_KEYS if key in run})
+    yield from flatten({key: run[key] for key in COMMON_KEYS if key in run})
     algorithm = run["algorithm"]
     unused = {"sgd": "betas", "adam": "momentum"}.get(algorithm.get("optimizer"))
     for key in BUDGET_KEYS:
         yield f"algorithm.{key}", None if key == unused else algorithm.get(key, "ce" if key == "loss" else None)
-
-
-def _flatten(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{path}{key}.")
-        else:
-            yield path + key, value
 
 
 def table(compared: Sequence[Line]) -> Table:

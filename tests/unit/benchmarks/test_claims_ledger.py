@@ -37,8 +37,8 @@ def test_rows_of_learning_rates_tell_variants_apart() -> None:
     rows = list(ledger.rates_chosen(PAPERS, Store(PROJECT / "benchmarks/results/claims")))
     methods = [tuple(row.split(" | ")[:2]) for row in rows]
     assert len(set(methods)) == len(methods) > 80
-    assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, margin: fixed") in methods
-    assert not any("lr:" in method for _, method in methods)
+    assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, margin=fixed") in methods
+    assert not any("lr=" in method for _, method in methods)
 
 
 @pytest.mark.exhaustive
