@@ -30,7 +30,7 @@ import psutil
 from scipy import stats
 
 from benchmarks.bench import procfs
-from benchmarks.bench.commands import kill_tree, scratch_folder
+from benchmarks.bench.measuring import kill_tree, scratch_folder
 from benchmarks.bench.runs import light
 from launcher.backends.processes import find_process
 from launcher.views.digests import compare

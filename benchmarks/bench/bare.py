@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from benchmarks.bench.commands import cores
+from benchmarks.bench.measuring import cores
 from p2pfl.data import Dataset, Subset
 from p2pfl.models import build
 from p2pfl.run_file.load import load

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.bench import commands
-from benchmarks.bench.commands import RunTree
+from benchmarks.bench import measuring
+from benchmarks.bench.measuring import RunTree
 from p2pfl.session.run_folder import RunFolder
 
 RATE = 100
@@ -34,7 +34,7 @@ def find_py_spy() -> str:
 def profile_peer(tree: RunTree, svg: Path, seconds: int = 60) -> str:
     """Launch a run again and write a flame graph of its peer 0, for at most ``seconds``. Returns what went wrong."""
     svg.parent.mkdir(parents=True, exist_ok=True)
-    with commands.scratch_folder() as folder:
+    with measuring.scratch_folder() as folder:
         file, run = folder / "run.yaml", folder / "run"
         file.write_text(json.dumps(tree))
         command = [sys.executable, "-P", "-m", "launcher.cli", "launch", str(file), "--run-dir", str(run)]
@@ -45,14 +45,14 @@ def profile_peer(tree: RunTree, svg: Path, seconds: int = 60) -> str:
             while status is None:
                 if process.poll() is not None or time.monotonic() - began > START_TIMEOUT:
                     return "peer 0 did not start"
-                time.sleep(commands.POLL_INTERVAL)
+                time.sleep(measuring.POLL_INTERVAL)
                 status = RunFolder(run).peer(0).status()
             record = [find_py_spy(), "record", "--pid", str(status.pid), "--output", str(svg), "--threads"]
             options = ["--rate", str(RATE), "--duration", str(seconds), "--format", "flamegraph"]
             done = subprocess.run([*record, *options], capture_output=True, text=True, check=False)
             return "" if svg.exists() else " ".join(done.stderr.split())[-300:]
         finally:
-            commands.kill_tree(process)
+            measuring.kill_tree(process)
 
 
 def file_name(goal: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import yaml
 
-from benchmarks.bench import commands
-from benchmarks.bench.commands import RunTree
+from benchmarks.bench import measuring
+from benchmarks.bench.measuring import RunTree
 from benchmarks.bench.report import Report, Table, median_of, ratio
 from benchmarks.bench.settings import Settings
 from launcher.backends.mps import CONTROL
@@ -37,11 +37,11 @@ def gpu(settings: Settings) -> Report:
         for way in (in_turn, *ways):
             settings.progress(f"turn {turn}: {way}")
             if way == in_turn:
-                measured = commands.simulate(tree)
+                measured = measuring.simulate(tree)
             else:
                 at_once, mps = ways[way]
-                measured = commands.launch({**tree, "gpu": {"peers_per_gpu": at_once, "mps": mps}})
-            took = None if measured.failure else commands.seconds_a_round(measured.rounds, skip=1)
+                measured = measuring.launch({**tree, "gpu": {"peers_per_gpu": at_once, "mps": mps}})
+            took = None if measured.failure else measuring.seconds_a_round(measured.rounds, skip=1)
             seconds.setdefault(way, []).extend([] if took is None else [took])
             failures[way] = measured.failure or failures.get(way, "")
     table = Table({"peers": "", "s a round": ".2f", "of one process": ".2f", "failure": ""})

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import psutil
 
-from benchmarks.bench.commands import RunTree, cores
+from benchmarks.bench.measuring import RunTree, cores
 from p2pfl.session.files import write_atomically
 
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bench import runs
-from benchmarks.bench.commands import Measurement, measure, scratch_folder
+from benchmarks.bench.measuring import Measurement, measure, scratch_folder
 
 CONFIG = {
     "DATASET": {

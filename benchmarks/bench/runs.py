@@ -1,4 +1,4 @@
-"""The run files that benchmarks measure."""
+"""The run files of the benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import networkx as nx
 
-from benchmarks.bench.commands import RunTree
+from benchmarks.bench.measuring import RunTree
 
 
 class Work(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.bench import commands, runs
-from benchmarks.bench.commands import cpu_fraction, cpu_until
+from benchmarks.bench import measuring, runs
+from benchmarks.bench.measuring import cpu_fraction, cpu_until
 from benchmarks.bench.report import Goal, Report, Table, Value
 from benchmarks.bench.settings import Settings
 
@@ -52,7 +52,7 @@ def launch(settings: Settings) -> Report:
         settings.progress(f"{peers} peers")
         split = peers <= 100  # reading smaps of 500 peers takes seconds
         tree = runs.light(peers, graph, rounds=6 if settings.quick else 10 if peers > 100 else 40)
-        measured = commands.launch(tree, split=split)
+        measured = measuring.launch(tree, split=split)
         ready = measured.all_in_round_1
         after = cpu_fraction(measured.launcher, ready, measured.last_round)
         each = (measured.memory.total if split else measured.peak / peers) / MB
@@ -98,7 +98,7 @@ def scale(settings: Settings) -> Report:
         degree = peers - 1 if graph == "complete" else graph["degree"]
         long = peers * degree > 5_000  # messages
         tree = runs.light(peers, graph, rounds=6 if settings.quick or long else 8 if peers > 100 else 20)
-        measured = commands.launch(tree)
+        measured = measuring.launch(tree)
         seconds = measured.seconds_a_round
         each = None if seconds is None else 1000 * seconds / peers
         cells: list[Value] = [peers, _name(graph), peers * degree, measured.all_in_round_1, seconds, each]
@@ -131,8 +131,8 @@ def memory(settings: Settings) -> Report:
     )
     for name, tree in trees.items():
         settings.progress(name)
-        measured = commands.launch(tree, split=True)
-        alone = commands.launch(runs.without_messages(tree), split=True)
+        measured = measuring.launch(tree, split=True)
+        alone = measuring.launch(runs.without_messages(tree), split=True)
         found = measured.memory
         messages = max(0.0, found.private - alone.private)
         kinds = (found.total, found.code, found.data, found.private - messages, found.messages, messages)

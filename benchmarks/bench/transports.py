@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.bench import commands, raw_zmq, runs
-from benchmarks.bench.commands import Measurement, RunTree
+from benchmarks.bench import measuring, raw_zmq, runs
+from benchmarks.bench.measuring import Measurement, RunTree
 from benchmarks.bench.report import Report, Table, Value, known, ratio
 from benchmarks.bench.settings import Settings
 from p2pfl.session.key_files import write_new
@@ -58,7 +58,7 @@ def transports(settings: Settings) -> Report:
             "of plain pyzmq": ".2f",
         }
     )
-    with commands.scratch_folder() as keys:
+    with measuring.scratch_folder() as keys:
         known_transports = _transports(keys)
         for body, exchange in (QUICK if settings.quick else EXCHANGES).items():
             plain = {name: _plain(exchange, curve, settings.turns) for name, curve in PLAIN.items()}
@@ -66,7 +66,7 @@ def transports(settings: Settings) -> Report:
                 table.add(body, exchange.peers, name, *_cells(exchange, seconds, seconds), None)
             for name, transport in known_transports.items():
                 settings.progress(f"{body}, {name}")
-                how = commands.simulate if name == "in-process" else commands.launch
+                how = measuring.simulate if name == "in-process" else measuring.launch
                 tree = {**exchange.tree(), "transport": transport}
                 whole, part = _through_peers(tree, how, settings.turns)
                 best = plain["plain pyzmq, CURVE" if name == "CURVE" else "plain pyzmq, TCP"]
@@ -117,7 +117,7 @@ def _transports(keys: Path) -> dict[str, dict[str, Any]]:
         "TCP": {"same_host": "off"},
         "CURVE": {"same_host": "off", "keys": str(keys / "keys")},
     }
-    if not commands.is_accepted({**runs.light(2, "complete", 1), "transport": found["same-host mapping"]}):
+    if not measuring.is_accepted({**runs.light(2, "complete", 1), "transport": found["same-host mapping"]}):
         del found["same-host mapping"]
         for transport in found.values():
             transport.pop("same_host", None)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.bench import commands, runs
-from benchmarks.bench.commands import Measurement, RunTree
+from benchmarks.bench import measuring, runs
+from benchmarks.bench.measuring import Measurement, RunTree
 from benchmarks.bench.report import Goal, Report, Table, known, median_of, ratio
 from benchmarks.bench.settings import Settings
 
@@ -97,7 +97,7 @@ def side_by_side(settings: Settings) -> Report:
     report = Report("work", "Side by side", text, [table])
     for name, work in (runs.QUICK if settings.quick else runs.WORK).items():
         tree = runs.work(name, work)
-        systems = {OURS: partial(commands.launch, tree)}
+        systems = {OURS: partial(measuring.launch, tree)}
         if settings.rival is not None and name in TIMES_AS_FAST:
             systems[THEIRS] = partial(settings.rival.measure, work)
         found = in_turns(systems, settings)
@@ -122,8 +122,8 @@ def overhead(settings: Settings) -> Report:
     tree = runs.work("W1", runs.QUICK["W1"] if settings.quick else runs.WORK["W1"])
     bare, silent = "bare training", "p2pfl without neighbors"
     systems = {
-        OURS: partial(commands.launch, tree),
-        silent: partial(commands.launch, runs.without_messages(tree)),
+        OURS: partial(measuring.launch, tree),
+        silent: partial(measuring.launch, runs.without_messages(tree)),
         bare: partial(measure_bare, tree),
     }
     found = in_turns(systems, settings)
@@ -143,11 +143,11 @@ def overhead(settings: Settings) -> Report:
 
 
 def measure_bare(tree: RunTree) -> Measurement:
-    with commands.scratch_folder() as folder:
+    with measuring.scratch_folder() as folder:
         file = folder / "run.yaml"
         file.write_text(json.dumps(tree))
         command = [sys.executable, "-m", "benchmarks.bench.bare", str(file), str(folder / "run")]
-        return commands.measure(command, folder, "*.log", " round done t=")
+        return measuring.measure(command, folder, "*.log", " round done t=")
 
 
 def checkpoints(settings: Settings) -> Report:
@@ -166,9 +166,9 @@ def checkpoints(settings: Settings) -> Report:
     for method in ("mapl",) if settings.quick else runs.CHECKPOINTED:
         trees = {name: runs.checkpointed(method, peers, last, value) for name, value in every.items()}
         systems = {
-            name: partial(commands.launch, tree)
+            name: partial(measuring.launch, tree)
             for name, tree in trees.items()
-            if name != "auto" or commands.is_accepted(tree)
+            if name != "auto" or measuring.is_accepted(tree)
         }
         found = in_turns(systems, settings)
         for name, measurements in found.items():

@@ -139,8 +139,8 @@ class Paper:
     Attributes:
         key: name of its module, and of its page in docs/algorithms.
         title: authors and name.
-        contents: every table and figure of the paper: each has at least one line in the ledger.
-        claims, left: the lines.
+        contents: every table and figure of the paper: each has at least one row in the ledger.
+        claims, left: the rows.
     """
 
     key: str

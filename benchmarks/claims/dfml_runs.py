@@ -56,7 +56,7 @@ DFML = run("dfml", 80)
 CE = run("dfml", 80, supervision="ce", alpha_max=1.0)
 ACE = run("dfml", 80, supervision="ace")
 MASKED = run("dfml", 80, supervision="masked")
-"""ACE as it is if "the current data" are the peer's, not the batch's."""
+"""ACE if "the current data" means the peer's samples instead of the batch's."""
 FEDAVG = baseline("fedavg-dec")
 
 
@@ -203,8 +203,8 @@ ABOVE_PARTIAL = [
 
 
 ACE_ABOVE_CE = [
-    claim(f"ACE above cross-entropy{of}", "Fig. 25", ace, {"ce": CE}, "above", PAPER_50, "ace")
-    for of, ace in (("", ACE), (", over the peer's classes", MASKED))
+    claim(f"ACE{of} above cross-entropy", "Fig. 25", ace, {"ce": CE}, "above", PAPER_50, "ace")
+    for of, ace in (("", ACE), (" over the peer's classes", MASKED))
 ]
 FML = baseline("fml-dec", meme="tiny-cnn")
 OTHER_METHODS = [

@@ -3,9 +3,9 @@
 Tables 2 and 3: the paper's 100 peers on the part of CIFAR-10, two classes and 49 training images each instead of 400,
 a CNN of 14,000 parameters, 20 rounds of 5 epochs instead of 100. All scores count, on test images of the peer's
 classes. DPSGD has ten neighbors, so the paper's self weight of 1/11, and L2C keeps ten too. FedAvg trains a tenth of
-the peers per round, and so does Ditto: they have ten times the rounds for the same epochs. Ditto also has lines with
+the peers per round, and so does Ditto: they have ten times the rounds for the same epochs. Ditto also has rows with
 as many rounds as the others, which the paper may mean. FedFomo, the paper's FOMO, gets the models of ten neighbors in
-each round. CGA, whose steps cost most, also has lines with 30 peers and four neighbors. With fewer peers and as many
+each round. CGA, whose steps cost most, also has rows with 30 peers and four neighbors. With fewer peers and as many
 images in all, L2C does not gain: a peer shares both classes with 0.3 others of 20, but with 2.1 of 100.
 
 Table 4, Figs. 4, 8 and pruning in Fig. 9: 15 peers in five groups on Fashion-MNIST, 10 rounds of 2 epochs. There L2C

@@ -1,4 +1,4 @@
-"""Write docs/claims.md and its pictures from the store: one line per claim, and per table or figure that is left."""
+"""Write docs/claims.md and its pictures from the store: one row per claim, and per table or figure that is left."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def price_cell(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
     return spent if entry.measured else f"about {spent}"
 
 
-def line(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
+def row_of_claim(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
     claim, verdict = entry.claim, verdict_cell(entry)
     missing = plan.missing_files(claim) if claim.dear else ()
     if entry.verdict == "not tried" and missing:
@@ -176,7 +176,7 @@ def line(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
     return row(cells)
 
 
-def line_of_left(left: Left) -> str:
+def row_of_left(left: Left) -> str:
     return row([left.where, left.name, f"not tried: {left.reason}", "–", left.paper, "–", "–", "–"])
 
 
@@ -257,17 +257,17 @@ def rates_chosen(papers: Sequence[Paper], store: Store) -> Iterator[str]:
             rate, found = plan.chosen(settings, store), plan.scores(settings, store)
             if rate is not None:
                 shown = ", ".join(f"{rate:g}: {accuracy:.1f}" for rate, accuracy in found.items())
-                run, tree = identity(settings.with_rate(None)), settings.tree
+                run, tree = identity(settings.tuned), settings.tuned
                 what = f"{tree['algorithm']['name']} on {tree['data']['dataset']}"
                 what += f", {run.peers} peers, {run.rounds} rounds"
-                grids.setdefault((key, what), []).append((settings.tuned or tree, f"{rate:g}", shown))
+                grids.setdefault((key, what), []).append((tree, f"{rate:g}", shown))
     for (key, what), rows in grids.items():
         for (_, best, shown), options in zip(rows, _differing([tree for tree, _, _ in rows]), strict=True):
             yield row([key, what + options, best, shown])
 
 
 def _differing(trees: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the options that set each run file apart from the others: ``, margin=none``. Learning rates do not."""
+    """Yield the options in which each run file differs from others, but for the learning rate: ``, margin=none``."""
     flat = [dict(flatten(tree)) for tree in trees]
     keys = [key for key in varied(flat) if key != "algorithm.lr"]
     for options in flat:
@@ -299,14 +299,14 @@ points.
 
 
 def section(paper: Paper, entries: Sequence[Entry], speeds: Mapping[str, prices.Speed]) -> str:
-    """A paper's part of the page, its lines in the order of its tables and figures."""
+    """A paper's part of the page, its rows in the order of its tables and figures."""
     order = {where: position for position, where in enumerate(paper.contents)}
-    lines = [(order.get(one.claim.where.rstrip("abc"), len(order)), line(one, speeds)) for one in entries]
-    lines += [(order[left.where], line_of_left(left)) for left in paper.left]
-    rows = "\n".join(text for _, text in sorted(lines, key=lambda item: item[0]))
+    rows = [(order.get(one.claim.where.rstrip("abc"), len(order)), row_of_claim(one, speeds)) for one in entries]
+    rows += [(order[left.where], row_of_left(left)) for left in paper.left]
+    body = "\n".join(text for _, text in sorted(rows, key=lambda item: item[0]))
     source = f"[`{paper.key}.py`](../benchmarks/claims/{paper.key}.py)"
     head = f"## {paper.key}\n\n{paper.title}. Settings: {source}.\n\n    P2PFL_DATA=… make claims ONLY={paper.key}"
-    return f"{head}\n\n{HEADER}\n{rows}"
+    return f"{head}\n\n{HEADER}\n{body}"
 
 
 def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:

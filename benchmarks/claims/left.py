@@ -1,4 +1,4 @@
-"""Tables and figures, or parts of them, that no run here can decide, and why: the ledger has a line for each."""
+"""Tables and figures, or parts of them, that no run here can decide, and why: the ledger has a row for each."""
 
 from __future__ import annotations
 

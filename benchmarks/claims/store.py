@@ -1,9 +1,9 @@
-"""Every run that has ended, one JSON object per line of ``runs-*.jsonl``: appended, never changed.
+"""Every completed run, one JSON object per line of ``runs-*.jsonl``.
 
-A run is found again by its key: the hash of its resolved run file, every default filled in, without what cannot
-change the result. So a new default has new runs, and a renamed claim keeps its own. What the hash cannot see is the
-code: ``CODE`` is incremented when equal settings give other results on average. Each record has the commit that it is
-from.
+Records are appended, and changed only if an option was renamed. A run is found again by its key: the hash of its
+resolved run file, every default filled in, without what cannot change the result. So a new default has new runs, and
+a renamed claim keeps its own. What the hash cannot see is the code: ``CODE`` is incremented when equal settings give
+other results on average. Each record has the commit that it is from.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from benchmarks.bench import commands, runs
+from benchmarks.bench import measuring, runs
 from benchmarks.scale import machine, multiplex, page, plots
 from benchmarks.scale.launches import LAUNCHES, chosen
 from benchmarks.scale.measure import NotMeasured, measure
@@ -87,7 +87,7 @@ def pairs_command(peers: int, turns: int, results: Path) -> None:
 def virtual_command(peers: int, degree: int, hosts: int, rounds: int) -> None:
     """Predict a launch by `p2pfl simulate --virtual` with machine.yaml, and append the figures to the results."""
     tree = runs.light(peers, {"name": "regular", "degree": degree}, rounds)
-    with commands.scratch_folder() as folder:
+    with measuring.scratch_folder() as folder:
         (folder / "run.yaml").write_text(json.dumps(tree))
         (folder / "machine.yaml").write_text(MACHINE.read_text(encoding="utf-8") + f"hosts: {hosts}\ncores: 2\n")
         command = [*COMMAND, "simulate", "run.yaml", "--virtual", "--machine", "machine.yaml", "--json"]

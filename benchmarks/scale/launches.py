@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from benchmarks.bench import runs
-from benchmarks.bench.commands import RunTree
+from benchmarks.bench.measuring import RunTree
 
 SMALL, LARGE = "tiny-cnn", "mlp-1024-512"
 """Models of 144 kB and 2.4 MB; a message has the model of its sender."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from benchmarks.bench import commands, procfs
+from benchmarks.bench import measuring, procfs
 from benchmarks.bench.report import describe_machine
 from benchmarks.scale import snapshot
 from benchmarks.scale.launches import Launch
@@ -63,7 +63,7 @@ def started(launch: Launch, root: Path) -> Iterator[tuple[subprocess.Popen[bytes
 def measure(launch: Launch, timeout: float, progress: Callable[[str], None]) -> Record:
     """Measure a launch. Raises NotMeasured."""
     load, machine = os.getloadavg(), describe_machine(1)
-    with commands.scratch_folder() as root, started(launch, root) as (launcher, folders, output):
+    with measuring.scratch_folder() as root, started(launch, root) as (launcher, folders, output):
         began, began_at = monotonic(), time.time()  # noqa: TID251  # compared with stamps of logs
         processes = Processes()
         try:
@@ -82,8 +82,8 @@ def measure(launch: Launch, timeout: float, progress: Callable[[str], None]) -> 
         finally:
             _kill(launcher, processes)
         logs = [log for folder in folders for log in sorted((folder / "peers").glob("*/peer.log"))]
-        times = [commands.log_times(log.read_text(errors="replace"), " round done t=", began_at) for log in logs]
-        ready = commands.all_after(times, 1)
+        times = [measuring.log_times(log.read_text(errors="replace"), " round done t=", began_at) for log in logs]
+        ready = measuring.all_after(times, 1)
         shared = snapshot.files(root / "run") if launch.hosts > 1 else {}
         return {
             "name": launch.name,
@@ -95,14 +95,14 @@ def measure(launch: Launch, timeout: float, progress: Callable[[str], None]) -> 
             "seed": launch.tree()["seed"],
             "rounds": launch.rounds,
             "delay": launch.delay,
-            "seconds": {"ready": ready, "round": commands.seconds_a_round(times, WARM_UP)},
+            "seconds": {"ready": ready, "round": measuring.seconds_a_round(times, WARM_UP)},
             **_rounds(folders),
             "peer": _means([each for peers, _ in hosts for each in peers]),
             "most": _most([each for peers, _ in hosts for each in peers]),
             "host": [total for _, total in hosts],
             "launcher": {
-                "cpu_ready": commands.cpu_until(launcher_cpu, ready),
-                "core": commands.cpu_fraction(launcher_cpu, ready, rounds_ended),
+                "cpu_ready": measuring.cpu_until(launcher_cpu, ready),
+                "core": measuring.cpu_fraction(launcher_cpu, ready, rounds_ended),
                 **{name: sum(each[name] for each in own) for name in ("pss", "private", "descriptors", "threads")},
                 "files": shared.get("files", 0.0),
                 "disk": shared.get("disk", 0.0),
@@ -124,8 +124,8 @@ def _follow(
     while True:
         if launcher.poll() is not None:
             raise NotMeasured(f"{launch.name}: the launcher has exited ({launcher.returncode})\n{output()[-2000:]}")
-        if procfs.available() < commands.RESERVE:
-            raise NotMeasured(f"{launch.name}: less than {commands.RESERVE >> 30} GiB of memory were left")
+        if procfs.available() < measuring.RESERVE:
+            raise NotMeasured(f"{launch.name}: less than {measuring.RESERVE >> 30} GiB of memory were left")
         if monotonic() > end:
             raise NotMeasured(f"{launch.name}: not within the time limit\n{output()[-2000:]}")
         cpu = sum(procfs.cpu_seconds(pid) for pid in _launcher(launcher.pid))
@@ -166,7 +166,7 @@ def _kill(launcher: subprocess.Popen[bytes], processes: Processes) -> None:
         for pid in [*host.values(), *processes.warm.values()]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-    commands.kill_tree(launcher)
+    measuring.kill_tree(launcher)
 
 
 def _rounds(folders: Sequence[Path]) -> Record:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import zmq
 
-from benchmarks.bench import commands
+from benchmarks.bench import measuring
 from benchmarks.scale import snapshot
 
 WARM_UP = 2
@@ -42,7 +42,7 @@ def exchange(kind: Literal["edges", "pairs"], peers: int, degree: int, size: int
     """
     fork = multiprocessing.get_context("fork")
     keys: Keys = [zmq.curve_keypair(), zmq.curve_keypair()]
-    with commands.scratch_folder() as folder:
+    with measuring.scratch_folder() as folder:
         targets: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         if kind == "pairs":
             targets += [(_forward, (host, peers, folder, keys)) for host in (0, 1)]

@@ -60,9 +60,9 @@ class Group:
 
 
 def flatten(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of nested mappings, with their values."""
+    """Yield the dotted keys of nested mappings, with their values; an empty mapping has none."""
     for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from flatten(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value

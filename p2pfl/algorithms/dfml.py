@@ -33,7 +33,8 @@ Differs from the paper:
 - batch-normalization statistics travel with the parameters; at the aggregator all models are in training mode.
 - models of one architecture start with different weights; the paper does not specify this. Those of its baselines
   start with equal weights.
-- ``ace`` masks the classes that a batch lacks, as Caccia et al. do; ``masked`` those that a peer lacks.
+- ``ace`` masks the classes that a batch lacks, as Caccia et al. do for new data (there is no replay here);
+  ``masked``, which was called ``ace`` before, those that a peer lacks.
 - a sender that gets no reply in time keeps its model and its peak model; an aggregator continues with the models that
   arrived, and does not aggregate if none did.
 - a model with NaN or infinity in its logits stops teaching; its owner does not adopt a model that has diverged.

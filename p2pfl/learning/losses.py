@@ -111,7 +111,7 @@ def supervision_loss(form: Supervision, labels: np.ndarray, classes: int, device
     Args:
         form: ``wsm``: the softmax is weighted by the labels' frequencies (re-weighted softmax, Legate et al., 2023);
             ``ace``: it is over the classes of the batch (asymmetric cross-entropy, Caccia et al., 2021); ``masked``:
-            over the classes of the training samples (masked cross-entropy, HeteroFL); ``ce``: over all.
+            over the classes of the training samples; ``ce``: over all.
         labels: of the training samples, int64 [N].
         classes: K.
         device: of the logits.

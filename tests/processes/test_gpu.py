@@ -25,10 +25,10 @@ pytestmark = [
 
 
 def launch(run: Path, *sets: str) -> dict[str, object]:
-    return p2pfl("launch", run, *sets)
+    return run_cli("launch", run, *sets)
 
 
-def p2pfl(how: str, run: Path, *sets: str) -> dict[str, object]:
+def run_cli(how: str, run: Path, *sets: str) -> dict[str, object]:
     command = [sys.executable, "-m", "launcher.cli", how, str(QUICK4), "--run-dir", str(run), "--json"]
     for assignment in ("device=cuda", *sets):
         command += ["--set", assignment]
@@ -60,7 +60,7 @@ def test_peer_is_limited_to_its_fraction_of_gpu_memory(tmp_path: Path) -> None:
 
 
 def test_sockets_match_simulate_in_bits_on_a_gpu(tmp_path: Path) -> None:
-    p2pfl("simulate", tmp_path / "simulated")
+    run_cli("simulate", tmp_path / "simulated")
     launch(tmp_path / "in turn", "gpu.peers_per_gpu=1")
     launch(tmp_path / "at once", "gpu.peers_per_gpu=4")
     assert_same_states(tmp_path / "simulated", tmp_path / "in turn")
@@ -68,7 +68,7 @@ def test_sockets_match_simulate_in_bits_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_killed_peers_resume_on_a_gpu(tmp_path: Path) -> None:
-    p2pfl("simulate", tmp_path / "simulated")
+    run_cli("simulate", tmp_path / "simulated")
     launch(tmp_path / "killed", "chaos.kill={times: 2}")
     logs = [file.read_text() for file in (tmp_path / "killed" / "peers").glob("*/peer.log")]
     assert [log.count("fault injected: kill t=") for log in logs] == [2] * 4

@@ -17,7 +17,7 @@ import yaml
 from scipy import stats
 
 from launcher.comparison import curves
-from launcher.comparison.groups import Member, find_baseline, group, varied
+from launcher.comparison.groups import Member, find_baseline, flatten, group, varied
 from launcher.comparison.results import GroupLine, Results
 from launcher.comparison.statistics import Comparison, Statistic, compare, holm, p_value
 from launcher.comparison.tables import comma_separated, latex, latex_text, markdown, page
@@ -110,6 +110,14 @@ def test_labels_of_a_sweep_name_its_groups() -> None:
     assert names(*runs) == ["mine", "his"]
     same = [member(labels={"a": "x"}, lr=1), member(labels={"b": "x"}, lr=2)]  # of two sweeps
     assert names(*same) == ["lr=1", "lr=2"]
+
+
+def test_an_empty_mapping_sets_no_runs_apart() -> None:
+    files: list[dict[str, Any]] = [{"seed": 1, "hosts": {}}, {"seed": 1}, {"seed": 1, "hosts": {"a": {"port": 1}}}]
+    runs = [dict(flatten(file)) for file in files]
+    assert runs == [{"seed": 1}, {"seed": 1}, {"seed": 1, "hosts.a.port": 1}]
+    assert varied(runs[:2]) == {}
+    assert varied(runs) == {"hosts.a.port": [None, None, 1]}
 
 
 def test_parameters_of_one_method_do_not_differ_from_their_absence_in_another() -> None:

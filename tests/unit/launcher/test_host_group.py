@@ -1,4 +1,4 @@
-"""Host processes that are slow, lie, or send what cannot be stored; the test takes their part over a socket."""
+"""Host processes that are slow, lie, or send what cannot be stored; the test stands in for them over a socket."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VERSIONS = {"code": "1", "versions": {"p2pfl-mesh": "1", "torch": "2", "numpy": 
 
 
 class ScriptedBackend:
-    """One host, whose process the test takes the part of."""
+    """One host; the test stands in for its process."""
 
     name = "scripted"
 
@@ -82,7 +82,8 @@ def until(group: HostGroup, found: Callable[[list[Event]], bool]) -> list[Event]
 
 
 class TwoHosts(ScriptedBackend):
-    """Host alpha with peer 0, the part of the test, and beta with peer 1, whose process is slow to open the run."""
+    """Host alpha with peer 0, whose process the test stands in for, and beta with peer 1, whose process is slow to
+    open the run."""
 
     def __init__(self) -> None:
         self.streams: dict[str, socket.socket] = {}

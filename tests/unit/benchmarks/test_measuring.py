@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench import commands, procfs
-from benchmarks.bench.commands import (
+from benchmarks.bench import measuring, procfs
+from benchmarks.bench.measuring import (
     Measurement,
     all_after,
     cpu_fraction,
@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def measure_code(code: str, folder: Path, timeout: float = 60.0) -> Measurement:
-    return commands.measure([sys.executable, "-c", code], folder, "*.log", "done", timeout=timeout)
+    return measuring.measure([sys.executable, "-c", code], folder, "*.log", "done", timeout=timeout)
 
 
 @pytest.mark.exhaustive
