@@ -17,7 +17,8 @@ from benchmarks.claims.curves import band, draw
 from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict, interval
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary
-from launcher.comparison.groups import flatten, value_text, varied
+from launcher.comparison.groups import value_text, varied
+from launcher.flat import flatten
 from launcher.sweep.grid import short
 
 BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by make claims -->"

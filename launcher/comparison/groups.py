@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launcher.errors import CompareError
+from launcher.flat import flatten
 from launcher.sweep.grid import Point, short
 from launcher.views.summary import masked_test, settings
 from p2pfl.run_file.options import closest
@@ -57,15 +58,6 @@ class Group:
         """``mapl, lr=0.01``"""
         parts = (short(key, label) for key, label in self.labels.items())
         return ", ".join(parts) or "all runs"
-
-
-def flatten(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of nested mappings, with their values; an empty mapping has none."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def group(members: Sequence[Member]) -> list[Group]:

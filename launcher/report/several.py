@@ -11,9 +11,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from launcher.comparison import groups as grouping
-from launcher.comparison.groups import flatten
 from launcher.comparison.statistics import holm, p_value
 from launcher.errors import CompareError
+from launcher.flat import flatten
 from launcher.report import history
 from launcher.report.collect import read_summary
 from launcher.sweep.grid import Point

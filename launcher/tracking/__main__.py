@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.comparison.groups import flatten
+from launcher.flat import flatten
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED

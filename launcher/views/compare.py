@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from rich.table import Table
 
-from launcher.comparison.groups import flatten
 from launcher.errors import CompareError
+from launcher.flat import flatten
 from launcher.views import formatting
 from launcher.views.summary import MetricSpread, Spread, Summary, measured_seconds, settings, summarize
 from p2pfl.session.run_folder import RunFolder

@@ -17,11 +17,12 @@ import yaml
 from scipy import stats
 
 from launcher.comparison import curves
-from launcher.comparison.groups import Member, find_baseline, flatten, group, varied
+from launcher.comparison.groups import Member, find_baseline, group, varied
 from launcher.comparison.results import GroupLine, Results
 from launcher.comparison.statistics import Comparison, Statistic, compare, holm, p_value
 from launcher.comparison.tables import comma_separated, latex, latex_text, markdown, page
 from launcher.errors import CompareError
+from launcher.flat import flatten
 from p2pfl.errors import RunFolderError
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
