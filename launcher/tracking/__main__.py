@@ -76,13 +76,7 @@ def track(
     """
     path = folder.root / "tracking" / f"{entry['name']}.json"
     state = read_json(path) or {}
-    tracked = Tracked(
-        folder.root,
-        folder.info["id"],
-        entry.get("project") or run["name"],
-        dict(flatten(run)),
-        state,
-    )
+    tracked = Tracked(folder.root, folder.info["id"], entry.get("project") or run["name"], dict(flatten(run)), state)
     logged: dict[str, int] = state.setdefault("last", {})
     """The last round of each stream: a resumed peer records rounds again."""
     files = {peers.peer: RecordFile(peers.metrics) for peers in folder.peers()}
