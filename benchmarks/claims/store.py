@@ -80,10 +80,10 @@ def _without_off(value: Any) -> Any:
 
 
 @cache
-def _identity(text: str, probe: str) -> Identity:
+def _identity(text: str, probe: str, default_root: Path) -> Identity:
     run = run_of(json.loads(text))
     content = [CODE, _essential(run.resolved()), probe]
-    root = data_root(run.file.data.root)
+    root = run.file.data.root or default_root
     missing = tuple(os.path.relpath(path, root) for path in run.loader.files(root) if not path.exists())
     return Identity(
         hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16], missing, run.rounds, run.peers
@@ -92,7 +92,7 @@ def _identity(text: str, probe: str) -> Identity:
 
 def identity(tree: Mapping[str, Any], probe: str = "") -> Identity:
     """Identify a run file, whatever its seed. Raises RunFileError if it is invalid."""
-    return _identity(json.dumps({**tree, "seed": 0}, sort_keys=True), probe)
+    return _identity(json.dumps({**tree, "seed": 0}, sort_keys=True), probe, data_root())
 
 
 class Store:
