@@ -50,6 +50,19 @@ BASELINES = {
     "fedsim": colors("fedsim", 80),
 }
 FEDCLASSAVG_2 = colors("fedclassavg", 180, scenario=2)
+MORE_SAMPLES = colors("mapl", 800, peers=4, batch=64)
+MORE_SAMPLES = replace(
+    MORE_SAMPLES,
+    tree={
+        **MORE_SAMPLES.tree,
+        "data": {
+            **MORE_SAMPLES.tree["data"],
+            "partition": {**MORE_SAMPLES.tree["data"]["partition"], "per_class": 150},
+        },
+    },
+    rates=(),
+)
+"""Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
 L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
 """Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
 EQUAL = {
