@@ -1,11 +1,11 @@
 """FedTGP (Zhang, Liu, Hua, Cao, 2024).
 
-Fashion-MNIST, the eight networks of HtCNN8, batch 10, no momentum, as in the paper; but ten peers, 100 rounds
-instead of 1,000 (60 in the pathological setting, 20 with five epochs each), and about 125 training samples a peer
-instead of 2,625. Fewer would end while δ(t) still grows to τ, and FedTGP's accuracy is lower than before. A tenth of
-all samples, 700 a peer, is for testing. CIFAR-10: the same on its part, with four small networks. All methods have
-512 features, and the same batch, momentum and grid of learning rates; accuracy is that of the best evaluated round,
-as in the paper, Σ correct / Σ samples, as in its code.
+Fashion-MNIST, the eight networks of HtCNN8, batch 10, no momentum, as in the paper; but ten peers, 100 rounds instead
+of 1,000 (60 in the pathological setting; a fifth of these with five epochs each), and about 125 training samples a
+peer instead of 2,625. Fewer would end while δ(t) still grows to τ, and FedTGP's accuracy is lower than before. A
+tenth of all samples, 700 a peer, is for testing. CIFAR-10: the same on its part, with four small networks. All
+methods have 512 features, and the same batch, momentum and grid of learning rates; accuracy is that of the best
+evaluated round, as in the paper, Σ correct / Σ samples, as in its code.
 """
 
 from __future__ import annotations
