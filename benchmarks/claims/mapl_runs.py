@@ -24,10 +24,20 @@ ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 16, "lr": 0.001}
 OWN: Mapping[str, Any] = {"batch": 16, "lr": 0.001, "warmup": 20, "projector_hidden": 128}
 
 
-def colors(name: str, seconds: float, models: str = "tiny4", peers: int = 8, scenario: int = 1, **h: Any) -> Settings:
-    """The part of CIFAR-10, two clusters."""
+def colors(
+    name: str,
+    seconds: float,
+    models: str = "tiny4",
+    peers: int = 8,
+    scenario: int = 1,
+    per_class: int | None = None,
+    **h: Any,
+) -> Settings:
+    """The part of CIFAR-10, two clusters; ``per_class`` images, or else as many as SCENARIOS has."""
     own = OWN if name.startswith("mapl") else ADAM
     partition = {"name": "clusters", "clusters": 2, "test_per_class": 100, **SCENARIOS[scenario]}
+    if per_class is not None:
+        partition["per_class"] = per_class
     tree = {
         "rounds": 80,
         "peers": peers,
@@ -50,18 +60,7 @@ BASELINES = {
     "fedsim": colors("fedsim", 80),
 }
 FEDCLASSAVG_2 = colors("fedclassavg", 180, scenario=2)
-MORE_SAMPLES = colors("mapl", 800, peers=4, batch=64)
-MORE_SAMPLES = replace(
-    MORE_SAMPLES,
-    tree={
-        **MORE_SAMPLES.tree,
-        "data": {
-            **MORE_SAMPLES.tree["data"],
-            "partition": {**MORE_SAMPLES.tree["data"]["partition"], "per_class": 150},
-        },
-    },
-    rates=(),
-)
+MORE_SAMPLES = replace(colors("mapl", 800, peers=4, per_class=150, batch=64), rates=())
 """Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
 L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
 """Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
