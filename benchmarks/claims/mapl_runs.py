@@ -64,6 +64,8 @@ MORE_SAMPLES = replace(colors("mapl", 800, peers=4, per_class=150, batch=64), ra
 """Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
 L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
 """Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
+SINGLE_VIEW: Mapping[str, Any] = {"contrastive": False, "single_view": True}
+"""Without l_cont and the second view, which no other term needs."""
 EQUAL = {
     "mapl+": colors("mapl+", 110, "tiny-cnn"),
     "mapl": colors("mapl", 100, "tiny-cnn"),

@@ -136,13 +136,13 @@ class MAPL(Algorithm[Hyper]):
     url = "https://arxiv.org/abs/2403.19792"
     Hyper = Hyper
     linear_heads = equal_features = True
-    views = 2
     prunes = named_loss = True
     state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
     dry_round = dry_rounds.mapl
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
+        self.views = 1 if h.single_view else 2
         d, hidden = head.in_features, h.projector_hidden
         with rng.torch_seeded(self.seed, "mapl.init") if h.shared_init else self.streams.torch("mapl.init"):
             self.model.reset_linear_head()

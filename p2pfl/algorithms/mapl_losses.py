@@ -1,15 +1,16 @@
 """MAPL's local losses besides the cross-entropy: l_cont, l_proto and l_uni of Algorithm 1. See mapl.py.
 
-Notation: projections p [2B, d_p] of both views of a batch, prototypes ξ [K, d_p], temperature τ.
+Notation: projections p [2B, d_p] of both views of a batch ([B, d_p] of a single one), prototypes ξ [K, d_p],
+temperature τ.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import PositiveFloat
+from pydantic import PositiveFloat, model_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
@@ -29,6 +30,16 @@ class Losses(LocalTraining):
     """Use l_proto (Fig. 3)."""
     uniformity: bool = True
     """Use l_uni (Table 2)."""
+    single_view: bool = False
+    """Train on one augmented view of each image instead of two; needs contrastive: false."""
+
+    @model_validator(mode="after")
+    def _contrastive_has_two_views(self) -> Self:
+        if self.single_view and self.contrastive:
+            raise ValueError(
+                "single_view: true leaves l_cont no second view; set contrastive: false, or remove single_view"
+            )
+        return self
 
 
 def contrastive(p: Tensor, labels: Tensor, h: Losses) -> Tensor:

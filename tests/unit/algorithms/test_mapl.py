@@ -568,8 +568,11 @@ def learned(algorithm: MAPL) -> dict[str, Tensor]:
     }
 
 
-def test_batch_has_two_views_per_sample() -> None:
-    (algorithm,) = make(hyper(batch=2, local_epochs=3), peers=1)
+@pytest.mark.parametrize(
+    ("given", "views"), [({}, 2), ({"contrastive": False}, 2), ({"contrastive": False, "single_view": True}, 1)]
+)
+def test_batch_has_two_views_per_sample_or_a_single_one(given: dict[str, Any], views: int) -> None:
+    (algorithm,) = make(hyper(batch=2, local_epochs=3, **given), peers=1)
     sizes: list[int] = []
     loss = algorithm.loss
 
@@ -579,7 +582,12 @@ def test_batch_has_two_views_per_sample() -> None:
 
     algorithm.loss = record
     algorithm.personalized_model_learning()
-    assert sizes == [4] * 2 * 3
+    assert sizes == [2 * views] * 2 * 3
+
+
+def test_contrastive_loss_rejects_a_single_view() -> None:
+    with pytest.raises(ValueError, match="single_view: true leaves l_cont no second view"):
+        hyper(single_view=True)
 
 
 def test_relu_before_the_head_is_optional() -> None:

@@ -37,7 +37,7 @@ def test_rows_of_learning_rates_tell_variants_apart() -> None:
     rows = list(ledger.rates_chosen(PAPERS, Store(PROJECT / "benchmarks/results/claims")))
     methods = [tuple(row.split(" | ")[:2]) for row in rows]
     assert len(set(methods)) == len(methods) > 80
-    assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, margin=fixed") in methods
+    assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, features=512, margin=fixed") in methods
     assert not any("lr=" in method for _, method in methods)
     assert not any("330 rounds" in method for _, method in methods)  # longer runs take the learning rate of 105
 
