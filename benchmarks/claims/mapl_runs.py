@@ -66,6 +66,15 @@ L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "unif
 """Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
 SINGLE_VIEW: Mapping[str, Any] = {"contrastive": False, "single_view": True}
 """Without l_cont and the second view, which no other term needs."""
+WHOLE_BATCHES: Mapping[int, Mapping[str, Settings]] = {
+    scenario: {
+        "mapl": mapl.but(batch=15),
+        "without them": mapl.but(batch=15, **SINGLE_VIEW),
+        "local": local.but(batch=15),
+    }
+    for scenario, mapl, local in ((1, MAPL, LOCAL), (2, MAPL_2, LOCAL_2))
+}
+"""With batches of 16, the last one of Sc. 2 has two images: too few for the projector's batch normalization."""
 EQUAL = {
     "mapl+": colors("mapl+", 110, "tiny-cnn"),
     "mapl": colors("mapl", 100, "tiny-cnn"),
