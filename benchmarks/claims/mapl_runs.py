@@ -53,28 +53,24 @@ def colors(
 MAPL, LOCAL = colors("mapl", 150), colors("local", 75)
 TEN = colors("mapl", 150, peers=10)
 """As many as in Fig. 4: the fewer peers, the more the graph's similarities weigh against its regularizer."""
-MAPL_2, LOCAL_2 = colors("mapl", 210, scenario=2), colors("local", 105, scenario=2)
+MAPL_2, LOCAL_2, FEDCLASSAVG_2 = (
+    colors(name, seconds, scenario=2, batch=15)
+    for name, seconds in (("mapl", 210), ("local", 105), ("fedclassavg", 180))
+)
+"""Of 210 samples batches of 16 leave two, too few for the batch normalization of MAPL's projector."""
 BASELINES = {
     "fedproto": colors("fedproto", 85, alignment=0.1),
     "fedclassavg": colors("fedclassavg", 130),
     "fedsim": colors("fedsim", 80),
 }
-FEDCLASSAVG_2 = colors("fedclassavg", 180, scenario=2)
 MORE_SAMPLES = replace(colors("mapl", 800, peers=4, per_class=150, batch=64), rates=())
 """Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
 L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
 """Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
 SINGLE_VIEW: Mapping[str, Any] = {"contrastive": False, "single_view": True}
 """Without l_cont and the second view, which no other term needs."""
-WHOLE_BATCHES: Mapping[int, Mapping[str, Settings]] = {
-    scenario: {
-        "mapl": mapl.but(batch=15),
-        "without them": mapl.but(batch=15, **SINGLE_VIEW),
-        "local": local.but(batch=15),
-    }
-    for scenario, mapl, local in ((1, MAPL, LOCAL), (2, MAPL_2, LOCAL_2))
-}
-"""With batches of 16, the last one of Sc. 2 has two images: too few for the projector's batch normalization."""
+WHOLE_BATCHES = MAPL.but(batch=15)
+"""Of 150 samples batches of 16 leave six."""
 EQUAL = {
     "mapl+": colors("mapl+", 110, "tiny-cnn"),
     "mapl": colors("mapl", 100, "tiny-cnn"),
