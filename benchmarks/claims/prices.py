@@ -145,6 +145,8 @@ def passes(tree: Mapping[str, Any]) -> float:
     name = algorithm["name"]
     seen = {"mapl": 2, "mapl+": 2, "fedclassavg": 2, "fml": 2, "fml-dec": 2, "fedkd": 2, "fedstyle": 4, "ditto": 2}
     seen |= {"fedavg-ssl": 2, "fedper-ssl": 2, "fedprox-ssl": 2, "fedrep-ssl": 4, "apfl-ssl": 4, "ditto-ssl": 4}
+    if algorithm.get("single_view"):
+        seen[name] = 1
     if name == "cga":
         seen[name] = 1 + tree["graph"]["degree"]
     mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0

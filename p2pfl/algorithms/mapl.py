@@ -142,7 +142,7 @@ class MAPL(Algorithm[Hyper]):
 
     def setup(self) -> None:
         h, head = self.hyper, self.model.linear_head
-        self.views = 1 if h.single_view else 2
+        self.views = h.views(len(self.data.train))
         d, hidden = head.in_features, h.projector_hidden
         with rng.torch_seeded(self.seed, "mapl.init") if h.shared_init else self.streams.torch("mapl.init"):
             self.model.reset_linear_head()

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from p2pfl.learning import losses
 from p2pfl.learning.optimizers import LocalTraining
+from p2pfl.run_file.options import OptionErrors
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,13 @@ class Losses(LocalTraining):
                 "single_view: true leaves l_cont no second view; set contrastive: false, or remove single_view"
             )
         return self
+
+    def views(self, samples: int) -> int:
+        """Return how many views of each image a peer with so many samples trains on. Raises OptionErrors."""
+        if self.single_view and 1 in (self.batch, samples):
+            problem = "the projector's batch normalization needs batches of two images or more"
+            raise OptionErrors([(("single_view",), f"{problem}; a peer has {samples} and batch is {self.batch}")])
+        return 1 if self.single_view else 2
 
 
 def contrastive(p: Tensor, labels: Tensor, h: Losses) -> Tensor:

@@ -28,6 +28,7 @@ from p2pfl.algorithms.mapl_graph import (
 )
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.topology import Topology
+from p2pfl.run_file.options import OptionErrors
 from tests.bodies import arrive
 from tests.support import Traffic, linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 
@@ -583,6 +584,13 @@ def test_batch_has_two_views_per_sample_or_a_single_one(given: dict[str, Any], v
     algorithm.loss = record
     algorithm.personalized_model_learning()
     assert sizes == [2 * views] * 2 * 3
+
+
+def test_a_single_view_needs_two_images_in_a_batch() -> None:
+    with pytest.raises(OptionErrors, match="needs batches of two images or more"):
+        make(hyper(batch=1, contrastive=False, single_view=True), peers=1)
+    assert hyper(contrastive=False, single_view=True).views(2) == 1
+    assert hyper(batch=1).views(1) == 2
 
 
 def test_contrastive_loss_rejects_a_single_view() -> None:
