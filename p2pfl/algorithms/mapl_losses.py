@@ -46,7 +46,9 @@ class Losses(LocalTraining):
         """Return how many views of each image a peer with so many samples trains on. Raises OptionErrors."""
         if self.single_view and 1 in (self.batch, samples):
             problem = "the projector's batch normalization needs batches of two images or more"
-            raise OptionErrors([(("single_view",), f"{problem}; a peer has {samples} and batch is {self.batch}")])
+            raise OptionErrors(
+                [(("single_view",), f"{problem}; a peer has {samples} samples and batch is {self.batch}")]
+            )
         return 1 if self.single_view else 2
 
 
