@@ -35,8 +35,8 @@ def colors(
 ) -> Settings:
     """The part of CIFAR-10, two clusters; ``per_class`` images, or else as many as SCENARIOS has.
 
-    Of 210 samples (Sc. 2) batches of 16 would leave two, too few for the batch normalization of MAPL's projector. So
-    all methods have 15 there, but for Table 9.
+    Sc. 2 has batches of 15, but for Table 9: with 16, the last one of 210 samples would have two, too few for the
+    batch normalization of MAPL's projector.
     """
     own = OWN if name.startswith("mapl") else ADAM
     partition = {"name": "clusters", "clusters": 2, "test_per_class": 100, **SCENARIOS[scenario]}
@@ -71,7 +71,7 @@ L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "unif
 SINGLE_VIEW: Mapping[str, Any] = {"contrastive": False, "single_view": True}
 """Without l_cont and the second view, which no other term needs."""
 WHOLE_BATCHES = MAPL.but(batch=15)
-"""Of 150 samples batches of 16 leave six."""
+"""With batches of 16 the last one of 150 samples has six."""
 EQUAL = {
     "mapl+": colors("mapl+", 110, "tiny-cnn"),
     "mapl": colors("mapl", 100, "tiny-cnn"),
