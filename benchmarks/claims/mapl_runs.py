@@ -35,8 +35,8 @@ def colors(
 ) -> Settings:
     """The part of CIFAR-10, two clusters; ``per_class`` images, or else as many as SCENARIOS has.
 
-    Sc. 2 has batches of 15, but for Table 9: with 16, the last one of 210 samples would have two, too few for the
-    batch normalization of MAPL's projector.
+    Sc. 2 has batches of 15: with 16, the last one of 210 samples would have two, too few for the batch
+    normalization of MAPL's projector.
     """
     own = OWN if name.startswith("mapl") else ADAM
     partition = {"name": "clusters", "clusters": 2, "test_per_class": 100, **SCENARIOS[scenario]}
@@ -90,8 +90,8 @@ EQUAL["fedavg in clusters"] = replace(
 """What FLT is if it finds the clusters, which takes more centers than eight peers have."""
 EQUAL["dfedavgm"] = Settings(EQUAL["dfedavgm"].tree, 55, (0.01, 0.02, 0.05))
 EQUAL_2 = {
-    "mapl+": colors("mapl+", 155, "tiny-cnn", scenario=2, batch=16),
-    "mapl": colors("mapl", 140, "tiny-cnn", scenario=2, batch=16),
+    "mapl+": colors("mapl+", 155, "tiny-cnn", scenario=2),
+    "mapl": colors("mapl", 140, "tiny-cnn", scenario=2),
 }
 
 
@@ -127,7 +127,8 @@ RANDOM_START = {"shared_init": False, "compare": "weights"}
 ALIGNED = {"with l_proto": with_heads(**RANDOM_START), "without": with_heads(prototype=False, **RANDOM_START)}
 PLAIN_HEADS = with_heads(prototype=False, head_relu=False, **RANDOM_START)
 """As the paper prints the classifier; its code has a ReLU before the head, which makes heads of one class alike."""
-STEPS = {f"E_g {steps}": digits(4, graph_steps=steps) for steps in (1, 2, 5, 10, 20)}
+STEPS = {f"E_g {steps}": digits(4, graph_steps=steps, batch=33) for steps in (1, 2, 5, 10, 20)}
+"""With batches of 32 the last one of 98 samples would have two."""
 UNPRUNED = digits(prune=False)
 
 
