@@ -34,6 +34,11 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # as a peer has by default; pytest-xdist uses the other cores
 
+# The helper modules beside this file have assertions too; the plug-ins below are rewritten anyway.
+pytest.register_assert_rewrite(
+    *{f"tests.{file.stem}" for file in Path(__file__).parent.glob("*.py")} - set(sys.modules)
+)
+
 pytest_plugins = [
     "tests.fast_python.fixture",
     "tests.golden.fixture",

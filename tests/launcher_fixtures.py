@@ -1,4 +1,4 @@
-"""Hand-made run folders, and fake peers that need no torch."""
+"""Hand-made run folders, fake programs, and fake peers that need no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -256,3 +257,46 @@ def fake_peers(tmp_path: Path) -> Callable[[object], dict[str, str]]:
     project = Path(__file__).parents[1]
     path = os.pathsep.join([str(package.parent), str(project)])
     return lambda behaviors: {"PYTHONPATH": path, "BEHAVIORS": json.dumps(behaviors)}
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Put fake programs first on the PATH. Return the file to which each appends its arguments."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def make(name: str, body: str) -> Path:
+        calls = folder / f"{name}.calls"
+        path = folder / name
+        path.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$*\" >> {calls}\n{textwrap.dedent(body)}")
+        path.chmod(0o755)
+        return calls
+
+    return make
+
+
+def replace_peers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have new processes and forks of this one start the fake peers of ``environment``."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
+    for module in [module for module in sys.modules if module.partition(".")[0] == "peers"]:
+        monkeypatch.delitem(sys.modules, module)
+
+
+@pytest.fixture
+def launch(
+    tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
+) -> Callable[..., tuple[Outcome, Path]]:
+    """`p2pfl launch` of one fake peer per behavior."""
+    file = tmp_path / "toy.yaml"
+
+    def run(behaviors: list[str], *arguments: str) -> tuple[Outcome, Path]:
+        file.write_text(
+            f"name: toy\nrounds: 3\npeers: {len(behaviors)}\nalgorithm: local\ndata: {{dataset: digits}}\n"
+        )
+        replace_peers(fake_peers(behaviors), monkeypatch)
+        return invoke("launch", file, "--run-dir", tmp_path / "run", *arguments), tmp_path / "run"
+
+    return run

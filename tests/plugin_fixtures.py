@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from p2pfl.algorithms import ALGORITHMS
 from p2pfl.run_file import plugin_files
+from p2pfl.run_file.graphs import GRAPHS
 
 METHOD = '''\
 from __future__ import annotations
@@ -130,3 +133,18 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
     yield make
     plugin_files.activate([])
+
+
+@pytest.fixture
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Forget at the end what installed packages have registered, and their modules."""
+    monkeypatch.setattr(plugin_files, "_INSTALLED_ENTRIES", {})
+    monkeypatch.setattr(plugin_files, "_announced", None)
+    before = set(sys.modules)
+    yield
+    plugin_files.activate([])
+    ALGORITHMS.unregister("head-mean")
+    GRAPHS.unregister("turns")
+    for name in set(sys.modules) - before:
+        if name.startswith("lab_methods"):
+            del sys.modules[name]

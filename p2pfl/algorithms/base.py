@@ -120,6 +120,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.hyper = hyper
         if (loss := str(getattr(hyper, "loss", ""))) in LOSSES:
             self.loss_name = loss
+        self.drop_last = bool(getattr(hyper, "drop_last", False))
         self.me = context.me
         self.peers = context.peers
         self.rounds = context.rounds

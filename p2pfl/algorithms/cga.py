@@ -55,6 +55,8 @@ REPLY_DEADLINES = 2.0
 class Hyper(LocalTraining):
     local_epochs: None = field(default=None)  # type: ignore[assignment]
     """Always null: a round is one step on one batch."""
+    drop_last: None = field(default=None)  # type: ignore[assignment]
+    """Always null, as local_epochs."""
     margin: NonNegativeFloat = 0.0
     """Least u_j in line 3; 0.5 in the authors' code."""
 

@@ -31,14 +31,18 @@ MAPL: Presets = {
         "graph_lr": 0.1,
         "scale_similarity": True,
         "prune": False,
+        "drop_last": True,
     },
 }
 
 L2C: Presets = {"paper": {"mixing_optimizer": "adam"}}
 META_L2C: Presets = {"paper": {"mixing_optimizer": "adam"}, "official": {"score": "mean"}}
 
-FEDPROTO: Presets = {"paper": {"distance": "euclidean"}, "official": {"weighted": False}}
-FEDTGP: Presets = {"paper": {"distance": "euclidean", "margin": "pairwise-max"}, "official": {}}
+FEDPROTO: Presets = {"paper": {"distance": "euclidean"}, "official": {"weighted": False, "drop_last": True}}
+FEDTGP: Presets = {
+    "paper": {"distance": "euclidean", "margin": "pairwise-max"},
+    "official": {"drop_last": True},
+}
 FEDDISTILL: Presets = {"paper": {"outputs": "probabilities", "teachers": "others"}}
 
 FEDCLASSAVG: Presets = {
@@ -50,6 +54,7 @@ FEDCLASSAVG: Presets = {
         "similarity": "inner",
         "supervised_views": "first",
         "proximal": "mean",
+        "drop_last": True,
     },
 }
 

@@ -52,6 +52,8 @@ class LocalTraining(Options):
     """Epochs over the local training samples per round."""
     batch: PositiveInt = 64
     """Samples per optimizer step."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch if it is smaller than ``batch``, unless it is the only one."""
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state persists across rounds."""
     lr: PositiveFloat = 0.01

@@ -105,26 +105,28 @@ class PeerData:
             for n in range(int(train.styles.max()) + 1)
         )
 
-    def batches(self, size: int, order: np.random.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, order: np.random.Generator, *, drop_last: bool = False
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over the training samples once, in random order.
 
-        A final batch of one sample is dropped unless it is the only batch: batch normalization fails on it.
+        A last batch of one sample is dropped unless it is the only batch: batch normalization fails on it.
+
+        Args:
+            drop_last: drop a last batch of fewer than ``size`` samples too, unless it is the only one.
 
         Yields:
             Inputs as they are stored, e.g. uint8 [B, C, H, W], and labels, int64 [B], on the device.
         """
         positions = order.permutation(len(self.train))
-        for start in range(0, len(positions), size):
-            batch = positions[start : start + size]
-            if len(batch) == 1 < size and start > 0:
-                return
-            images, labels = self.train.take(batch)
+        for n in range(self.batch_count(size, drop_last=drop_last)):
+            images, labels = self.train.take(positions[n * size : (n + 1) * size])
             yield images.to(self.device), labels.to(self.device)
 
-    def batch_count(self, size: int) -> int:
+    def batch_count(self, size: int, *, drop_last: bool = False) -> int:
         """Return the number of batches that ``batches`` yields."""
-        full, rest = divmod(len(self.train), size)
-        return full + (rest > 1 or (rest == 1 and full == 0))
+        full, last = divmod(len(self.train), size)
+        return full + (last > 0 and (full == 0 or (last > 1 and not drop_last)))
 
     def sweep(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over ``samples`` once, in order and without augmentation.

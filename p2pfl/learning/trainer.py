@@ -30,11 +30,13 @@ class Trainer:
         training_seconds: time spent in ``train``.
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
+        drop_last: whether epochs leave out a last batch that is smaller than the others.
     """
 
     optimizer: torch.optim.Optimizer
     views: int = 1
     loss_name: str = DEFAULT
+    drop_last: bool = False
 
     def __init__(self, model: Model, data: PeerData, streams: Streams) -> None:
         self.model = model
@@ -106,11 +108,11 @@ class Trainer:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         if steps is None:
             for _ in range(epochs or 0):
-                yield from self.data.batches(size, order)
+                yield from self.data.batches(size, order, drop_last=self.drop_last)
             return
         done = 0
         while done < steps and len(self.data.train):
-            for batch in self.data.batches(size, order):
+            for batch in self.data.batches(size, order, drop_last=self.drop_last):
                 yield batch
                 done += 1
                 if done == steps:

@@ -326,7 +326,7 @@ class _Peer:
     async def train(
         self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1
     ) -> None:
-        batches = self.algorithm.data.batch_count(batch)
+        batches = self.algorithm.data.batch_count(batch, drop_last=self.algorithm.drop_last)
         count = (steps if batches else 0) if steps is not None else (epochs or 0) * batches
         await self._compute("training", count * models * self.kind.computing.batch)
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import yaml
-from click.testing import Result as Outcome
 from rich.console import Console
 
-from launcher.backends import mps
 from launcher.backends.follow import (
     MAX_FAILURES,
     OUT_OF_MEMORY,
@@ -30,18 +24,15 @@ from launcher.backends.follow import (
     follow,
     sigterm_notice,
 )
-from launcher.backends.local import resume
-from launcher.backends.mps import CONTROL, LIMIT, multi_process_service
 from launcher.backends.processes import find_process
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
-from launcher.prepare import LaunchRequest
 from launcher.views.print_summary import failure_lines
 from launcher.views.progress import LineProgress
 from launcher.views.summary import summarize
 from p2pfl.errors import WriteError
 from p2pfl.session.run_folder import RunFolder
-from tests.launcher_fixtures import Invoke, MakeFolder
+from tests.launcher_fixtures import MakeFolder
 
 
 def output(console: Console) -> str:
@@ -355,324 +346,3 @@ def test_kills_an_unused_warm_process(fake_peers: Any) -> None:
     with pytest.raises(KeyboardInterrupt), warm:
         raise KeyboardInterrupt
     assert warm._process.returncode == -signal.SIGKILL
-
-
-# ---- the command as a whole --------------------------------------------------------------------------------
-
-
-def replace_peers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have new processes and forks of this one start the fake peers of ``environment``."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.syspath_prepend(environment["PYTHONPATH"].partition(os.pathsep)[0])
-    for module in [module for module in sys.modules if module.partition(".")[0] == "peers"]:
-        monkeypatch.delitem(sys.modules, module)
-
-
-@pytest.fixture
-def launch(
-    tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke
-) -> Callable[..., tuple[Outcome, Path]]:
-    """`p2pfl launch` of one fake peer per behavior."""
-    file = tmp_path / "toy.yaml"
-
-    def run(behaviors: list[str], *arguments: str) -> tuple[Outcome, Path]:
-        file.write_text(
-            f"name: toy\nrounds: 3\npeers: {len(behaviors)}\nalgorithm: local\ndata: {{dataset: digits}}\n"
-        )
-        replace_peers(fake_peers(behaviors), monkeypatch)
-        return invoke("launch", file, "--run-dir", tmp_path / "run", *arguments), tmp_path / "run"
-
-    return run
-
-
-def environment(root: Path) -> Any:
-    return json.loads((root / "environment.json").read_text())
-
-
-def test_a_successful_launch(launch: Any) -> None:
-    outcome, root = launch(["finishes", "finishes"])
-    assert outcome.exit_code == 0
-    first, *rest, last = outcome.stdout.splitlines()
-    assert first == f"run: {root}"
-    assert str(root) not in "".join(rest)
-    assert last == f"report: p2pfl report {root}"
-    assert outcome.stderr == ""
-    assert (root / "summary.json").exists()
-
-
-def test_a_launch_with_a_crashed_peer_exits_with_1(launch: Any) -> None:
-    outcome, root = launch(["finishes", "crashes"])
-    assert outcome.exit_code == 1
-    assert outcome.stdout.splitlines()[0] == f"run: {root}"
-    assert outcome.stderr == f"peer 1: killed by SIGSEGV; see {root}/peers/01/peer.log\n"
-
-
-@pytest.mark.parametrize(("folder", "path"), [("", "run"), ("elsewhere", "{root}"), ("run", "{root}")])
-def test_suggests_resume_after_a_stop(
-    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, path: str
-) -> None:
-    (tmp_path / folder).mkdir(exist_ok=True)
-    monkeypatch.chdir(tmp_path / folder)
-    outcome, root = launch(["finishes", "stops"])
-    assert outcome.exit_code == 1
-    hint = f"resume from the checkpoints with: p2pfl resume {path.format(root=root)}"
-    assert outcome.stderr.splitlines() == ["peer 1: stopped", hint]
-
-
-def test_json_is_the_only_output_on_stdout(launch: Any) -> None:
-    outcome, root = launch(["finishes", "finishes"], "--json")
-    summary = json.loads(outcome.stdout)
-    assert summary["finished"] is True
-    assert summary["run"] == str(root)
-    assert outcome.stderr.splitlines()[0] == f"run: {root}"
-
-
-def test_peers_are_clients_of_mps(launch: Any, control: Path) -> None:
-    outcome, root = launch(["finishes", "finishes"], "--set", "gpu.mps=true")
-    assert outcome.exit_code == 0
-    pipes = environment(root)["CUDA_MPS_PIPE_DIRECTORY"]
-    assert control.read_text().splitlines() == [f"{pipes}|-d|", f"{pipes}||quit"]
-
-
-def test_an_invalid_run_file_starts_no_peer(launch: Any) -> None:
-    outcome, root = launch(["finishes"], "--set", "algorithm=mapel")
-    assert outcome.exit_code == 2
-    assert "unknown 'mapel'" in outcome.stderr
-    assert not root.exists()
-
-
-@pytest.mark.parametrize(
-    ("transport", "expected"),
-    [
-        (
-            "{port: 5700, hosts: {0-1: 192.0.2.1}}",
-            "toy.yaml:6: transport.hosts: peer 0 has the address tcp://192.0.2.1:5700",
-        ),
-        (
-            "{port: 5700, address: 'tcp://192.0.2.{id}:{port}'}",
-            "toy.yaml:6: transport.address: peer 0 has the address",
-        ),
-    ],
-)
-def test_rejects_a_launch_of_peers_of_another_host(
-    tmp_path: Path, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, invoke: Invoke, transport: str, expected: str
-) -> None:
-    file = tmp_path / "toy.yaml"
-    for key, value in fake_peers(["finishes"] * 2).items():
-        monkeypatch.setenv(key, value)
-    file.write_text(
-        f"name: toy\nrounds: 2\npeers: 2\nalgorithm: local\ndata: {{dataset: digits}}\ntransport: {transport}\n"
-    )
-    outcome = invoke("launch", file, "--run-dir", tmp_path / "run")
-    assert outcome.exit_code == 2
-    assert expected in outcome.stderr
-    assert not (tmp_path / "run").exists()
-
-
-# ---- NVIDIA's Multi-Process Service ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fake control program that records its calls."""
-    calls = tmp_path / "calls"
-    program = tmp_path / "bin" / CONTROL
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$CUDA_MPS_PIPE_DIRECTORY|$*|$(cat)" >> {calls}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return calls
-
-
-def test_mps_runs_as_long_as_the_context(control: Path, tmp_path: Path) -> None:
-    with multi_process_service(tmp_path / "mps", 3, print) as environment:
-        pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
-        assert control.read_text().splitlines() == [f"{pipes}|-d|"]
-        assert Path(pipes).is_dir()
-        assert len(pipes) < 60
-        assert environment["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path / "mps")
-        assert environment[LIMIT] == "33"
-    assert control.read_text().splitlines()[1:] == [f"{pipes}||quit"]
-    assert not Path(pipes).exists()
-
-
-def test_clients_of_mps_are_limited_only_by_peers_per_gpu(control: Path, tmp_path: Path) -> None:
-    with multi_process_service(tmp_path / "mps", None, print) as environment:
-        assert sorted(environment) == ["CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_PIPE_DIRECTORY"]
-
-
-def test_reports_that_mps_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with (
-        pytest.raises(LaunchError, match=f"gpu.mps needs {CONTROL}"),
-        multi_process_service(tmp_path / "mps", 1, print),
-    ):
-        pass
-
-
-def test_reports_that_mps_does_not_start(control: Path, tmp_path: Path) -> None:
-    (tmp_path / "bin" / CONTROL).write_text("#!/bin/sh\nexit 1\n")
-    with (
-        pytest.raises(LaunchError, match="failed with exit code 1"),
-        multi_process_service(tmp_path / "mps", 1, print),
-    ):
-        pass
-
-
-def test_reports_that_mps_hangs_at_the_start(
-    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Any
-) -> None:
-    (tmp_path / "bin" / CONTROL).write_text("#!/bin/sh\nexec sleep 1000\n")
-    monkeypatch.setattr(mps, "TIMEOUT", 0.1)
-    outcome, root = launch(["finishes", "finishes"], "--set", "gpu.mps=true")
-    assert outcome.exit_code == 1
-    assert outcome.stderr == (
-        f"error: {CONTROL} did not answer within 0.1 s; see {root}/mps/control.log and nvidia-smi, "
-        "or set gpu.mps: false\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"), [("exec sleep 1000", "did not answer within 3 s"), ("exit 4", "failed with exit code 4")]
-)
-def test_a_run_keeps_its_summary_if_mps_does_not_end(
-    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Any, body: str, problem: str
-) -> None:
-    (tmp_path / "bin" / CONTROL).write_text(f'#!/bin/sh\n[ "$1" = -d ] || {body}\n')
-    monkeypatch.setattr(mps, "TIMEOUT", 3)
-    outcome, _ = launch(["finishes", "finishes"], "--set", "gpu.mps=true", "--json")
-    assert outcome.exit_code == 0
-    assert json.loads(outcome.stdout)["finished"]
-    assert f"{CONTROL} {problem}; " in outcome.stderr
-    assert "its daemon may still be running: end it with `pkill nvidia-cuda-mps`" in outcome.stderr
-
-
-def test_parses_events_that_arrive_in_pieces(fake_peers: Any) -> None:
-    with WarmProcess(fake_peers(["waits"])) as warm:
-        warm._pending = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[:10]
-        rest = json.dumps({"event": "exited", "peer": 4, "code": -9}).encode()[10:]
-        read, write = os.pipe()
-        os.write(write, rest + b'\n{"event": "ready"}\n{"ev')
-        os.close(write)
-        real, warm._process.stdout = warm._process.stdout, os.fdopen(read, "rb", buffering=0)
-        try:
-            events = warm.events(1)
-        finally:
-            warm._process.stdout.close()
-            warm._process.stdout = real
-    assert [(event.event, event.peer, event.code) for event in events] == [("exited", 4, -9), ("ready", -1, 0)]
-
-
-def test_events_of_a_dead_warm_process_are_read_before_its_end_counts(
-    make_folder: MakeFolder, fake_peers: Any
-) -> None:
-    with WarmProcess(fake_peers(["waits"])) as warm:
-        warm._process.kill()
-        warm._process.wait()
-        read, write = os.pipe()
-        os.write(write, json.dumps({"event": "exited", "peer": 4, "code": 3}).encode() + b"\n")
-        os.close(write)
-        assert warm._process.stdout is not None
-        warm._process.stdout.close()
-        warm._process.stdout = os.fdopen(read, "rb", buffering=0)
-        warm.fork(make_folder(), [0])
-        assert [(event.peer, event.code) for event in warm.events(1)] == [(4, 3)]
-        assert not warm.exited
-        assert warm.events(1) == []
-        assert warm.exited
-
-
-def test_does_not_wait_for_the_peers_of_a_forked_warm_process(
-    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They outlive it, and hold nothing open that others wait for."""
-    replace_peers(fake_peers(["waits"]), monkeypatch)
-    read, write = os.pipe()
-    warm, _ = WarmProcess.after(lambda: None)
-    os.close(write)
-    with warm, os.fdopen(read, "rb") as pipe:
-        warm.fork(make_folder(peers=1, results={0: None}), [0])
-        while not (started := [event.pid for event in warm.events(1) if event.event == "started"]):
-            pass
-        try:
-            warm._process.kill()
-            assert warm._process.wait(100) == -signal.SIGKILL
-            assert pipe.read() == b""
-            assert psutil.Process(started[0]).is_running()
-        finally:
-            os.kill(started[0], signal.SIGKILL)
-
-
-def test_rejects_joining_a_simulation(file: Path) -> None:
-    request = LaunchRequest(file, rounds=1)
-    folder = request.prepare(request.load(), simulated=True)
-    with pytest.raises(LaunchError, match=r"simulated peers resume together: p2pfl resume /"):
-        resume(folder, [1], Console(file=io.StringIO()))
-    with pytest.raises(LaunchError, match=r"simulated peers resume together: p2pfl resume /"):
-        resume(folder, (), Console(file=io.StringIO()), "always")
-
-
-def test_resume_starts_only_peers_of_this_folder(
-    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On one of several hosts, even if its address is that of a router."""
-    folder = make_folder(peers=2, results={0: None, 1: None})
-    network = {"peers": 5, "transport": {"port": 5700, "hosts": {"0-4": "192.0.2.1"}}}
-    folder.run_file.write_text(yaml.safe_dump(yaml.safe_load(folder.run_file.read_text()) | network))
-    replace_peers(fake_peers(["finishes", "finishes", *["crashes"] * 3]), monkeypatch)
-    _, summary = resume(folder, (), Console(file=io.StringIO()))
-    assert [(peer.peer, peer.ended) for peer in summary.peers] == [(0, "finished"), (1, "finished")]
-    with pytest.raises(LaunchError, match="has no peer 4; it has 0-1"):
-        resume(folder, [4], Console(file=io.StringIO()))
-
-
-@pytest.mark.parametrize("simulated", [False, True])
-def test_resume_refuses_a_run_without_the_folder_of_a_peer(
-    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, simulated: bool
-) -> None:
-    folder = make_folder(peers=3, results=dict.fromkeys(range(3)))
-    folder.write_info({**folder.info, "simulated": simulated})
-    lost = folder.peer(2).root
-    lost.rmdir()
-    replace_peers(fake_peers(["finishes"] * 3), monkeypatch)
-    advice = "launch the run again" if simulated else f"start from round 0: mkdir {lost}"
-    with pytest.raises(LaunchError, match=re.escape(f"{lost}: missing") + ".*; restore it, or " + re.escape(advice)):
-        resume(folder, (), Console(file=io.StringIO()))
-    if not simulated:
-        lost.mkdir()
-        _, summary = resume(folder, (), Console(file=io.StringIO()))
-        assert summary.finished
-
-
-def test_a_peer_that_is_named_twice_starts_once(
-    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_folder(peers=2, results={0: None, 1: None})
-    started: list[list[int]] = []
-    fork = WarmProcess.fork
-
-    def record(warm: WarmProcess, run: RunFolder, peers: list[int]) -> None:
-        started.append(peers)
-        fork(warm, run, peers)
-
-    monkeypatch.setattr(WarmProcess, "fork", record)
-    replace_peers(fake_peers(["finishes", "finishes"]), monkeypatch)
-    resume(folder, [0, 0], Console(file=io.StringIO()))
-    assert started == [[0]]
-
-
-@pytest.mark.parametrize("written", ['{"seconds": 1000.0}', '{"seconds": null}', "damaged"])
-def test_the_time_of_a_resumed_run_includes_earlier_parts(
-    make_folder: MakeFolder, fake_peers: Any, monkeypatch: pytest.MonkeyPatch, written: str
-) -> None:
-    folder = make_folder(peers=2, results={0: {"seconds": {"total": 700.0}}, 1: {"phase": "stopped"}})
-    folder.summary.write_text(written)
-    replace_peers(fake_peers(["waits", "finishes"]), monkeypatch)
-    _, summary = resume(folder, [1], Console(file=io.StringIO()))
-    assert summary.finished
-    # Without a measured first part, the time is at least that of the slowest peer.
-    minimum = 1000 if "1000" in written else 700
-    assert summary.seconds is not None
-    assert minimum <= summary.seconds < minimum + 200
-    assert json.loads(folder.summary.read_text())["seconds"] == summary.seconds

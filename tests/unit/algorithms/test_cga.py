@@ -212,7 +212,7 @@ def test_accepts_whole_and_empty_gradients_only() -> None:
             arrive(wrong, peer.layouts())
 
 
-@pytest.mark.parametrize(("key", "value"), [("local_epochs", 5), ("margin", -0.1)])
+@pytest.mark.parametrize(("key", "value"), [("local_epochs", 5), ("drop_last", True), ("margin", -0.1)])
 def test_wrong_hyper_parameters_are_errors(key: str, value: Any) -> None:
     with pytest.raises(OptionErrors, match=key):
         Hyper.parse({key: value})

@@ -53,9 +53,12 @@ def test_loss_decreases(optimizer: str) -> None:
     assert all(len(history) == 20 and history[-1] < 0.5 * history[0] for history in losses.values())
 
 
-@pytest.mark.parametrize(("epochs", "batch", "steps"), [(1, 64, 1), (1, 5, 3), (4, 6, 8)])
-def test_round_trains_local_epochs_in_batches(epochs: int, batch: int, steps: int) -> None:
-    (peer,) = make(Hyper(local_epochs=epochs, batch=batch), peers=1)
+@pytest.mark.parametrize(
+    ("epochs", "batch", "drop_last", "steps"),
+    [(1, 64, False, 1), (1, 64, True, 1), (1, 5, False, 3), (3, 5, True, 6), (4, 6, False, 8), (4, 6, True, 8)],
+)
+def test_round_trains_local_epochs_in_batches(epochs: int, batch: int, drop_last: bool, steps: int) -> None:
+    (peer,) = make(Hyper(local_epochs=epochs, batch=batch, drop_last=drop_last), peers=1)
     taken: list[int] = []
     peer.after_batch = lambda: taken.append(1)
     run_rounds([peer], ALONE, 1)

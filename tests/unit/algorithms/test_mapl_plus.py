@@ -94,8 +94,9 @@ def test_backbones_and_projectors_are_averaged_with_the_rounds_weights(topology:
     assert uneven
 
 
-def test_first_round_matches_mapl_except_for_backbones() -> None:
-    h = hyper(warmup=0)
+@pytest.mark.parametrize("given", [{}, {"contrastive": False, "single_view": True}], ids=["two views", "one view"])
+def test_first_round_matches_mapl_except_for_backbones(given: dict[str, bool]) -> None:
+    h = hyper(warmup=0, **given)
     plus, plain = make(h), make(h, MAPL)
     run_rounds(plus, COMPLETE, 1)
     run_rounds(plain, COMPLETE, 1)

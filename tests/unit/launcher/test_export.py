@@ -12,7 +12,7 @@ import pytest
 from p2pfl.api import open_run
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
-from tests.unit.launcher.test_comparison import record, write_records
+from tests.records import record, write_records
 
 
 @pytest.fixture

@@ -40,9 +40,24 @@ def test_epoch_visits_each_sample_once_except_a_final_batch_of_one(samples: int,
         assert all(len(images) > 1 for images, _ in batches)
 
 
-def test_epoch_in_batches_of_one_visits_each_sample_once() -> None:
-    batches = peer_data(numbered_dataset(5)).batches(1, stream())
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_epoch_in_batches_of_one_visits_each_sample_once(drop_last: bool) -> None:
+    batches = peer_data(numbered_dataset(5)).batches(1, stream(), drop_last=drop_last)
     assert sorted(number for images, _ in batches for number in sample_numbers(images)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("samples", "kept", "whole"),
+    [(0, [], []), (1, [1], [1]), (3, [3], [3]), (4, [4], [4]), (5, [4], [4]), (6, [4, 2], [4]), (8, [4, 4], [4, 4])],
+)
+def test_drop_last_leaves_batches_of_equal_size_or_a_single_one(
+    samples: int, kept: list[int], whole: list[int]
+) -> None:
+    data = peer_data(numbered_dataset(8), range(samples))
+    for drop_last, expected in ((False, kept), (True, whole)):
+        batches = data.batches(4, stream(), drop_last=drop_last)
+        assert [len(images) for images, _ in batches] == expected
+        assert data.batch_count(4, drop_last=drop_last) == len(expected)
 
 
 def test_single_sample_is_trained_on() -> None:

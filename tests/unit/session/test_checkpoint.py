@@ -8,11 +8,8 @@ import io
 import logging
 import os
 import pickle
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,26 +20,9 @@ from p2pfl.errors import CheckpointError, RunFolderError, WriteError
 from p2pfl.rng import Streams
 from p2pfl.session import checkpoint
 from p2pfl.tensors import digest
+from tests.checkpoints import RUN, loaded, state
 from tests.support import linear_model, peer_data, random_dataset, setting
 from tests.system_calls import calls_of
-
-RUN = "0123456789abcdef"
-
-
-def state(**more: Any) -> dict[str, Any]:
-    belongs = {"format": checkpoint.FORMAT, "run": RUN, "peer": 3}
-    return {**belongs, "rounds_done": 2, "w": torch.arange(1000.0), "sources": [1, 2], **more}
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint.pt"
-
-
-def loaded(path: Path) -> dict[str, Any]:
-    found = checkpoint.load(path, RUN, 3)
-    assert found is not None
-    return found
 
 
 def save_two(path: Path) -> dict[str, bytes]:
@@ -58,168 +38,6 @@ def test_rejects_another_format_and_leaves_the_files(path: Path) -> None:
     before = contents(path)
     with pytest.raises(CheckpointError, match=r"checkpoint.pt: has format 1, but .* reads format 4: resume the run"):
         checkpoint.load(path, RUN, 3)
-    assert contents(path) == before
-
-
-# ---- kept states -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[checkpoint.KeptState]:
-    with closing(checkpoint.KeptState(tmp_path)) as kept:
-        yield kept
-    assert not list(tmp_path.glob(".*"))
-
-
-def test_a_kept_state_is_independent_of_what_was_written(kept: checkpoint.KeptState) -> None:
-    original: dict[str, Any] = {
-        "tensor": torch.ones(2),
-        "nested": {"list": [torch.ones(2), {"number": 1}], "tuple": (torch.ones(2), "x")},
-        "plain": [1, 2],
-    }
-    before = digest(original)
-    kept.write(original)
-    original["tensor"].zero_()
-    original["nested"]["list"][0].zero_()
-    original["nested"]["list"][1]["number"] = 2
-    original["plain"].append(3)
-    found = kept.read()
-    assert digest(found) == before
-    assert type(found["nested"]["tuple"]) is tuple
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor(3.0),
-        torch.empty(0, 3),
-        torch.arange(6).reshape(2, 3).T,
-        torch.tensor([True, False]),
-        torch.tensor([1 + 2j]).conj(),
-        torch.randn(5).to(torch.bfloat16),
-        torch.arange(100_000, dtype=torch.uint8),
-    ],
-    ids=["scalar", "empty", "transposed", "bool", "conjugate", "bfloat16", "large"],
-)
-def test_keeps_tensors_of_any_kind(kept: checkpoint.KeptState, tensor: torch.Tensor) -> None:
-    kept.write({"before": torch.ones(1), "x": tensor, "after": torch.ones(1)})
-    found = kept.read()
-    assert torch.equal(found["x"], tensor)
-    assert (found["x"].dtype, found["x"].shape) == (tensor.dtype, tensor.shape)
-    assert found["x"].is_contiguous()
-    assert found["before"] == found["after"] == 1.0
-
-
-def test_values_keep_their_types_in_a_checkpoint(kept: checkpoint.KeptState, path: Path) -> None:
-    state = {
-        "a": [
-            1,
-            1.5,
-            True,
-            None,
-            "s",
-            b"x",
-            bytearray(b"x"),
-            1j,
-            torch.float32,
-            torch.device("cpu"),
-            torch.Size([2]),
-        ],
-        "b": {(0, 1): OrderedDict(x=2), 3: Counter("aab")},
-    }
-    kept.write(state)
-    checkpoint.save(path, kept.read())
-    found = checkpoint.read(path)
-    assert found == state
-    assert [*map(type, found["a"]), *map(type, found["b"].values())] == [*map(type, state["a"]), OrderedDict, Counter]
-
-
-class Pair(NamedTuple):
-    first: int
-    second: int
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        np.float64(0.5),
-        np.zeros(3),
-        deque([1]),
-        defaultdict(list),
-        frozenset([1]),
-        {1},
-        Pair(1, 2),
-        lambda: 0,
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_names_the_place_of_a_value_that_could_not_be_read_again(kept: checkpoint.KeptState, value: object) -> None:
-    state = {"fine": [1], "a": {"b": (0, [value])}}
-    with pytest.raises(
-        checkpoint.Unstorable, match=rf"^of type (\w+\.)*{type(value).__name__}, which a checkpoint"
-    ) as caught:
-        kept.write(state)
-    assert caught.value.place(state, "state") == "state['a']['b'][1][0]"
-    assert ("item" in str(caught.value)) == isinstance(value, np.generic | np.ndarray)
-
-
-@pytest.mark.parametrize("key", [np.int64(1), np.str_("a"), (1, np.int64(2)), frozenset(), torch.zeros(1)], ids=repr)
-def test_names_the_place_of_a_key_that_could_not_be_read_again(kept: checkpoint.KeptState, key: object) -> None:
-    for mapping in ({key: 1}, Counter({key: 1})):
-        state = {"a": [mapping]}
-        with pytest.raises(checkpoint.Unstorable) as caught:
-            kept.write(state)
-        assert caught.value.place(state, "state") == "a key of state['a'][0]"
-
-
-def test_keeps_the_last_state_only(kept: checkpoint.KeptState) -> None:
-    for size in (1000, 5000, 10):
-        kept.write({"x": torch.full((size,), float(size))})
-    assert digest(kept.read()) == digest({"x": torch.full((10,), 10.0)})
-
-
-def test_modifying_what_was_read_does_not_change_what_is_kept(kept: checkpoint.KeptState) -> None:
-    kept.write({"x": torch.ones(3)})
-    kept.read()["x"].zero_()
-    assert kept.read()["x"].tolist() == [1.0, 1.0, 1.0]
-
-
-def test_training_does_not_change_a_kept_state(kept: checkpoint.KeptState) -> None:
-    algorithm = MAPL(Hyper(projector_hidden=4), setting(0, 2, linear_model(4, 5, 3), peer_data(random_dataset(8))))
-    algorithm.train(epochs=1, batch=4)
-    kept.write(algorithm.state_dict())
-    before = digest(algorithm.state_dict())
-    algorithm.train(epochs=1, batch=4)
-    assert digest(kept.read()) == before != digest(algorithm.state_dict())
-
-
-def test_keeps_no_gradients_and_only_the_numbers_of_a_view(kept: checkpoint.KeptState, path: Path) -> None:
-    large = torch.arange(1_000_000.0)
-    kept.write(state(p=torch.nn.Parameter(torch.ones(2)), view=large[10:12]))
-    checkpoint.save(path, kept.read())
-    found = loaded(path)
-    assert type(found["p"]) is torch.Tensor
-    assert not found["p"].requires_grad
-    assert found["view"].tolist() == [10.0, 11.0]
-
-
-@pytest.mark.parametrize("size", [0, 10, 5_000, 50_000])
-def test_a_full_disk_is_an_error_that_keeps_the_old_checkpoint(
-    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_two(path)
-    before = contents(path)
-    written = os.pwrite
-
-    def pwrite(file: int, data: Any, at: int) -> int:
-        if at + len(data) > size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return written(file, data, at)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(WriteError, match="No space left on device"):
-        checkpoint.save(path, state(w=torch.zeros(20_000)))
     assert contents(path) == before
 
 
@@ -309,6 +127,25 @@ def test_rejects_content_that_is_not_a_checkpoint(path: Path, content: Any) -> N
     torch.save(content, path)
     with pytest.raises(CheckpointError, match="damaged"):
         checkpoint.read(path)
+
+
+@pytest.mark.parametrize("size", [0, 10, 5_000, 50_000])
+def test_a_full_disk_is_an_error_that_keeps_the_old_checkpoint(
+    path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_two(path)
+    before = contents(path)
+    written = os.pwrite
+
+    def pwrite(file: int, data: Any, at: int) -> int:
+        if at + len(data) > size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return written(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(WriteError, match="No space left on device"):
+        checkpoint.save(path, state(w=torch.zeros(20_000)))
+    assert contents(path) == before
 
 
 def test_out_of_memory_is_not_reported_as_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,22 @@
+"""Records of rounds: how accurate a peer was when, written into run folders."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from p2pfl.session.run_folder import RunFolder
+
+
+def record(peer: int, t: int, accuracy: float | None, seconds: float = 1.0, **more: Any) -> dict[str, Any]:
+    personal = (
+        None if accuracy is None else {"accuracy": accuracy, "unmasked_accuracy": accuracy, "masked_accuracy": 1.0}
+    )
+    sent = {"1": {"Shared": [1, 90, 10]}}
+    return {"peer": peer, "t": t, "seconds": {"total": seconds}, "sent": sent, "personal": personal, **more}
+
+
+def write_records(folder: RunFolder, records: list[dict[str, Any]]) -> None:
+    for files in folder.peers():
+        text = "".join(json.dumps(found) + "\n" for found in records if found["peer"] == files.peer)
+        files.metrics.write_text(text)

@@ -1,0 +1,137 @@
+"""`p2pfl report` of several runs: their groups, the tests between them, and the page."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from launcher.report import command, several
+from launcher.report.several import Group
+from p2pfl.errors import RunFolderError
+from p2pfl.session.run_folder import RunFolder
+from tests.launcher_fixtures import Invoke, MakeFolder
+from tests.records import write_records
+from tests.reports import Page, change, record
+
+
+def make_runs(
+    make_folder: MakeFolder, lr: float, accuracies: list[float], peers: int = 2, **keys: Any
+) -> list[RunFolder]:
+    made = []
+    for seed, accuracy in enumerate(accuracies):
+        results = {p: {"accuracy": accuracy + 0.02 * p} for p in range(peers)}
+        one = make_folder(f"lr{lr}-{seed}", peers=peers, results=results)
+        change(one, seed=seed, algorithm={"name": "local", "lr": lr, **keys})
+        write_records(
+            one, [record(peer, t, personal={"accuracy": accuracy}) for peer in range(peers) for t in range(3)]
+        )
+        made.append(one)
+    return made
+
+
+def test_runs_are_grouped_by_what_differs_besides_the_seed(make_folder: MakeFolder) -> None:
+    runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9], momentum=0.9)]
+    members = several.read([(run, None) for run in runs])
+    assert several.differences(members) == {
+        "seed": [0, 1, 0, 1],
+        "algorithm.lr": [0.1, 0.1, 0.2, 0.2],
+        "algorithm.momentum": ["(none)", "(none)", 0.9, 0.9],
+    }
+    groups = several.group(members)
+    assert [(group.name, len(group.members)) for group in groups] == [("lr=0.1", 2), ("lr=0.2", 2)]
+    first = several.curve(groups[0])[0]
+    assert (first["mean"], first["std"], first["seeds"]) == (pytest.approx(0.55), pytest.approx(0.0707, abs=1e-4), 2)
+
+
+def groups_of(make_folder: MakeFolder, one: list[float], two: list[float]) -> list[Group]:
+    runs = [*make_runs(make_folder, 0.1, one), *make_runs(make_folder, 0.2, two)]
+    return several.group(several.read([(run, None) for run in runs]))
+
+
+def test_settings_are_compared_by_paired_tests_over_common_seeds(make_folder: MakeFolder) -> None:
+    one, two = [0.5, 0.62, 0.55, 0.7], [0.6, 0.66, 0.7]
+    (test,) = several.tests(groups_of(make_folder, one, two))
+    assert (test.unit, test.pairs) == ("seeds", 3)
+    expected = stats.ttest_rel(one[:3], two)
+    low, high = expected.confidence_interval()
+    assert test.t == pytest.approx(expected.pvalue)
+    assert [test.low, test.high] == pytest.approx([low, high])
+    assert test.wilcoxon == pytest.approx(stats.wilcoxon(one[:3], two).pvalue)
+    assert test.corrected == test.t
+
+
+def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> None:
+    (test,) = several.tests(groups_of(make_folder, [0.5], [0.6]))
+    assert (test.unit, test.pairs) == ("peers", 2)
+    assert test.difference == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "unit"),
+    [
+        ({"data": {"dataset": {"name": "digits"}, "partition": {"name": "iid"}}}, "seeds"),
+        ({"peers": 3}, "seeds"),
+        ({"data": {"dataset": {"name": "digits"}, "root": "/elsewhere"}}, "peers"),
+    ],
+)
+def test_only_peers_with_the_same_samples_are_paired(
+    changed: dict[str, Any], unit: str, make_folder: MakeFolder
+) -> None:
+    one, two = make_runs(make_folder, 0.1, [0.5])[0], make_runs(make_folder, 0.2, [0.6])[0]
+    change(one, data={"dataset": {"name": "digits"}})
+    change(two, data={"dataset": {"name": "digits"}})
+    change(two, **changed)
+    (test,) = several.tests(several.group(several.read([(one, None), (two, None)])))
+    assert (test.unit, test.pairs) == (unit, 1 if unit == "seeds" else 2)
+
+
+@pytest.mark.usefixtures("short_library")
+def test_peers_of_one_seed_decide_nothing_and_unlike_runs_are_warned_of(
+    make_folder: MakeFolder, invoke: Invoke, tmp_path: Path
+) -> None:
+    one, two = (make_runs(make_folder, lr, [lr], peers=8)[0] for lr in (0.5, 0.6))
+    change(two, rounds=7)
+    for peer in range(8):
+        result = two.peer(peer).result()
+        assert result is not None
+        assert result.accuracy is not None
+        two.peer(peer).write_result(replace(result, accuracy=result.accuracy + 0.002 * peer))
+    assert invoke("report", one.root, two.root, "-o", tmp_path / "all.html").exit_code == 0
+    text = Page((tmp_path / "all.html").read_text()).text
+    assert "-10.7 points, from one seed, whose peers are not independent: run more seeds." in text
+    assert re.findall("The runs differ in ([^:]*):", text) == ["rounds"]
+    assert "not clearly more than" in text
+    assert "unlikely to be chance" not in text
+
+
+@pytest.mark.usefixtures("short_library")
+def test_several_runs_give_one_page_with_tests_and_differences(
+    make_folder: MakeFolder, invoke: Invoke, tmp_path: Path
+) -> None:
+    runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9])]
+    outcome = invoke("report", *[run.root for run in runs], "-o", tmp_path / "all.html")
+    assert outcome.exit_code == 0
+    assert outcome.stdout.split() == [str(tmp_path / "all.html")]
+    found = Page((tmp_path / "all.html").read_text())
+    assert found.of("data-chart") == ["compared"]
+    assert "The runs differ in" not in found.text  # but in seeds, and what is compared
+    for words in (
+        "4 runs compared",
+        "not clearly more than lr=0.1",
+        "lr=0.1 − lr=0.2",
+        "2 seeds",
+        "-25.00",
+        "algorithm.lr",
+        "56.0 ± 7.1",
+    ):
+        assert words in found.text
+
+
+def test_a_run_given_twice_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="given more than once"):
+        command.write([(folder, None)] * 2, tmp_path / "x.html")

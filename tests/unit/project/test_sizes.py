@@ -1,0 +1,39 @@
+"""Sizes of source files and classes, as CONTRIBUTING.md limits them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+FOLDERS = ("p2pfl", "peers", "launcher", "tests", "benchmarks")
+FILE, ALGORITHM, CLASS = 450, 250, 350
+
+
+def longest(folder: Path, limit: int) -> dict[str, int]:
+    """Return the source files of more lines than ``limit``, with their numbers of lines."""
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in folder.rglob("*.py")}
+    return {str(file.relative_to(REPOSITORY)): count for file, count in lines.items() if count > limit}
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_source_files_are_short(folder: str) -> None:
+    assert any((REPOSITORY / folder).rglob("*.py"))
+    assert longest(REPOSITORY / folder, FILE) == {}
+
+
+def test_algorithm_files_are_shorter() -> None:
+    assert longest(REPOSITORY / "p2pfl" / "algorithms", ALGORITHM) == {}
+
+
+def test_classes_are_short() -> None:
+    long = {
+        f"{file.relative_to(REPOSITORY)}: {node.name}": node.end_lineno - node.lineno + 1
+        for folder in FOLDERS
+        for file in (REPOSITORY / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.end_lineno and node.end_lineno - node.lineno >= CLASS
+    }
+    assert long == {}

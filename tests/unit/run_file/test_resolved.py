@@ -1,0 +1,99 @@
+"""Resolved run files and the config hash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.run_file.load import load
+from tests.run_file_texts import GOOD, TOP, changed, hyper_names, read
+
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+@pytest.mark.parametrize("graph", ["torus", "{name: regular, degree: 3}", "{name: file, path: e.txt}", "bridge"])
+def test_resolved_file_gives_an_equal_run(algorithm: str, graph: str, tmp_path: Path) -> None:
+    Path("e.txt").write_text("0 1\n1 2\n2 3\n")
+    text = changed("graph: ring", f"graph: {graph}").replace("{name: mapl, warmup: 2}", algorithm)
+    run = read(text.replace("tiny4", "tiny-cnn"))
+    elsewhere = tmp_path / "elsewhere" / "run.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(run.to_yaml())
+    again = load(elsewhere)
+    assert again.resolved() == run.resolved()
+    assert again.config_hash() == run.config_hash()
+    assert again.hyper == run.hyper
+    assert again.topology == run.topology
+    assert again.to_yaml() == run.to_yaml()
+
+
+def test_resolved_file_of_a_preset_gives_an_equal_run() -> None:
+    run = read(changed("warmup: 2", "preset: official, similarity: off, graph_lr: 1e-7"))
+    again = read(run.to_yaml())
+    assert again.hyper == run.hyper
+    assert again.config_hash() == run.config_hash()
+
+
+def test_resolved_file_lists_every_key() -> None:
+    resolved = read(GOOD).resolved()
+    assert ", ".join(resolved) == TOP
+    assert ", ".join(resolved["algorithm"]) == f"name, {hyper_names('mapl')}"
+    assert resolved["graph"] == {"name": "ring", **GRAPHS["ring"]().to_dict()}
+
+
+CHANGES: Sequence[str] = (
+    "seed=2",
+    "rounds=4",
+    "peers=5",
+    "joins_at={1: 2}",
+    "graph=line",
+    "data.dataset=mnist",
+    "data.partition.per_class=7",
+    "data.augment=mapl",
+    "models=tiny-cnn",
+    "models.features=8",
+    "algorithm.lr=0.5",
+    "algorithm.prune=false",
+    "algorithm.preset=official",
+    "threads=2",
+)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("assignment", CHANGES)
+def test_config_hash_changes_with_every_input_of_the_computation(assignment: str) -> None:
+    assert read(GOOD, assignment).config_hash() != read(GOOD).config_hash()
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "name=other",
+        "out=/elsewhere",
+        "transport.deadline=5",
+        "chaos.kill={times: 2}",
+        "transport.keys=/elsewhere",
+        "transport={host: 0.0.0.0, insecure: true}",
+        "eval_every=2",
+        "slots=3",
+        "device=auto",
+        "gpu.peers_per_gpu=4",
+        "checkpoint_every=1",
+        "data.root=/data",
+        "data.download=false",
+        "algorithm.lr=0.0001",  # the default
+        "graph.allow_disconnected=false",
+    ],
+)
+def test_config_hash_ignores_local_keys_and_explicit_defaults(assignment: str) -> None:
+    assert read(GOOD, assignment).config_hash() == read(GOOD).config_hash()
+
+
+def test_config_hashes_of_different_runs_differ() -> None:
+    assert len({read(GOOD, assignment).config_hash() for assignment in CHANGES}) == len(CHANGES)
