@@ -22,14 +22,14 @@ class Limits:
         tasks: processes and threads, `kernel.pid_max`.
         descriptors: of one process, `ulimit -Hn`.
         ports: in `net.ipv4.ip_local_port_range`: each peer binds one.
-        patience: seconds that a round may take.
+        round_seconds: seconds that a round may take.
     """
 
     memory: float = 24 * 2**30
     tasks: int = 32_768
     descriptors: int = 524_288
     ports: int = 28_232
-    patience: float = 60.0
+    round_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def of_peers(model: Model, size: Size, limits: Limits) -> list[Limit]:
         Limit("memory", "B", limits.memory, _most(model, size, "memory", limits.memory)),
         Limit("processes and threads", "", limits.tasks, _most(model, size, "tasks", limits.tasks)),
         Limit("ports to bind", "", limits.ports, limits.ports),
-        Limit("seconds of a round", "s", limits.patience, _most(model, size, "round", limits.patience)),
+        Limit("seconds of a round", "s", limits.round_seconds, _most(model, size, "round", limits.round_seconds)),
     ]
     return sorted(found, key=lambda each: each.most)
 

@@ -108,13 +108,13 @@ class Driver:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return "; ".join(lines[-3:]) or "(no output)"
 
-    def close(self, patience: float = 10.0) -> None:
-        """End the process; kill it after ``patience`` seconds."""
+    def close(self, timeout: float = 10.0) -> None:
+        """End the process; kill it after ``timeout`` seconds."""
         if self._socket is not None and self._process is not None:
             self._socket.close()
             self._socket = None
             try:
-                self._process.wait(patience)
+                self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -134,7 +134,7 @@ class CGA(Algorithm[Hyper]):
         gradients = self.gradients({j: body.values for j, body in models.items()})  # line 2
         local = gradients.pop(self.me)
         await net.scatter({j: CrossGradient(gradients.get(j, {})) for j in net.neighbors})
-        replies = await net.gather(CrossGradient, patience=REPLY_DEADLINES)
+        replies = await net.gather(CrossGradient, deadline_factor=REPLY_DEADLINES)
         self.displace(local, [body.values for body in replies.values() if body.values])  # line 3
         for name, moved in x.items():
             moved.sub_(before[name])  # v_i
@@ -147,7 +147,7 @@ class CGA(Algorithm[Hyper]):
         await work.train(steps=1, batch=self.hyper.batch, models=1 + len(models))
         gradient = {name: x[name] for name in self.trainable()}
         await net.scatter({j: CrossGradient(gradient if j in models else {}) for j in net.neighbors})
-        await net.gather(CrossGradient, patience=REPLY_DEADLINES)
+        await net.gather(CrossGradient, deadline_factor=REPLY_DEADLINES)
 
     def gradients(self, models: Mapping[PeerId, Tensors]) -> dict[PeerId, dict[str, Tensor]]:
         """Line 2: return the gradients of these models and of the local one, on one batch; {} without samples."""

@@ -106,8 +106,8 @@ class DefKT(Algorithm[Hyper]):
             self.local_training()  # line 2
             await net.send(receiver, self.local_model())  # line 3
         elif sender is not None:
-            patience = self.schedule.deadlines(sender, net)
-            received = await net.gather(LocallyTrained, of=[sender], patience=patience)
+            deadline_factor = self.schedule.deadlines(sender, net)
+            received = await net.gather(LocallyTrained, of=[sender], deadline_factor=deadline_factor)
             for trained in received.values():
                 self.transfer_knowledge(trained)
 
@@ -118,8 +118,8 @@ class DefKT(Algorithm[Hyper]):
             await work.train(epochs=h.local_epochs, batch=h.batch)
             await net.send(receiver, self.local_model())
         elif sender is not None:
-            patience = self.schedule.deadlines(sender, net)
-            if await net.gather(LocallyTrained, of=[sender], patience=patience):
+            deadline_factor = self.schedule.deadlines(sender, net)
+            if await net.gather(LocallyTrained, of=[sender], deadline_factor=deadline_factor):
                 await work.train(epochs=h.mutual_epochs, batch=h.batch, models=2)
 
     def local_model(self) -> LocallyTrained:

@@ -154,7 +154,7 @@ class DFML(Algorithm[Hyper]):
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""
         aggregator, w = assignment.aggregator, self.model
         await net.send(aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
-        reply = await net.gather(Taught, of=[aggregator], patience=self.schedule.reply_deadlines(net))
+        reply = await net.gather(Taught, of=[aggregator], deadline_factor=self.schedule.reply_deadlines(net))
         updated = [taught for taught in reply.values() if taught.parameters]
         for taught in updated:
             load(w, taught)
@@ -165,7 +165,7 @@ class DFML(Algorithm[Hyper]):
 
         Return whether the local model was updated: not if no model arrived, nor if it diverged and was restored.
         """
-        pupils = await net.gather(Pupil, of=assignment.senders, patience=self.schedule.models_deadlines(net))
+        pupils = await net.gather(Pupil, of=assignment.senders, deadline_factor=self.schedule.models_deadlines(net))
         models: dict[PeerId, Model] = {}
         for n in sorted(pupils):
             models[n] = self.build_like(pupils[n].architecture).train()

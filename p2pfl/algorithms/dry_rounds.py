@@ -31,12 +31,12 @@ async def dfml(self: DFML, t: int, net: Net, work: Work) -> None:
         return
     await work.train(epochs=h.local_epochs, batch=h.batch)
     if self.me == assignment.aggregator:
-        patience = self.schedule.models_deadlines(net)
-        pupils = await net.gather(Pupil, of=assignment.senders, patience=patience)
+        deadline_factor = self.schedule.models_deadlines(net)
+        pupils = await net.gather(Pupil, of=assignment.senders, deadline_factor=deadline_factor)
         if pupils:
             await work.train(epochs=h.mutual_epochs, batch=h.batch, models=len(pupils) + 1)
         replies = {n: Taught(pupil.parameters, pupil.buffers) for n, pupil in pupils.items()}
         await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})
     else:
         await net.send(assignment.aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
-        await net.gather(Taught, of=[assignment.aggregator], patience=self.schedule.reply_deadlines(net))
+        await net.gather(Taught, of=[assignment.aggregator], deadline_factor=self.schedule.reply_deadlines(net))

@@ -143,16 +143,18 @@ class FedAvgDec(Algorithm[Hyper]):
         self.local_training()  # line 1
         local = self.trained(self.sent)
         if self.me == assignment.aggregator:
-            patience = self.schedule.models_deadlines(net)
-            received = await net.gather(type(local), of=assignment.senders, patience=patience)
+            deadline_factor = self.schedule.models_deadlines(net)
+            received = await net.gather(type(local), of=assignment.senders, deadline_factor=deadline_factor)
             averaged = self.aggregated(self.including_local(received, local), t)  # line 3
             if self.me in averaged:
                 self.adopt(averaged[self.me])
             await net.scatter({n: averaged.get(n, self.averaged({})) for n in assignment.senders})  # line 4
         else:
             await net.send(assignment.aggregator, local)  # line 2
-            patience = self.schedule.reply_deadlines(net)
-            reply = await net.gather(type(self.averaged({})), of=[assignment.aggregator], patience=patience)
+            deadline_factor = self.schedule.reply_deadlines(net)
+            reply = await net.gather(
+                type(self.averaged({})), of=[assignment.aggregator], deadline_factor=deadline_factor
+            )
             for body in reply.values():
                 if body.values:
                     self.adopt(body)
@@ -164,15 +166,15 @@ class FedAvgDec(Algorithm[Hyper]):
         await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch, models=self.trained_models)
         local = self.trained(self.sent)
         if self.me == assignment.aggregator:
-            patience = self.schedule.models_deadlines(net)
-            received = await net.gather(type(local), of=assignment.senders, patience=patience)
+            deadline_factor = self.schedule.models_deadlines(net)
+            received = await net.gather(type(local), of=assignment.senders, deadline_factor=deadline_factor)
             means = {body.architecture: self.averaged(body.values) for body in received.values()}
             replies = {n: means[body.architecture] for n, body in received.items()}
             await net.scatter({n: replies.get(n, self.averaged({})) for n in assignment.senders})
         else:
             await net.send(assignment.aggregator, local)
-            patience = self.schedule.reply_deadlines(net)
-            await net.gather(type(self.averaged({})), of=[assignment.aggregator], patience=patience)
+            deadline_factor = self.schedule.reply_deadlines(net)
+            await net.gather(type(self.averaged({})), of=[assignment.aggregator], deadline_factor=deadline_factor)
 
     def shared_part(self, model: Model) -> dict[str, Tensor]:
         """Return the tensors of a model that travel and are averaged: its parameters."""

@@ -121,8 +121,8 @@ class FedAvgSSL(Algorithm[Hyper]):
     async def round(self, t: int, net: Net) -> None:
         await self.train_and_average(net)
 
-    async def train_and_average(self, net: Net, patience: float = 1.0) -> None:
-        """Run a round, and wait for ``patience`` times as long as usual for what the neighbors send."""
+    async def train_and_average(self, net: Net, deadline_factor: float = 1.0) -> None:
+        """Run a round, and wait for ``deadline_factor`` times as long as usual for what the neighbors send."""
         participants = net.participants(self.hyper.participation)
         if self.me in participants:
             assign(self.shared_part(self.content), self.shared_part(self.averaged))  # line 1
@@ -131,7 +131,7 @@ class FedAvgSSL(Algorithm[Hyper]):
             if any(map(has_diverged, self.personal_part().values())):  # the average does not replace this part
                 assign(self.personal_part(), before)
         local = self.local_content()
-        contents = await net.exchange(local, among=participants, patience=patience)
+        contents = await net.exchange(local, among=participants, deadline_factor=deadline_factor)
         self.average(self.including_local(contents, local) if self.me in participants else contents)  # line 6
         self.classifier = None
 
@@ -189,11 +189,11 @@ class FedAvgSSL(Algorithm[Hyper]):
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         await self.dry_train_and_average(net, work)
 
-    async def dry_train_and_average(self, net: Net, work: Work, patience: float = 1.0) -> None:
+    async def dry_train_and_average(self, net: Net, work: Work, deadline_factor: float = 1.0) -> None:
         participants = net.participants(self.hyper.participation)
         if self.me in participants:
             await work.train(epochs=self.trainings * self.hyper.local_epochs, batch=self.hyper.batch)
-        await net.exchange(self.local_content(), among=participants, patience=patience)
+        await net.exchange(self.local_content(), among=participants, deadline_factor=deadline_factor)
 
     # -- evaluation
 

@@ -176,7 +176,7 @@ class FedFomo(Algorithm[Hyper]):
         """Send the local model to those that asked for it; receive those of the ``asked``."""
         requests = await net.gather(Request)
         await net.broadcast(local, to=[j for j, request in requests.items() if self.me in request.peers])
-        return await net.gather(Parameters, of=[j for j in asked if j in requests], patience=MODELS_DEADLINES)
+        return await net.gather(Parameters, of=[j for j in asked if j in requests], deadline_factor=MODELS_DEADLINES)
 
     def weight(self, before: Tensors, model: Tensors) -> float:
         on_device = {name: tensor.to(self.device) for name, tensor in model.items()}

@@ -92,12 +92,12 @@ class FedStyle(FedAvgSSL):
         self.infusion.generator.requires_grad_(self.hyper.train_generator)
 
     async def round(self, t: int, net: Net) -> None:
-        patience = self.patience()
+        deadline_factor = self.deadline_factor()
         if not self.style_extracted:
             self.extract_style()  # line 2
-        await self.train_and_average(net, patience)  # lines 4–11
+        await self.train_and_average(net, deadline_factor)  # lines 4–11
 
-    def patience(self) -> float:
+    def deadline_factor(self) -> float:
         """Return how much longer than usual to wait: neighbors extract their style in their first round."""
         return 1.0 if self.style_extracted else 1.0 + self.hyper.style_epochs / self.hyper.local_epochs
 
@@ -135,11 +135,11 @@ class FedStyle(FedAvgSSL):
         return self.hyper.share_projector or name.startswith("backbone.")
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        patience = self.patience()
+        deadline_factor = self.deadline_factor()
         if not self.style_extracted:
             self.style_extracted = True
             await work.train(epochs=self.hyper.style_epochs, batch=self.hyper.batch)
-        await self.dry_train_and_average(net, work, patience)
+        await self.dry_train_and_average(net, work, deadline_factor)
 
     # -- evaluation
 

@@ -22,13 +22,13 @@ class PairSchedule:
         seed: the run's seed.
         participation: senders per round, as a fraction of the peers that have joined, rounded (halves to even); at
             least one.
-        patience: deadlines that a receiver's work may take; a sender's takes one.
+        deadline_factor: deadlines that a receiver's work may take; a sender's takes one.
     """
 
-    def __init__(self, seed: int, participation: float, patience: float = 1.0) -> None:
+    def __init__(self, seed: int, participation: float, deadline_factor: float = 1.0) -> None:
         self.seed = seed
         self.participation = participation
-        self.patience = patience
+        self.deadline_factor = deadline_factor
         self._drawn: dict[int, dict[PeerId, PeerId]] = {}
 
     def pairs(self, t: int, net: Net) -> dict[PeerId, PeerId]:
@@ -73,7 +73,7 @@ class PairSchedule:
                 if t >= over[s]:
                     longest[s] += 1.0
                 if t >= over[r]:
-                    longest[r] = max(longest[r], longest[s]) + self.patience
+                    longest[r] = max(longest[r], longest[s]) + self.deadline_factor
         return longest[sender] + 1.0
 
     def _rounds_over(self, net: Net) -> defaultdict[PeerId, int]:

@@ -147,7 +147,7 @@ class Endpoint:
         """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
         if 0 < self.joins.get(self.me, 0) == t:
             earlier = [neighbor for neighbor in self.joined if self.joins.get(neighbor, 0) < t]
-            await self._wait(Begin.kind(), earlier, t, patience=math.inf)
+            await self._wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
 
     @property
     def joined(self) -> list[PeerId]:
@@ -303,7 +303,7 @@ class Endpoint:
         return sum(self.mailbox.taken_bytes.values())
 
     async def take(
-        self, kind: str, senders: Sequence[PeerId], t: int, patience: float = 1.0, *, addressed: bool = False
+        self, kind: str, senders: Sequence[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> dict[PeerId, Message]:
         """Return one message of ``kind`` per sender, in ascending order.
 
@@ -314,11 +314,11 @@ class Endpoint:
             kind: kind of the messages.
             senders: neighbors to receive from.
             t: round of the messages.
-            patience: factor of the deadline, for senders that must wait for others first.
+            deadline_factor: factor of the deadline, for senders that must wait for others first.
             addressed: the messages are sent to this peer whether or not it is one of their senders' receivers.
         """
         senders = sorted(senders)
-        await self._wait(kind, senders, t, patience, addressed=addressed)
+        await self._wait(kind, senders, t, deadline_factor, addressed=addressed)
         taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
         arrived = {sender: message for sender, message in taken.items() if message is not None}
         for sender, message in list(arrived.items()):
@@ -332,7 +332,7 @@ class Endpoint:
         return arrived
 
     async def _wait(
-        self, kind: str, senders: Iterable[PeerId], t: int, patience: float = 1.0, *, addressed: bool = False
+        self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> None:
         """Return when a message of each sender has arrived, or will not. Releases the compute slot meanwhile."""
         keys = {sender: (t, kind, sender) for sender in senders}
@@ -348,7 +348,7 @@ class Endpoint:
                 self._wait_began, self._wasted = clock(), 0.0
             self._waiting += 1  # waits of several tasks overlap: each second counts once
             try:
-                waiting = self.mailbox.wait(keys.values(), self.wait_policy, patience, addressed=addressed)
+                waiting = self.mailbox.wait(keys.values(), self.wait_policy, deadline_factor, addressed=addressed)
                 self._wasted = max(self._wasted, await waiting)
             finally:
                 self._waiting -= 1

@@ -104,14 +104,14 @@ class Mailbox:
         self.taken_bytes[message.sender] += message.cost
 
     async def wait(
-        self, keys: Iterable[Key], policy: WaitPolicy, patience: float = 1.0, *, addressed: bool = False
+        self, keys: Iterable[Key], policy: WaitPolicy, deadline_factor: float = 1.0, *, addressed: bool = False
     ) -> float:
         """Return when a message has arrived under each of ``keys``, or can no longer arrive, or the policy says so.
 
         Args:
             keys: what to wait for, each of another sender.
             policy: how long to wait.
-            patience: factor of the deadline.
+            deadline_factor: factor of the deadline.
             addressed: the messages are sent to this peer whether or not it is one of their senders' receivers.
 
         Returns:
@@ -122,7 +122,7 @@ class Mailbox:
             self._settle(wait, sender)
         if wait.complete and self.failure is None:
             return 0.0
-        deadline = Deadline(asyncio.get_running_loop().time() + policy.seconds * patience)
+        deadline = Deadline(asyncio.get_running_loop().time() + policy.seconds * deadline_factor)
         self._waits.append(wait)
         self._note_awaited()
         self.on_block()

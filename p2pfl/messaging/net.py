@@ -216,14 +216,14 @@ class Net:
         return chosen
 
     async def gather(
-        self, kind: type[B], of: Iterable[PeerId] | None = None, patience: float = 1.0
+        self, kind: type[B], of: Iterable[PeerId] | None = None, deadline_factor: float = 1.0
     ) -> dict[PeerId, B]:
         """Receive one body of ``kind`` from each source.
 
         Args:
             kind: class of the bodies.
             of: the sources to receive from; default all. Raises NotANeighbor for others.
-            patience: factor of the deadline, for sources that compute longer or wait for others first.
+            deadline_factor: factor of the deadline, for sources that compute longer or wait for others first.
 
         Returns:
             {source: body}, ascending. Sources that miss the deadline, or whose body holds NaN, infinity or diverged
@@ -234,29 +234,31 @@ class Net:
         for sender in senders:
             if sender not in sources:
                 raise NotANeighbor(f"peer {self.me} does not receive from peer {sender} in round {self.t}")
-        messages = await self._endpoint.take(kind.kind(), senders, self.t, patience)
+        messages = await self._endpoint.take(kind.kind(), senders, self.t, deadline_factor)
         return {sender: cast(B, message.body) for sender, message in messages.items()}
 
     async def exchange(
-        self, body: B, among: Iterable[PeerId] | None = None, patience: float = 1.0
+        self, body: B, among: Iterable[PeerId] | None = None, deadline_factor: float = 1.0
     ) -> dict[PeerId, B]:
         """Broadcast ``body``, and gather the same kind from all sources.
 
         Args:
             body: what to send.
             among: the only peers that send, this one included or not; default all. Everybody receives.
-            patience: as in ``gather``.
+            deadline_factor: as in ``gather``.
 
         Returns:
             {source: body}, as ``gather`` does.
         """
         if among is None:
             await self.broadcast(body)
-            return await self.gather(type(body), patience=patience)
+            return await self.gather(type(body), deadline_factor=deadline_factor)
         senders = among if isinstance(among, Participants) else set(among)
         if self.me in senders:
             await self.broadcast(body)
-        return await self.gather(type(body), of=[j for j in self.sources if j in senders], patience=patience)
+        return await self.gather(
+            type(body), of=[j for j in self.sources if j in senders], deadline_factor=deadline_factor
+        )
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""
@@ -293,10 +295,10 @@ class Net:
             raise NetError(f"allreduce: {body.kind()} must hold tensors only")
         # Children wait for their own children: one deadline per level, so that a missing leaf
         # costs its own contribution only, and not those of all who waited for it.
-        patience = float(tree.height[self.me])
+        deadline_factor = float(tree.height[self.me])
         total = {path: tensor.detach().clone() for path, tensor in own.items()}
         count = 1
-        partial = await endpoint.take(body.kind(), children, self.t, patience, addressed=True)
+        partial = await endpoint.take(body.kind(), children, self.t, deadline_factor, addressed=True)
         for child, message in partial.items():
             if message.plan.count > tree.size[child]:  # no subtree sums up more peers than it has
                 self.count_as_missing(type(body), child)
@@ -307,8 +309,8 @@ class Net:
         result = with_tensors(body, total)
         if parent is not None:
             await endpoint.send([parent], result, count)
-            patience = tree.height[tree.root[self.me]] + 1.0
-            answer = await endpoint.take(body.kind(), [parent], self.t, patience, addressed=True)
+            deadline_factor = tree.height[tree.root[self.me]] + 1.0
+            answer = await endpoint.take(body.kind(), [parent], self.t, deadline_factor, addressed=True)
             if parent in answer and count <= answer[parent].plan.count <= tree.size[tree.root[self.me]]:
                 result, count = cast(B, answer[parent].body), answer[parent].plan.count
         await endpoint.send(children, result, count)

@@ -232,7 +232,7 @@ def test_invalid_option_is_an_error(given: dict[str, Any]) -> None:
 
 def test_patience_prolongs_waits_but_changes_nothing_else() -> None:
     default, longer = make(Hyper()), make(replace(Hyper(), patience=7.0))
-    assert longer[0].schedule.patience == 7.0
+    assert longer[0].schedule.deadline_factor == 7.0
     run_rounds(default, COMPLETE, 2)
     run_rounds(longer, COMPLETE, 2)
     assert [digest(a.state_dict()) for a in default] == [digest(b.state_dict()) for b in longer]

@@ -171,9 +171,9 @@ def test_first_round_waits_for_style_extraction(monkeypatch: pytest.MonkeyPatch)
     asked: list[float] = []
     exchange = Net.exchange
 
-    async def spy(net: Net, body: Content, among: Any = None, patience: float = 1.0) -> Any:
-        asked.append(patience)
-        return await exchange(net, body, among, patience)
+    async def spy(net: Net, body: Content, among: Any = None, deadline_factor: float = 1.0) -> Any:
+        asked.append(deadline_factor)
+        return await exchange(net, body, among, deadline_factor)
 
     monkeypatch.setattr(Net, "exchange", spy)
     run_rounds(make(hyper(style_epochs=6), 1), ALONE, 3)

@@ -79,12 +79,12 @@ def test_receiver_finds_its_sender() -> None:
 # ---- how long a receiver waits -------------------------------------------------------------------------------
 
 
-def scheduled(drawn: Mapping[int, dict[int, int]], patience: float) -> PairSchedule:
+def scheduled(drawn: Mapping[int, dict[int, int]], deadline_factor: float) -> PairSchedule:
     class Given(PairSchedule):
         def pairs(self, t: int, net: Net) -> dict[int, int]:
             return drawn[t]
 
-    return Given(SEED, 0.5, patience)
+    return Given(SEED, 0.5, deadline_factor)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,12 @@ def test_receiver_waits_for_the_work_that_its_sender_may_still_have(
 ) -> None:
     t = max(drawn)
     (sender,) = drawn[t]
-    assert scheduled(drawn, patience=3.0).deadlines(sender, net(complete(4), me, t)) == deadlines
+    assert scheduled(drawn, deadline_factor=3.0).deadlines(sender, net(complete(4), me, t)) == deadlines
 
 
-def expected_deadlines(drawn: Mapping[int, dict[int, int]], me: int, sender: int, t: int, patience: float) -> float:
+def expected_deadlines(
+    drawn: Mapping[int, dict[int, int]], me: int, sender: int, t: int, deadline_factor: float
+) -> float:
     """The longest path to the sender's training, in the graph of what waits for what, without what is over."""
     sent_to = {(at, r): (at, s) for at, pairs in drawn.items() for s, r in pairs.items()}
     jobs = {*sent_to, *sent_to.values()}
@@ -128,7 +130,7 @@ def expected_deadlines(drawn: Mapping[int, dict[int, int]], me: int, sender: int
     def length(job: Job) -> float:
         if job in over:
             return 0.0
-        return (patience if job in sent_to else 1.0) + max(map(length, needs(job)), default=0.0)
+        return (deadline_factor if job in sent_to else 1.0) + max(map(length, needs(job)), default=0.0)
 
     return length((t, sender))
 

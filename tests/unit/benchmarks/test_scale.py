@@ -119,7 +119,7 @@ def test_waiting_peers_can_take_all_cores() -> None:
 
 
 def test_limits_are_reached_where_the_model_says() -> None:
-    model, limits = Model(records()), Limits(memory=24e9, tasks=32_768, patience=math.inf)
+    model, limits = Model(records()), Limits(memory=24e9, tasks=32_768, round_seconds=math.inf)
     by_name = {limit.what: limit for limit in of_peers(model, Size(2), limits)}
     most = by_name["memory"].most
     assert model.host(Size(most))["memory"] <= 24e9 < model.host(Size(most + 1))["memory"]

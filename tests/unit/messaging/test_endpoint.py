@@ -166,7 +166,7 @@ def test_rounds_are_skipped_if_late_joiners_are_far_ahead_of_their_first_round()
 
 
 @pytest.mark.parametrize(
-    ("quorum", "disconnected", "senders", "late", "patience", "seconds", "wasted"),
+    ("quorum", "disconnected", "senders", "late", "deadline_factor", "seconds", "wasted"),
     [
         (0.0, (), 2, None, 1.0, 10.0, 10.0),
         (0.0, (), 0, None, 4.0, 40.0, 40.0),
@@ -179,7 +179,13 @@ def test_rounds_are_skipped_if_late_joiners_are_far_ahead_of_their_first_round()
 )
 @virtual
 async def test_a_wait_ends_at_the_deadline_with_a_quorum_and_after_give_up_without(
-    quorum: float, disconnected: Any, senders: int, late: int | None, patience: float, seconds: float, wasted: float
+    quorum: float,
+    disconnected: Any,
+    senders: int,
+    late: int | None,
+    deadline_factor: float,
+    seconds: float,
+    wasted: float,
 ) -> None:
     endpoint = make(wait_policy=WaitPolicy(10.0, None, quorum, 300.0))
     for sender in disconnected:
@@ -187,7 +193,7 @@ async def test_a_wait_ends_at_the_deadline_with_a_quorum_and_after_give_up_witho
     for sender in range(1, senders + 1):
         receive(endpoint, sender)
     arrival = asyncio.create_task(after(200.0, receive, endpoint, late or 0)) if late else None
-    taken = sorted(await endpoint.begin(0).gather(Word, patience=patience))
+    taken = sorted(await endpoint.begin(0).gather(Word, deadline_factor=deadline_factor))
     assert taken == list(range(1, (late or senders) + 1))
     assert endpoint.missing == {"Word": list(range(len(taken) + 1, 6))}
     assert [endpoint.waited, endpoint.wasted_wait] == pytest.approx([seconds, wasted])
