@@ -145,7 +145,7 @@ class _WithPersonalNet(FedAvgSSL):
 @dataclass(frozen=True)
 class MixtureHyper(fedavg_ssl.Hyper):
     alpha: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
-    """α, the share of the averaged net's projections in the mixture that trains the personal net."""
+    """α, the weight of the averaged net's projections in the mixture that trains the personal net."""
 
 
 class APFLSSL(_WithPersonalNet):
