@@ -231,11 +231,18 @@ def test_every_option_changes_what_is_learned(of: type[FedAvgSSL], given: dict[s
 
 
 @by_method
+def test_drop_last_changes_what_is_learned(of: type[FedAvgSSL]) -> None:
+    """Peers have four, six and eight samples."""
+    assert trained(of, batch=4, drop_last=True) != trained(of, batch=4)
+    assert trained(of, batch=2, drop_last=True) == trained(of, batch=2)
+
+
+@by_method
 def test_all_options_are_covered(of: type[FedAvgSSL]) -> None:
     common = {name for given in OPTIONS[FedAvgSSL] for name in given}
     probes = {"probe_samples", "probe_peers", "probe_epochs", "probe_steps", "probe_lr", "probe_batch"}  # fedstyle's
     own = {name for given in OPTIONS.get(of, []) for name in given}
-    assert common | own | probes == set(of.Hyper.known()) - {"betas"}
+    assert common | own | probes == set(of.Hyper.known()) - {"betas", "drop_last"}
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,8 @@ EVALUATION: list[dict[str, Any]] = [
 
 
 def test_all_options_are_covered() -> None:
-    assert {name for given in TRAINING + EVALUATION for name in given} == set(StyleHyper.known()) - {"betas"}
+    known = set(StyleHyper.known()) - {"betas", "drop_last"}
+    assert {name for given in TRAINING + EVALUATION for name in given} == known
 
 
 def trained(**given: Any) -> FedStyle:
@@ -220,6 +221,12 @@ def content_nets(**given: Any) -> str:
 @pytest.mark.parametrize("given", TRAINING, ids=lambda given: next(iter(given)))
 def test_every_training_option_changes_the_content_net(given: dict[str, Any]) -> None:
     assert content_nets(**given) != content_nets()
+
+
+def test_drop_last_changes_the_content_net() -> None:
+    """Peers have four, six and eight samples."""
+    assert content_nets(batch=4, drop_last=True) != content_nets(batch=4)
+    assert content_nets(batch=2, drop_last=True) == content_nets(batch=2)
 
 
 @pytest.mark.exhaustive

@@ -260,6 +260,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "precision": {"precision": "bfloat16"},
     "optimizer": {"optimizer": "adam"},
     "loss": {"loss": "focal"},
+    "drop_last": {"drop_last": True},
 }
 
 
@@ -267,7 +268,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("key", CHANGES)
 def test_every_option_changes_the_outcome(key: str) -> None:
     outcomes = []
-    for h in (hyper(), replace(hyper(), **CHANGES[key])):
+    before = hyper(batch=4) if key == "drop_last" else hyper()
+    for h in (before, replace(before, **CHANGES[key])):
         peers = make(h)
         run_rounds(peers, complete(3), 3)
         outcomes.append([theta(peer.model) for peer in peers])
