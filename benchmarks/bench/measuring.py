@@ -194,19 +194,17 @@ def measure(
     """Run a command and measure it and its descendants.
 
     Args:
-        folder: holds its output and, in ``run``, its files.
+        folder: holds its output and errors and, in ``run``, its files.
         logs: pattern of the peers' log files in ``run``.
         event: what a log line contains at the end of a round.
         environment: additional variables.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **(environment or {})}
-    measured, output = Measurement(), folder / "output"
+    measured, output, errors = Measurement(), folder / "output", folder / "errors"
     written, cpu = procfs.bytes_written(), _cpu_of_children()
     began, began_at = time.monotonic(), time.time()  # noqa: TID251  # compared with stamps of logs
-    with output.open("wb") as stream:
-        process = subprocess.Popen(
-            command, stdout=stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+    with output.open("wb") as out, errors.open("wb") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment, start_new_session=True)
     sampler = Sampler(process.pid, folder / "run", split, began, measured)
     try:
         while process.poll() is None:
@@ -229,7 +227,9 @@ def measure(
         log_times(log.read_text(errors="replace"), event, began_at) for log in sorted((folder / "run").glob(logs))
     ]
     if not measured.failure and process.returncode:
-        last = output.read_text(errors="replace").strip().splitlines()[-1:]
+        # Errors first: in one file, a buffered line of the output would come after them.
+        lines = [file.read_text(errors="replace").strip().splitlines() for file in (output, errors)]
+        last = (lines[1] or lines[0])[-1:]
         measured.failure = f"exit status {process.returncode}: {' '.join(last)[:200]}"
     return measured
 

@@ -108,6 +108,8 @@ open({str(folder / "run" / "0.log")!r}, "w").write(f"{{stamp}} done\\n" * 5)
 def test_reports_the_last_line_of_a_command_that_fails(folder: Path) -> None:
     measured = measure_code("print('one'); raise SystemExit('no such thing')", folder)
     assert measured.failure == "exit status 1: no such thing"
+    measured = measure_code("print('one'); print('two'); raise SystemExit(3)", folder)
+    assert measured.failure == "exit status 3: two"
 
 
 @pytest.mark.exhaustive
