@@ -157,8 +157,8 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float = STOP_TIMEOUT) -> lis
                 process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         signaled |= found
         starting = launcher is not None and any(_may_start(files, signaled) for files in folder.peers())
-        timeout = POLL_INTERVAL if starting else max(0.0, end - time.monotonic())
-        _, remaining = psutil.wait_procs({*signaled.values()}, timeout=timeout)
+        wait = POLL_INTERVAL if starting else max(0.0, end - time.monotonic())
+        _, remaining = psutil.wait_procs({*signaled.values()}, timeout=wait)
         if not starting or time.monotonic() >= end:
             break
         if not remaining:
