@@ -119,11 +119,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Left:
-    """A table or figure, or part of one, that no run here can decide.
+    """A table or figure, or part of one, for which no run is declared.
 
     Attributes:
         where, name, paper: as in ``Claim``.
-        reason: why: a dataset or method that is missing, or a picture without a claim.
+        reason: why: a dataset that is missing, the price, or that it is a setting or a picture, not a claim.
     """
 
     name: str

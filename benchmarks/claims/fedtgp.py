@@ -243,7 +243,7 @@ CLAIMS = (
         curves="",
     ),
     Claim(
-        "fewer rounds than FedProto's to its best accuracy",
+        "fewer rounds than FedProto needs to FedProto's best accuracy",
         "Table 12",
         LATER,
         rounds_behind,

@@ -208,12 +208,24 @@ def picture(claim: Claim, found: Mapping[str, Mapping[int, Summary]]) -> str | N
 
 AGAINST_LOCAL = {"reproduced": "above", "refuted": "below"}
 """Words of the comparison, which is no paper's claim."""
+COLUMNS = (
+    "",
+    "accuracy",
+    "local classes",
+    "worst tenth",
+    "minus local",
+    "verdict",
+    "local epochs",
+    "rate",
+    "batch, momentum",
+    "sent",
+)
 
 
 def comparison(store: Store) -> Iterator[str]:
     """The table of algorithms on one partition."""
-    yield "| | accuracy | masked | worst tenth | less local | | local epochs | rate | batch, momentum | sent |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
+    yield row(COLUMNS)
+    yield "|" + "---|" * len(COLUMNS)
     entries = {claim.name.partition(" ")[0]: entry(claim, store) for claim in compare.CLAIMS}
     for name, settings in compare.METHODS.items():
         runs = list(summaries(settings, store).values())
@@ -280,10 +292,11 @@ COMPARISON = """## Fourteen algorithms on one partition
 
 Twelve peers, complete graph, Fashion-MNIST, two clusters with five classes each, 24 training samples per class and
 peer, `tiny-cnn`; accuracies of the last quarter of the rounds ("accuracy" of DFML's peak models, the other columns of
-its regular ones). No algorithm knows the clusters, and L2C does not prune. All have cross-entropy, no weight decay
-and no augmentation, so that both of MAPL's views are one. DFML has 146 epochs of mutual learning beside its local
-ones. FedTGP has τ = 1. With equal samples on a complete graph, `dpsgd` is `fedavg`. Run files:
-[`topologies/compare/`](../topologies/compare).
+its regular ones). "Local classes" is the accuracy by the scores of the peer's own classes alone, "minus local" the
+difference from local training, decided like a claim. No algorithm knows the clusters, and L2C does not prune. All
+have cross-entropy, no weight decay and no augmentation, so that both of MAPL's views are one. DFML has 146 epochs of
+mutual learning beside its local ones. FedTGP has τ = 1. With equal samples on a complete graph, `dpsgd` is `fedavg`.
+Run files: [`topologies/compare/`](../topologies/compare).
 
     P2PFL_DATA=… make claims ONLY=compare
 
@@ -291,8 +304,8 @@ ones. FedTGP has τ = 1. With equal samples on a complete graph, `dpsgd` is `fed
 RATES = f"""## Learning rates
 
 Chosen with seed {plan.TUNING_SEED} on a sixth of the training images, which the run did not train on. Where the
-best rate was the grid's first or last one, the grid got another beyond it, which counts if it gains {plan.LEAST_GAIN}
-points.
+best rate was the grid's first or last one, up to {plan.MOST_BEYOND} more were tried beyond that end: one of them is
+chosen only if it is more than {plan.LEAST_GAIN} points better than every rate of the grid.
 
 | | method | rate | accuracy by rate |
 |---|---|---|---|
@@ -310,6 +323,14 @@ def section(paper: Paper, entries: Sequence[Entry], speeds: Mapping[str, prices.
     return f"{head}\n\n{HEADER}\n{body}"
 
 
+def verdicts_of(paper: Paper, entries: Sequence[Entry]) -> str:
+    """Return a row: how many claims of a paper have which verdict."""
+    counted = Counter(one.verdict for one in entries)
+    less = sum(one.excludes_the_papers for one in entries)
+    decided = (counted["reproduced"], counted["refuted"], counted["undecided"])
+    return row([f"[{paper.key}](#{paper.key})", *map(str, (*decided, less, counted["not tried"]))])
+
+
 def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     """How many claims have which verdict, and how prices are computed."""
     verdicts: tuple[Verdict, ...] = ("reproduced", "refuted", "undecided", "not tried")
@@ -318,6 +339,7 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     less = sum(one.excludes_the_papers for found in entries.values() for one in found)
     counts["undecided"] += f" ({less} of them less than in the paper)"
     total = ", ".join(counts.values())
+    by_paper = "\n".join(verdicts_of(paper, found) for paper, found in entries.items())
     ours = Counter(one.verdict for found in entries.values() for one in found if one.claim.whose == "ours")
     mine = ", ".join(f"{ours[name]} {name}" for name in verdicts[:3])
     left = sum(len(paper.left) for paper in entries)
@@ -332,9 +354,11 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
     here = f"{cpu.flops / 1e9:.0f} GFLOP/s a core here, measured" if cpu else "not measured here"
     how = "measured" if "cuda" in speeds else "assumed"
     return (
-        f"{total}; {left} more rows are of tables and figures that no run can decide. Of the claims, with a "
+        f"{total}; {left} more rows have no runs: each says why. Of the claims, with a "
         f"threshold or comparison that is ours: {mine}. {len(store.records)} runs{where}, {hours:.1f} core hours, "
         f"of {versions} (each run's record has its own).\n\n"
+        "| | reproduced | refuted | undecided | of them less than in the paper | not tried |\n"
+        f"|---|---|---|---|---|---|\n{by_paper}\n\n"
         f"Prices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
         f"ResNet18 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
