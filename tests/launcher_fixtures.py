@@ -173,6 +173,7 @@ FAKE_PEERS = """
             files.write_result(Result(peer, phase, rounds_done, "0" * 64, "fake", 0))
             files.write_status(Status(peer, os.getpid(), phase, rounds_done=rounds_done))
             os._exit(0)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         if behavior == "waits":
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a handler could run just before a pause
         if behavior == "stubborn":
@@ -185,7 +186,9 @@ FAKE_PEERS = """
         if behavior == "crashes in round 1":
             files.write_status(Status(peer, os.getpid(), "training", rounds_done=1))
             os.kill(os.getpid(), signal.SIGKILL)
-        if behavior == "finishes":
+        if behavior == "finishes on SIGUSR1":
+            signal.sigwait({signal.SIGUSR1})
+        if behavior.startswith("finishes"):
             end("finished", 3)
         if behavior == "outlives the warm process":
             while os.getppid() == warm:

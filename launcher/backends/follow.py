@@ -109,6 +109,8 @@ def follow(
     recoveries = Recoveries(folder, processes)
     due: dict[PeerId, float] = {}
     """When to restart peers."""
+    ended_in: dict[PeerId, int | None] = {}
+    """The process id in the status of each peer that has exited."""
     with (
         counted_interrupts(*[signal.SIGTERM] * warm.stops_on_sigterm) as interrupts,
         watching.progress(console, folder) as progress,
@@ -127,6 +129,7 @@ def follow(
                 for peer in processes.update(events, warm.exited)
                 if not (local and processes.adopt(peer, find_process(folder, peer)))
             ]
+            ended_in |= {peer: _process_id(folder, peer) for peer in exited if local}
             if asked := [*asked, *requests()]:  # written before the signals, so that this launcher restarts nobody
                 policy.restart = "never"
                 due.clear()
@@ -160,6 +163,8 @@ def follow(
             for peer, t in recoveries.new():
                 progress.print(f"peer {peer}: recovered; completed round {t}")
             display.update(now=not processes.running and not due)
+    # Another launcher has started these since (`p2pfl resume`, `p2pfl join`): their results tell how they ended.
+    processes.forget(peer for peer, pid in ended_in.items() if _process_id(folder, peer) != pid)
     if warm.stderr:
         with suppress(OSError):
             (folder.root / "warm.log").write_text(warm.stderr)
@@ -167,6 +172,11 @@ def follow(
         output = warm.stderr.strip() or "(no output)"
         raise LaunchError(f"the process that forks the peers {warm.outcome}:\n{output}")
     return processes
+
+
+def _process_id(folder: RunFolder, peer: PeerId) -> int | None:
+    status = folder.peer(peer).status()
+    return None if status is None else status.pid
 
 
 def _stop(processes: PeerProcesses, warm: Forker, *, kill: bool, progress: Progress) -> None:
@@ -295,12 +305,18 @@ class PeerProcesses:
 
     def expect(self, peers: Iterable[PeerId]) -> None:
         """Count ``peers`` as running again: they have been requested anew."""
+        peers = set(peers)
+        self.running |= peers
+        self._orphans -= peers
+        self.forget(peers)
         for peer in peers:
-            self.running.add(peer)
-            self._orphans.discard(peer)
+            self._processes.pop(peer, None)
+
+    def forget(self, peers: Iterable[PeerId]) -> None:
+        """Forget how ``peers`` exited."""
+        for peer in peers:
             self.exit_codes.pop(peer, None)
             self.errors.pop(peer, None)
-            self._processes.pop(peer, None)
 
     def is_stale(self, status: Status) -> bool:
         """Return whether a peer is about to start, and an earlier process of it has written ``status``."""
@@ -310,7 +326,7 @@ class PeerProcesses:
     def adopt(self, peer: PeerId, process: psutil.Process | None) -> bool:
         """Count ``peer`` as running if it has a process of which no event told. Return whether it has."""
         if process is not None:
-            self.running.add(peer)
+            self.expect([peer])
             self._orphans.add(peer)
             self._processes[peer] = process
         return process is not None

@@ -213,6 +213,8 @@ def _opened(into: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CollectError(f"{into}: in use by another `p2pfl collect`") from None
+        except OSError as error:  # NFS locks no folders
+            raise CollectError(f"{into}: cannot be locked: {error.strerror}; collect to a local disk") from None
         info = RunFolder(root).info if (root / "run.json").exists() else None
         if info is not None and "collected" not in info:
             raise CollectError(f"{into}: a run folder that its peers write to; give a new folder")

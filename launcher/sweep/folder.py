@@ -174,7 +174,8 @@ class SweepFolder:
     def command_runs(self, name: str) -> bool:
         """Return whether the command of a run still runs, whoever started it."""
         try:
-            file = os.open(self.log(name), os.O_RDONLY | os.O_CLOEXEC)
+            # For writing: on NFS, an exclusive lock takes that.
+            file = os.open(self.log(name), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:

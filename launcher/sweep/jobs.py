@@ -21,6 +21,7 @@ import psutil
 from launcher.backends.host_state import HostState
 from launcher.backends.processes import outcome
 from launcher.backends.registration import request
+from launcher.errors import SweepError
 from launcher.sweep import memory
 from launcher.sweep.folder import SweepFolder, has_peers, peers_of
 from launcher.views import formatting
@@ -76,14 +77,18 @@ class Job:
             log = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(log, fcntl.LOCK_EX)  # held by the command as long as it has its stderr open
-            os.write(log, f"$ p2pfl {shlex.join(arguments)}\n".encode())
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "launcher.cli", *arguments, "--json"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                start_new_session=True,
-            )
+            with write_errors(log_path):
+                os.write(log, f"$ p2pfl {shlex.join(arguments)}\n".encode())
+            try:
+                return subprocess.Popen(
+                    [sys.executable, "-P", "-m", "launcher.cli", *arguments, "--json"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            except OSError as error:  # too many processes, or no memory
+                raise SweepError(f"its process cannot be started: {error.strerror}") from None
         finally:
             os.close(log)
 

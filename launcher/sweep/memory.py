@@ -72,6 +72,11 @@ class Estimate:
         ]
         return int(MARGIN * max(guesses)) if guesses else None
 
+    def exceeds(self, name: str, total: int) -> bool:
+        """Return whether a run would not even fit alone into a host with ``total`` bytes of which none is in use."""
+        needed = self.of(name)
+        return needed is not None and needed + RESERVE * total > total
+
     def _alike(self, name: str) -> str:
         return self.alike.get(name, name)
 

@@ -47,6 +47,9 @@ class Source(Protocol):
     def prunes(self, job: Job) -> bool:
         """Return whether to stop a running run, as the others do better."""
 
+    def not_started(self, name: str) -> None:
+        """A run could not start for want of resources, so others may fail to start too."""
+
     def ended(self, job: Job, failure: str) -> None:
         """A run has ended; ``failure`` says why if it has not finished."""
 
@@ -77,6 +80,9 @@ class Queue:
 
     def prunes(self, job: Job) -> bool:
         return False
+
+    def not_started(self, name: str) -> None:
+        pass
 
     def ended(self, job: Job, failure: str) -> None:
         pass
@@ -191,10 +197,14 @@ class Runner:
                         self._source.back(name)
                         progress.waits = reason
                         return
+                    if self._estimate.exceeds(name, psutil.virtual_memory().total):  # it would not fit later either
+                        self._end(Job(self._folder, name, adopt=True), f"not started: {reason}")
+                        continue
                     raise SweepError(f"not started: {reason}")
                 progress.jobs.append(Job(self._folder, name, adopt=adopt))
-            except P2pflError as error:  # of this run only: the others go on
-                self._end(Job(self._folder, name, adopt=True), str(error))
+            except P2pflError as error:  # others may start; this one may when the sweep is continued
+                self._source.not_started(name)
+                self._fail(name, str(error))
                 continue
             self._display.print(f"{name}: {'found running' if adopt else 'resumed' if begun else 'started'}")
 
@@ -255,8 +265,11 @@ class Runner:
             progress.finished += 1
             self._display.print(f"{job.name}: finished{job.result()}")
         elif not progress.stopping:
-            progress.failures[job.name] = failure
-            self._display.print(f"{job.name}: failed: {failure}")
+            self._fail(job.name, failure)
+
+    def _fail(self, name: str, failure: str) -> None:
+        self.progress.failures[name] = failure
+        self._display.print(f"{name}: failed: {failure}")
 
 
 def _without_seed(plain: Mapping[str, Any]) -> str:

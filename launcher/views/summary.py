@@ -227,11 +227,13 @@ def summarize(
 ) -> Summary:
     """Summarize the peers' results and write summary.json.
 
+    A peer whose process lives, because another launcher has started it, has ``ended`` RUNNING.
+
     Args:
         exit_codes, errors: exit codes of peers and errors that they reported to the launcher, if known.
         seconds: measured duration of the run.
     """
-    summary = _summary(folder, exit_codes or {}, seconds, errors or {})
+    summary = _with_running(folder, _summary(folder, exit_codes or {}, seconds, errors or {}), "died")
     if topology is not None:
         unfinished = {peer.peer for peer in summary.peers if peer.ended != "finished"}
         summary = replace(summary, parts=_parts(topology, unfinished))
@@ -253,10 +255,13 @@ def current_summary(folder: RunFolder) -> Summary:
         written = {}
     seconds = written.get("seconds")
     summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+    return _with_running(folder, summary, "died", "running on host")
+
+
+def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:
+    """Replace what ``peer.ended`` says by RUNNING where it begins with one of ``ended`` and the process lives."""
     peers = [
-        replace(peer, ended=RUNNING)
-        if peer.ended.startswith(("died", "running on host")) and is_alive(folder, peer.peer)
-        else peer
+        replace(peer, ended=RUNNING) if peer.ended.startswith(ended) and is_alive(folder, peer.peer) else peer
         for peer in summary.peers
     ]
     return replace(summary, peers=peers)

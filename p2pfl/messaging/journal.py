@@ -279,6 +279,10 @@ class Journal:
                 return f"damaged: entry {entry.id.number} of round {entry.id.t} in the journal: {error}"
         return ""
 
+    def clear(self) -> None:
+        """Delete every stored body: before the first entry, or when nobody needs the last ones any more."""
+        self.store.restore(())
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the entries whose bodies still exist."""
         self._saved_before = max((t for t, *_ in state["entries"]), default=-1) + 1

@@ -177,4 +177,6 @@ def load(
     )
     if saved is not None:
         endpoint.load_state_dict(saved["endpoint"], saved["journal"], saved["rounds_done"])
+    else:
+        endpoint.journal.clear()  # an earlier process may have been killed before its first checkpoint
     return saved

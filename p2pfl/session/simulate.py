@@ -106,7 +106,7 @@ def simulate(
         else:
             results = asyncio.run(_in_turns(sessions, hub))
         for session in sessions:
-            session.endpoint.journal.store.restore(())  # nobody needs the last messages any more
+            session.endpoint.journal.clear()  # nobody needs the last messages any more
     return results
 
 

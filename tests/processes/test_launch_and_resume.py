@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from launcher.backends.local import resume
+from launcher.backends.processes import find_process
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
@@ -154,6 +159,36 @@ def test_a_peer_that_is_named_twice_starts_once(
     replace_peers(fake_peers(["finishes", "finishes"]), monkeypatch)
     resume(folder, [0, 0], Console(file=io.StringIO()))
     assert started == [[0]]
+
+
+def test_a_peer_that_a_second_launcher_has_resumed_ends_as_it_did_there(
+    fake_peers: Any, until: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "toy.yaml"
+    file.write_text("name: toy\nrounds: 3\npeers: 2\nalgorithm: local\ndata: {dataset: digits}\n")
+    folder = RunFolder(tmp_path / "run")
+
+    def start(peers: list[str], *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | fake_peers(peers))
+
+    def ended() -> list[str]:
+        return [peer["ended"] for peer in json.loads(folder.summary.read_text())["peers"]]
+
+    options = [str(file), "--run-dir", str(folder.root), "--restart", "never"]
+    with start(["finishes on SIGUSR1", "crashes"], "launch", *options) as first:
+        until(lambda: all(folder.peer(peer).status() for peer in range(2)))
+        until(lambda: find_process(folder, 1) is None)
+        with start(["crashes", "finishes"], "resume", str(folder.root)) as second:
+            assert second.wait(100) == 1  # the run has not finished
+        assert ended() == ["running", "finished"]
+        status = folder.peer(0).status()
+        assert status is not None
+        os.kill(status.pid, signal.SIGUSR1)
+        assert first.wait(100) == 0
+        assert first.stderr is not None
+        assert first.stderr.read() == ""
+    assert ended() == ["finished", "finished"]
 
 
 @pytest.mark.parametrize("written", ['{"seconds": 1000.0}', '{"seconds": null}', "damaged"])

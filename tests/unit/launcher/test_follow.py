@@ -8,6 +8,7 @@ import psutil
 
 from launcher.backends.follow import PeerProcesses, Recoveries
 from launcher.backends.warm import Event
+from p2pfl.errors import AlreadyRunning
 from p2pfl.session.run_folder import Status
 from tests.launcher_fixtures import MakeFolder
 
@@ -33,6 +34,14 @@ def test_a_restarted_peer_starts_anew() -> None:
     assert processes.is_stale(Status(0, os.getpid(), "training"))
     processes.adopt(0, psutil.Process())
     assert not processes.is_stale(Status(0, os.getpid(), "training"))
+
+
+def test_a_peer_that_was_adopted_has_not_ended() -> None:
+    """The exit code and error were of the process that found it running."""
+    processes = PeerProcesses([0])
+    processes.update([started(0), Event("exited", 0, code=AlreadyRunning.exit_code, error="already running")], False)
+    processes.adopt(0, psutil.Process())
+    assert (processes.running, processes.exit_codes, processes.errors) == ({0}, {}, {})
 
 
 def test_a_peer_has_recovered_when_it_has_completed_a_round_since(make_folder: MakeFolder) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -13,6 +18,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from launcher.errors import SweepError
 from launcher.sweep import memory, runner, search
 from launcher.sweep.folder import Sweep, SweepFolder
 from launcher.sweep.grid import Point
@@ -167,6 +173,76 @@ def test_a_run_that_does_not_fit_alone_is_not_started(folder: SweepFolder) -> No
     assert found.failures["b"].startswith("not started: it needs about 1.2 GB of memory")
     assert found.failures["b"].endswith("1.0 GB are available")
     assert "c: failed: not started" in lines[-1]
+
+
+def test_a_search_keeps_what_does_not_fit_for_later_and_asks_for_no_more(
+    folder: SweepFolder, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(search, "in_child", lambda function: function())
+    monkeypatch.setattr(Search, "_value", lambda self, name: 0.5)
+    space = {"trials": 4, "prune": False, "space": {"algorithm.lr": [0.1, 0.2, 0.3, 0.4]}, "seed": 0}
+    folder.write(Sweep("", str(file), True, search=space, sha256=sha256(file.read_bytes()).hexdigest()))
+    FakeJob.peaks = defaultdict(lambda: GB)
+    free = iter([9 * GB, 0])
+
+    def search_with(available: Callable[[], int]) -> Progress:
+        return Runner(folder, Search(folder), Lines(), 1, available=available).run()
+
+    first = search_with(lambda: next(free))  # two are asked for, not all four
+    assert first.finished == 1
+    assert [failure.partition(":")[0] for failure in first.failures.values()] == ["not started"]
+    begun = len(FakeJob.log)
+    second = search_with(lambda: 9 * GB)
+    assert FakeJob.log[begun] == f"start {next(iter(first.failures))}"
+    assert (second.finished, second.failures) == (3, {})
+
+
+@pytest.mark.parametrize(("peak", "later"), [(GB, ["b", "c"]), (9 * GB, [])])
+def test_a_run_too_large_for_the_host_has_failed(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, peak: int, later: list[str]
+) -> None:
+    FakeJob.peaks["a"] = peak
+    source = Queue(folder)
+    kept: list[str] = []
+    lost: list[str] = []
+    monkeypatch.setattr(source, "not_started", kept.append)
+    monkeypatch.setattr(source, "ended", lambda job, failure: lost.append(job.name))
+    found = Runner(folder, source, Lines(), 1, available=lambda: 0).run()
+    assert set(found.failures) == {"b", "c"}
+    assert kept == later
+    assert lost == ["a", *sorted({"b", "c"} - set(later))]
+
+
+@pytest.mark.parametrize("way", ["log", "process"])
+def test_a_run_whose_process_cannot_start_fails_alone(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way == "log":
+        folder.log("a").parent.mkdir(parents=True)
+        folder.log("a").symlink_to("/dev/full")
+    else:
+        monkeypatch.setattr(sys, "executable", "/missing/python")
+    problem = {
+        "log": "No space left on device",
+        "process": "its process cannot be started: No such file or directory",
+    }
+    with pytest.raises((WriteError, SweepError), match=problem[way]):
+        Job(folder, "a")
+
+
+def test_a_lock_on_nfs_takes_a_file_that_is_open_for_writing(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: int, operation: int) -> None:
+        """NFS turns flock into locks of byte ranges."""
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    folder.log("a").parent.mkdir(parents=True)
+    folder.log("a").touch()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert folder.state("a") == "waiting"
 
 
 def test_what_was_measured_is_known_after_a_restart(folder: SweepFolder) -> None:

@@ -10,8 +10,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
+from p2pfl.messaging import wire
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.session import checkpoint, saving
+from p2pfl.session.body_files import FileStore
+from tests.bodies import Named, complete
+from tests.launcher_fixtures import MakeFolder
 
 
 def test_a_checkpoint_is_due_when_much_was_taken_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +28,16 @@ def test_a_checkpoint_is_due_when_much_was_taken_since_the_last_one(monkeypatch:
     assert not saver.is_due(1)
     endpoint.taken_bytes += 1
     assert saver.is_due(1)
+
+
+def test_without_a_checkpoint_nothing_stays_of_the_journal_of_an_earlier_process(make_folder: MakeFolder) -> None:
+    """Or each kill before the first checkpoint would leave what was sent since the start on the disk."""
+    files = make_folder(peers=2, results={0: None, 1: None}).peer(0)
+    FileStore(files.journal).write(wire.encode(Named({"a": torch.ones(9)})))
+    store = FileStore(files.journal)
+    endpoint = Endpoint(0, complete(2), "run", 0, [], store=store)
+    assert saving.load(files, endpoint, "run", logging.getLogger("load")) is None
+    assert [path.name for path in files.journal.iterdir()] == [store.token]
 
 
 async def test_a_stop_during_a_wait_for_a_checkpoint_does_not_write_two_at_once(
