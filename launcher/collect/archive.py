@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -110,8 +111,14 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> N
     """Write a regular file with the process's own permissions. (Extraction filters need Python 3.11.4.)"""
     source = archive.extractfile(member)
     assert source is not None  # regular
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source, target.open("wb") as file:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file = target.open("wb")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CollectError(f"{member.name[:100]} cannot be created here: {error.strerror}") from None
+    with source, file:
         shutil.copyfileobj(source, file)
     with suppress(OSError, OverflowError, ValueError):  # any number may be given
         os.utime(target, (member.mtime, member.mtime))

@@ -59,7 +59,7 @@ def is_wanted(name: str, checkpoints: bool) -> bool:
         len(parts) < 3
         or len(parts) - 3 > MAX_DEPTH
         or parts[-3] != "peers"
-        or not re.fullmatch(r"[0-9]{2,9}", parts[-2])
+        or not re.fullmatch(r"[0-9]{2}|[1-9][0-9]{2,8}", parts[-2])
     ):
         return False
     return parts[-1] in PEER_FILES or (checkpoints and parts[-1] in CHECKPOINTS)

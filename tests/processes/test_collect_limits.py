@@ -97,6 +97,21 @@ def test_limits_the_size_of_files_that_are_read_into_memory(
     assert disk() == 0
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["run.json", "run.json/run.yaml"], "run.json/run.yaml cannot be created here: "),
+        (["n" * 300 + "/run.json"], "n" * 100 + " cannot be created here: File name too long"),
+    ],
+)
+def test_names_that_cannot_be_files_here_concern_one_location(
+    names: list[str], reason: str, tmp_path: Path, into: Path, programs: Any, invoke: Invoke
+) -> None:
+    (tmp_path / "archive").write_bytes(b"".join(header(name, 0) for name in names) + bytes(2 * tarfile.BLOCKSIZE))
+    found = collected_from('cat "$(dirname "$0")/../archive"', into, programs, invoke)
+    assert found.startswith(reason)
+
+
 def old_sparse() -> bytes:
     """A member of one byte, of which the archive has more than all disks hold."""
     sparse = bytearray(header("peers/00/peer.log", (1 << 33) - 1, tarfile.GNUTYPE_SPARSE))

@@ -427,3 +427,12 @@ def test_a_location_that_cannot_be_read_does_not_hinder_the_others(host: Host, i
     assert f"{unreadable}: cannot be read: " in outcome.stderr
     assert "File name too long" in outcome.stderr
     assert len(hosts_by_peer(RunFolder.open(into))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("00", True), ("07", True), ("100", True), ("007", False), ("0", False), ("1", False), ("٠٧", False)],
+)
+def test_folders_of_peers_have_the_names_that_peers_give_them(name: str, wanted: bool) -> None:
+    """Or the files of one peer would be looked for in the folder of another name."""
+    assert is_wanted(f"peers/{name}/peer.log", checkpoints=False) == wanted
