@@ -111,7 +111,7 @@ class _Writer:
         self.files = None
         """Volume or folder with the dataset's files; None if it has none."""
         if reads_dataset_files(run):
-            self.files = "${P2PFL_DATA:-files}" if root is None else _escaped(str(root))
+            self.files = "${P2PFL_DATA:-files}" if root is None else str(root)
 
     def lines(self) -> Iterator[str]:
         yield from self._head()
@@ -174,8 +174,16 @@ class _Writer:
             yield f"  - &{name} {{type: bind, source: {source}, target: {_quoted(target)}, read_only: true}}"
         yield f'  - &decoded "decoded:{DECODED}:ro"'
         if self.files:
-            yield f'  - &files "{self.files}:{FILES}:ro"'
+            yield f"  - &files {self._files_volume(read_only=True)}"
         yield ""
+
+    def _files_volume(self, *, read_only: bool) -> str:
+        """Return the volume or folder with the dataset's files, as a value in YAML."""
+        if (root := self.run.file.data.root) is None:
+            return f'"{self.files}:{FILES}{":ro" if read_only else ""}"'
+        source = _quoted(_bind_source(root))
+        options = f"read_only: {str(read_only).lower()}, bind: {{create_host_path: true}}"
+        return f"{{type: bind, source: {source}, target: {FILES}, {options}}}"
 
     def _setup_names(self) -> list[str]:
         return ["keys", "data"] if self.settings.keys is None else ["data"]
@@ -204,7 +212,7 @@ class _Writer:
             build = []
         mounts = [*(f"*{name}" for name in self._binds()), f'"decoded:{DECODED}"']
         if self.files:
-            mounts.append(f'"{self.files}:{FILES}"')
+            mounts.append(self._files_volume(read_only=False))
         downloads = self.files is not None and self.run.file.data.download
         yield "  # ---- decodes the dataset for all peers"
         yield "  data:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -154,12 +155,29 @@ def test_downloads_dataset_files_once(
 ) -> None:
     tree = load_compose(ComposeFile(file, sets))
     data, peer = tree["services"]["data"], tree["services"]["peer-0"]
-    assert (f"{source}:{FILES}" in data["volumes"]) == (source is not None)
-    assert (f"{source}:{FILES}:ro" in peer["volumes"]) == (source is not None)
+    if source == "/mnt/images":
+        bind = {"type": "bind", "source": source, "target": FILES, "bind": {"create_host_path": True}}
+        assert {**bind, "read_only": False} in data["volumes"]
+        assert {**bind, "read_only": True} in peer["volumes"]
+    else:
+        assert (f"{source}:{FILES}" in data["volumes"]) == (source is not None)
+        assert (f"{source}:{FILES}:ro" in peer["volumes"]) == (source is not None)
     assert data.get("networks") == network
     assert data.get("network_mode") == (None if network else "none")
     assert ("files" in tree["volumes"]) == (source == "${P2PFL_DATA:-files}")
     assert (f"--set=data.root={FILES}" in peer.get("command", [])) == (source == "/mnt/images")
+
+
+def test_a_folder_of_files_may_have_any_name(file: Path) -> None:
+    name = '/mnt/a:b "c" \\ $d'
+    tree = load_compose(ComposeFile(file, ["data.dataset=mnist", f"data.root={json.dumps(name)}"]))
+    (source,) = {
+        volume["source"]
+        for service in tree["services"].values()
+        for volume in service.get("volumes", [])
+        if isinstance(volume, dict) and volume["target"] == FILES
+    }
+    assert source == name.replace("$", "$$")  # compose substitutes no variable
 
 
 def test_mounts_a_graph_file(file: Path) -> None:
