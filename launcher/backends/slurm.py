@@ -56,7 +56,7 @@ class Slurm:
     def hosts(self) -> list[Host]:
         here = os.environ.get("SLURM_JOB_ID", self._job)
         job, before = _job(here), {} if here == self._job else _job(self._job)
-        if before.get("JobState") == "RUNNING":
+        if before.get("JobState") in ALIVE:  # suspended, it may go on
             raise LaunchError(
                 f"its peers may run in Slurm job {self._job}, which has not ended, and this is job {here}: resume it "
                 f"from a shell outside of job {here}, or end the other one: scancel {self._job}"
@@ -238,7 +238,7 @@ def array_script(folder: Path, tasks: Sequence[int], most: int | None) -> str:
             tasks=numbers if most is None else f"{numbers}%{most}",
             seconds=SIGNAL_SECONDS,
             output=shlex.quote(f"{folder / 'logs'}".replace("%", "%%") + "/slurm-%A_%a.out"),
-            p2pfl=shlex.join([sys.executable, "-m", "launcher.cli"]),
+            p2pfl=shlex.join([sys.executable, "-P", "-m", "launcher.cli"]),
             folder=shlex.quote(str(folder)),
         )
         + REQUEUE
@@ -259,7 +259,7 @@ def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequenc
         seconds=SIGNAL_SECONDS,
         folder=shlex.quote(str(Path.cwd())),
         out=shlex.quote(str(out)),
-        p2pfl=shlex.join([sys.executable, "-m", "launcher.cli"]),
+        p2pfl=shlex.join([sys.executable, "-P", "-m", "launcher.cli"]),
         arguments=shlex.join(arguments),
         resume="".join(f" {shlex.quote(option)}" for option in resume),
     )

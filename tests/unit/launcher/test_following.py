@@ -375,8 +375,10 @@ def test_resume_moves_to_the_allocation_it_is_in_once_the_old_one_has_ended(
     assert [host.cores for host in inside.hosts()] == [4, 4]  # from a shell outside of the job
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "6,2")
-    with pytest.raises(LaunchError, match="may run in Slurm job 7, which has not ended, and this is job 9"):
-        inside.hosts()
+    for alive in ("SUSPENDED", "RUNNING"):  # a suspended job goes on later
+        jobs["7"] = alive
+        with pytest.raises(LaunchError, match="may run in Slurm job 7, which has not ended, and this is job 9"):
+            inside.hosts()
     for state in ("TIMEOUT", None):
         jobs.pop("7")
         jobs |= {} if state is None else {"7": state}

@@ -254,7 +254,16 @@ def test_the_batch_script_is_valid_bash_that_resumes_and_requeues(tmp_path: Path
     script = batch_script("mesh", tmp_path / "a b", ["my mesh.yaml", "--backend", "slurm"])
     checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
     assert checked.returncode == 0, checked.stderr
-    for text in ("--signal=B:TERM@60", "--requeue", "scontrol requeue", 'resume "$run"', "'my mesh.yaml'", "'/"):
+    # Without -P, modules in the folder where the job was submitted would be imported.
+    for text in (
+        " -P -m launcher.cli",
+        "--signal=B:TERM@60",
+        "--requeue",
+        "scontrol requeue",
+        'resume "$run"',
+        "'my mesh.yaml'",
+        "'/",
+    ):
         assert text in script
     assert len({line for line in script.splitlines() if line.startswith("#SBATCH")}) == 8
 
