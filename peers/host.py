@@ -39,11 +39,12 @@ import hashlib
 import json
 import os
 import platform
+import secrets
 import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import metadata
 from pathlib import Path
 from time import monotonic, process_time
@@ -53,6 +54,7 @@ import p2pfl
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, error_text
 from p2pfl.process_title import has_title, set_title
+from p2pfl.run_file.addresses import is_ipv6
 from p2pfl.session.files import read_json, write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 from peers.sent_files import SentFiles, inside
@@ -129,6 +131,8 @@ class HostProcess:
         self._forks: Forks | None = None
         self._sets: list[str] = []
         self._listener: socket.socket | None = None
+        self._refused = False
+        """Whether the run could not be opened here: nothing else is done for it."""
         self._closed_by_forks: tuple[int, ...] = ()
         self._due = 0.0
         self._sent_at = 0.0
@@ -178,16 +182,27 @@ class HostProcess:
 
     def _obey(self, request: dict[str, Any]) -> None:
         do = request.pop("do")
+        if self._refused:
+            return
         try:
             getattr(self, f"_do_{do}")(**request)
         except (P2pflError, OSError) as error:
+            self._refused = do in ("open", "file")
             self.send({"event": "failed", "error": error_text(error)})
 
     # ---- requests --------------------------------------------------------------------------------------------
 
-    def _do_open(self, folder: str, token: str, peers: Sequence[PeerId], have: Mapping[str, int]) -> None:
-        """Open or create the folder of the run for ``peers``, and report those that run already."""
+    def _do_open(self, folder: str, run: str, token: str, peers: Sequence[PeerId], have: Mapping[str, int]) -> None:
+        """Open or create the folder of the run for ``peers``, and report those that run already.
+
+        Args:
+            run: the id of the run.
+        """
         root = Path(folder).expanduser()
+        if (info := root / "run.json").is_file() and _run_id(info.read_bytes()) != run:
+            raise RunFolderError(
+                f"{root}: contains another run; give another folder by --host-dir, or remove it there"
+            )
         self._shared = (read_json(root / TOKEN) or {}).get("token") == token
         new = [peer for peer in peers if not RunFolder(root).peer(peer).journal.is_dir()]
         self._folder = RunFolder.create(root, peers, again=True)
@@ -209,18 +224,17 @@ class HostProcess:
         target, content = inside(self._folder.root, path), base64.b64decode(data)
         if target.is_file() and target.read_bytes() == content:
             return
-        if path == "run.json" and target.is_file() and _run_id(target.read_bytes()) != _run_id(content):
-            raise RunFolderError(
-                f"{self._folder.root}: contains another run; give another folder by --host-dir, or remove it there"
-            )
-        with write_errors(target):
+        new = target.with_name(f".{target.name}.{secrets.token_hex(8)}.new")  # other hosts may share the folder
+        with write_errors(target), ExitStack() as unless_replaced:
             target.parent.mkdir(mode=0o700 if path.startswith("keys/") else 0o777, parents=True, exist_ok=True)
-            descriptor = os.open(target.with_name(f".{target.name}.new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            unless_replaced.callback(new.unlink)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
-            target.with_name(f".{target.name}.new").replace(target)
+            new.replace(target)
+            unless_replaced.pop_all()
 
     def _do_listen(self, port: int) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -344,9 +358,14 @@ def _run_id(info: bytes) -> str | None:
 
 
 def _connection_problem(target: tuple[str, int]) -> str:
-    """Return why a host cannot be reached; nothing if it can."""
+    """Return why a host cannot be reached; nothing if it can. As peers do, it resolves names to IPv4 addresses."""
+    name, port = target
     try:
-        socket.create_connection((target[0], target[1]), timeout=PROBE_TIMEOUT).close()
+        if not is_ipv6(name):
+            name = str(socket.getaddrinfo(name, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        socket.create_connection((name, port), timeout=PROBE_TIMEOUT).close()
+    except socket.gaierror as error:
+        return f"{error.strerror} (peers resolve names to IPv4 addresses; an IPv6 address can be given as such)"
     except TimeoutError:
         return "timed out"
     except OSError as error:

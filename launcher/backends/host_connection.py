@@ -165,7 +165,8 @@ class HostConnection:
         self.mirror = Mirror(files.folder, self.host.peers)
         folder = self.host.folder or str(files.folder.root)
         have = self.mirror.sizes()
-        self.send("open", folder=folder, token=files.token, peers=list(self.host.peers), have=have)
+        run = files.folder.info["id"]
+        self.send("open", folder=folder, run=run, token=files.token, peers=list(self.host.peers), have=have)
 
     def opened(self, event: Mapping[str, Any], files: Files) -> None:
         """Send the files of the run, unless the host shares the folder."""

@@ -43,12 +43,12 @@ SYNC_TIMEOUT = 120.0
 HELLO_TIMEOUT = 120.0
 """Seconds until a host process must have said hello: starting Python from a network disk is slow."""
 MAX_FAILURES = 3
-"""A host process that ends more often than this within STABLE seconds each is not started again, or ever more
-rarely (``keep_trying``)."""
+"""A host process that ends more often than this, each time before it was ready for STABLE seconds, is not started
+again, or ever more rarely (``keep_trying``)."""
 MAX_RETRY = 60.0
 """Most seconds until the next attempt."""
 STABLE = 120.0
-"""Seconds after which earlier failures of a host no longer count."""
+"""Seconds for which a host must have been ready, so that its earlier failures no longer count."""
 RETRY = 2.0
 """Seconds between the end of a host process and the next attempt."""
 SILENCE = 20.0
@@ -132,7 +132,7 @@ class HostGroup:
             self._connections.remove(each)
             self._close([each])
         for each in self._connections:
-            each.host = placed[each.host.name]
+            each.host, each.since = placed[each.host.name], time.monotonic()  # it was not asked anything before
             self._of_peer |= dict.fromkeys(each.host.peers, each)
             each.open(files)
         self._wait_for("opened")
@@ -237,12 +237,13 @@ class HostGroup:
             time.sleep(timeout)  # nothing will arrive before the next attempt to start a host again
             return found
         readable, writable = ready(streams, unsent, timeout)
+        now = time.monotonic()  # not later: to end the process of a silent host may take seconds
         for descriptor in writable:
             unsent[descriptor].flush()
         for descriptor, host in streams.items():
             if descriptor in readable:
                 found += self._receive(host)
-            elif host.last_event_at is not None and time.monotonic() - host.last_event_at > SILENCE:
+            elif host.last_event_at is not None and now - host.last_event_at > SILENCE:
                 host.drop(kill=True)
                 self._ended(host, f"no sign of life for {SILENCE:.0f} s")
         return found
@@ -376,7 +377,7 @@ class HostGroup:
 
     def _ended(self, host: HostConnection, reason: str, *, final: bool = False) -> None:
         """Note that a host process has ended. ``final``: it would end again."""
-        stable = time.monotonic() - host.since > STABLE
+        stable = host.state == "ready" and time.monotonic() - host.since > STABLE
         host.failures = 1 if stable else host.failures + 1
         final = final or ALLOCATION_ENDED.search(reason) is not None
         host.hopeless = final or (host.failures > MAX_FAILURES and not self._keep_trying)

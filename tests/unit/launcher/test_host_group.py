@@ -218,6 +218,75 @@ def test_a_host_whose_process_keeps_ending_is_started_ever_more_rarely(
     assert [(event.peer, event.code) for event in lost] == [(0, HOST_LOST)]
 
 
+def test_a_host_whose_process_hangs_at_its_start_is_lost(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt takes longer than a host must have been ready for its failures to be forgotten."""
+    backend, group, folder = opened
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    starts: list[socket.socket] = []
+
+    def start(host: Host, command: Sequence[str]) -> HostStream:
+        ours, theirs = socket.socketpair()
+        starts.append(theirs)
+        descriptor = ours.detach()
+        return HostStream(descriptor, descriptor, lambda: "it has ended")
+
+    monkeypatch.setattr(backend, "start", start)
+    group.fork(folder, [0])
+    backend.theirs.close()
+    events: list[Event] = []
+    while not events and now[0] < 5000.0:
+        events = group.events(0.0)
+        now[0] += 10.0
+    assert [(event.peer, event.code) for event in events] == [(0, HOST_LOST)]
+    assert len(starts) == host_group.MAX_FAILURES
+    for stream in starts:
+        stream.close()
+
+
+def test_preparing_the_run_does_not_count_as_time_of_the_hosts(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may download a dataset."""
+    folder, backend, now = make_folder(peers=2, results={0: None, 1: None}), ScriptedBackend(), [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with HostGroup(backend, backend.hosts(), VERSIONS) as group:
+        hosts = group.connect()
+        now[0] += 2 * host_group.LOAD_TIMEOUT
+        backend.say(event="opened", shared=False, folder="/run", running={}, new=[])
+        files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
+        group.open(hosts, files, probe=False, load=False)
+        backend.close()
+
+
+def test_to_end_a_silent_host_takes_no_other_with_it(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, backend, now = make_folder(peers=2, results={0: None, 1: None}), TwoHosts(), [1000.0]
+    with HostGroup(backend, backend.hosts(), VERSIONS) as group:
+        hosts = group.connect()
+        for host in ("alpha", "beta"):
+            backend.tell(host, event="opened", shared=False, folder="/run", running={}, new=[])
+        files = Files(folder, "token", {}, {}, lambda *given: [], lambda host: 0, [[1], [0]])
+        group.open(hosts, files, probe=False, load=False)
+        for host in ("alpha", "beta"):
+            backend.tell(host, event="ready")
+        until(group, lambda events: all(group._of_peer[peer].state == "ready" for peer in (0, 1)))
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        alpha, beta = (group._of_peer[peer] for peer in (0, 1))
+        alpha.last_event_at, beta.last_event_at = now[0], now[0] + 4.0
+        assert alpha.stream is not None
+        now[0] += host_group.SILENCE + 1.0
+
+        def kill() -> None:  # it does not end at once
+            now[0] += 5.0
+
+        monkeypatch.setattr(alpha.stream, "kill", kill)
+        group.events(0.0)
+        assert (alpha.state, beta.state) == ("ended", "ready")
+        backend.close()
+
+
 def test_a_signal_is_sent_again_to_a_peer_whose_host_has_come_back(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
