@@ -43,7 +43,7 @@ from p2pfl.session import checkpoint, metrics, tidy
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.new_run import create, create_unique, write_run
 from p2pfl.session.record_file import RecordFile
-from p2pfl.session.run_folder import Result, RunFolder, Status
+from p2pfl.session.run_folder import Result, RunFolder, Status, require_empty
 from p2pfl.session.simulate import simulate
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ class PlannedRun:
             run_dir: as in ``simulate``.
 
         Raises:
+            RunFolderError: ``run_dir`` is not empty.
             RunFailed: the peers could not be started, or lack what only this program has registered.
         """
         for kind, name in run_files.registered_by_main(self._run.file):
@@ -149,6 +150,8 @@ class PlannedRun:
                 "put its code into a file, and that into `plugins`"
             )
         root = create_unique(self._run) if run_dir is None else Path(run_dir)
+        if root.is_dir():
+            require_empty(root)  # the launcher would say so too late: the run in it would be taken for this one
         scratch = Path(tempfile.mkdtemp(prefix="p2pfl-"))
         launched = LaunchedRun(self._run, root, scratch)
         try:

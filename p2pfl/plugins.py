@@ -20,6 +20,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, TypeVar, get_type_hints
 
 import torch
@@ -107,7 +108,7 @@ def algorithm(name: str) -> Callable[[C], C]:
         for attribute, default in defaults.items():
             if not hasattr(cls, attribute):
                 setattr(cls, attribute, default)
-        _register("algorithm", name, cls)
+        _register("algorithm", name, cls, cls)
         return cls
 
     return register
@@ -156,8 +157,8 @@ def backbone(name: str, features: int | None = None) -> Callable[[F], F]:
         else:
             _check_call(build, "channels, size, features", "or leave out the decorator's number of features")
             made = Checked(name, build, _location(build)).module
-        _register("model", name, Group((name,), features))
-        _register("backbone", name, made)
+        _register("model", name, Group((name,), features), build)
+        _register("backbone", name, made, build)
         return build
 
     return register
@@ -173,7 +174,7 @@ def head(name: str) -> Callable[[F], F]:
     def register(build: F) -> F:
         _check_call(build, "features, classes")
         made: BuildHead = Checked(name, build, _location(build)).head
-        _register("head", name, made)
+        _register("head", name, made, build)
         return build
 
     return register
@@ -206,7 +207,7 @@ def group(name: str, members: Sequence[str], features: int | None) -> None:
     _check_name(name, "group")
     if unknown := [member for member in members if member not in MODELS]:
         raise _mistake(f"group {name!r}: no model is called {unknown[0]!r}; `p2pfl models` lists them")
-    _register("model", name, Group(tuple(members), features))
+    _register("model", name, Group(tuple(members), features))  # of whatever module calls this
 
 
 def _checked_function(kind: str, name: str, parameters: str, checked: Callable[..., Any]) -> Callable[[F], F]:
@@ -223,7 +224,7 @@ def _checked_function(kind: str, name: str, parameters: str, checked: Callable[.
         except Exception as error:
             text = f"{kind} {name!r} fails for four samples of four classes: {type(error).__name__}: {error}"
             raise PluginError(*(plugin_line(error) or _location(function)), " ".join(text.split())) from error
-        _register(kind, name, value)
+        _register(kind, name, value, function)
         return function
 
     return register
@@ -238,7 +239,7 @@ def _options_decorator(
         _check_class(cls, base)
         _check_options(cls)
         prepare(cls)
-        _register(kind, name, cls)
+        _register(kind, name, cls, cls)
         return cls
 
     return register
@@ -322,9 +323,14 @@ def _check_call(function: Any, parameters: str, otherwise: str = "") -> None:
         raise _mistake(f"{text}, {otherwise}" if otherwise else text, function) from None
 
 
-def _register(kind: str, name: str, value: Any) -> None:
+def _register(kind: str, name: str, value: Any, definition: Any = None) -> None:
+    """Register what a class or function defines, or the module that calls this one."""
+    if hasattr(definition, "__qualname__"):
+        defined = f"{definition.__module__}.{definition.__qualname__}"
+    else:
+        defined = str(_calling_frame().f_globals.get("__name__"))
     try:
-        TABLES[kind].register(name, value)
+        TABLES[kind].register(name, value, defined)
     except OptionErrors as errors:
         raise _mistake(errors.problems[0].message) from None
 
@@ -337,10 +343,15 @@ def _location(function: Any) -> tuple[str, int]:
 
 def _caller() -> tuple[str, int]:
     """File and line of the code that uses this module."""
+    frame = _calling_frame()
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _calling_frame() -> FrameType:
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
+    return frame
 
 
 def _mistake(message: str, definition: Any = None) -> PluginError:

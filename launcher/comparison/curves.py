@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.session.files import read_lines
 from p2pfl.session.run_folder import RunFolder
@@ -40,30 +41,33 @@ def curve(folder: RunFolder, masked: bool, as_recorded: bool) -> list[Point]:
     Raises:
         RunFolderError: records lack what every version of p2pfl has written.
     """
-    rounds: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    spent: dict[int, float] = defaultdict(float)
+    # Not whole records: with many neighbors they are large.
+    rounds: dict[int, list[tuple[PeerId, int, float, float | None]]] = defaultdict(list)
+    spent: dict[PeerId, float] = defaultdict(float)
     for files in folder.peers():
         for record in read_lines(files.metrics):
             try:
-                rounds[record["t"]].append(record)
+                t = record["t"]
                 spent[files.peer] += record["seconds"]["total"]
-                record["elapsed"] = record.get("elapsed") or spent[files.peer]
+                elapsed = record.get("elapsed") or spent[files.peer]
+                sent = sum(entry[1] + entry[2] for kinds in record["sent"].values() for entry in kinds.values())
+                accuracy = _accuracy(record, masked, as_recorded)
+                rounds[t].append((record["peer"], sent, elapsed, accuracy))
             except (KeyError, TypeError) as error:
                 raise RunFolderError(f"{files.metrics}: damaged: a record without {error}") from None
     points = []
-    accuracies: dict[int, float] = {}
-    sent, seconds = 0, 0.0
+    accuracies: dict[PeerId, float] = {}
+    total, seconds = 0, 0.0
     for t in sorted(rounds):
         evaluated = False
-        for record in rounds[t]:
-            sent += sum(entry[1] + entry[2] for kinds in record["sent"].values() for entry in kinds.values())
-            seconds = max(seconds, record["elapsed"])
-            accuracy = _accuracy(record, masked, as_recorded)
+        for peer, sent, elapsed, accuracy in rounds[t]:
+            total += sent
+            seconds = max(seconds, elapsed)
             if accuracy is not None:
-                accuracies[record["peer"]] = accuracy
+                accuracies[peer] = accuracy
                 evaluated = True
         if evaluated:
-            points.append(Point(t + 1, fmean(accuracies.values()), sent, seconds))
+            points.append(Point(t + 1, fmean(accuracies.values()), total, seconds))
     return points
 
 

@@ -185,10 +185,12 @@ def _test(a: Group, b: Group) -> Test:
     pairs = sorted(left.keys() & right.keys())
     values = [left[pair] - right[pair] for pair in pairs]
     mean = fmean(values) if values else math.nan
-    if len(values) < 2 or len(set(values)) == 1:
+    if len(values) < 2:
         return Test(a.name, b.name, unit, len(values), mean)
+    p_values = p_value(values, "t"), p_value(values, "wilcoxon")
+    if len(set(values)) == 1:
+        return Test(a.name, b.name, unit, len(values), mean, mean, mean, *p_values)
     from scipy import stats
 
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-    p_values = p_value(values, "t"), p_value(values, "wilcoxon")
     return Test(a.name, b.name, unit, len(values), mean, float(low), float(high), *p_values)

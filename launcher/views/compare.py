@@ -15,7 +15,7 @@ from rich.table import Table
 from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.views import formatting
-from launcher.views.summary import MetricSpread, Spread, Summary, measured_seconds, settings, summarize
+from launcher.views.summary import MetricSpread, Spread, Summary, current_summary, settings
 from p2pfl.session.run_folder import RunFolder
 
 S = TypeVar("S", Spread, MetricSpread)
@@ -65,7 +65,7 @@ def lines(folders: Sequence[RunFolder], masked: bool | None = None) -> list[Line
     Raises:
         CompareError: the runs differ in ``masked_test``, or one did not record the accuracy that is asked for.
     """
-    summaries = [summarize(folder, seconds=measured_seconds(folder)) for folder in folders]
+    summaries = [current_summary(folder) for folder in folders]
     if masked is None:
         if len({summary.masked_test for summary in summaries}) > 1:
             values = "; ".join(f"{summary.run}: {json.dumps(summary.masked_test)}" for summary in summaries)

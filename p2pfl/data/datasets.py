@@ -238,7 +238,7 @@ def _key(name: str, loader: Loader, root: Path) -> str:
     """Name of the cache entry; see the module docstring."""
     stats = [(str(path.resolve()), path.stat()) for path in loader.files(root)]
     files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-    content = json.dumps([_FORMAT, name, loader.to_dict(), files, *([loader.code] if loader.code else [])])
+    content = json.dumps([_FORMAT, name, loader.to_dict(), files, *loader.codes])
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

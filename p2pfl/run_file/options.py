@@ -59,13 +59,18 @@ def _storage(value: str, info: ValidationInfo) -> str:
 
 def _from_base_if_there(path: Path, info: ValidationInfo) -> Path:
     base, path = base_of(info), path.expanduser()
-    return base.resolve() / path if base is not None and (base / path).exists() else path
+    # The paths in a run folder were parsed before: what is relative there was not beside the run file.
+    if base is None or (base / "run.json").is_file() or not (base / path).exists():
+        return path
+    return base.resolve() / path
 
 
 def _path_text(path: Path, info: SerializationInfo) -> str:
     return path.name or "." if (info.context or {}).get("portable") else str(path)
 
 
+ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+"""A path whose leading ``~`` is the home folder."""
 _AS_TEXT = PlainSerializer(_path_text, return_type=str)
 
 LocalPath = Annotated[Path, AfterValidator(_from_base), _AS_TEXT]
@@ -219,6 +224,8 @@ class Table(Mapping[str, T], Generic[T]):
 
     def __init__(self, entries: Mapping[str, T], family: Callable[[str], T | None] = lambda name: None) -> None:
         self._entries = dict(entries)
+        self.defined: dict[str, str] = {}
+        """What defines each registered entry: ``my_method.Mine``."""
         self._family = family
         self._builtin = frozenset(entries)
 
@@ -240,21 +247,26 @@ class Table(Mapping[str, T], Generic[T]):
         """The entries that plug-ins have added."""
         return {name: value for name, value in self._entries.items() if name not in self._builtin}
 
-    def register(self, name: str, value: T) -> None:
+    def register(self, name: str, value: T, defined: str) -> None:
         """Add an entry. One with the same name and definition is replaced: a cell of a notebook may run again.
+
+        Args:
+            defined: what defines it: ``my_method.Mine``.
 
         Raises:
             OptionErrors: the name is taken.
         """
-        if name in self and not (name in self.registered and _definition(self[name]) == _definition(value)):
-            owner = "built in" if name not in self.registered else f"registered by {_definition(self[name])}"
+        if name in self and self.defined.get(name) != defined:
+            owner = f"registered by {self.defined[name]}" if name in self.defined else "built in"
             raise OptionErrors([((), f"the name {name!r} is taken: it is {owner}; choose another")])
         self._entries[name] = value
+        self.defined[name] = defined
 
     def unregister(self, name: str) -> None:
         """Remove an entry that ``register`` added."""
         if name not in self._builtin:
             self._entries.pop(name, None)
+            self.defined.pop(name, None)
 
     def find(self, name: str) -> T:
         """Look up ``name``. Raises OptionErrors with the known names and the closest one."""
@@ -262,12 +274,6 @@ class Table(Mapping[str, T], Generic[T]):
             return self[name]
         except KeyError:
             raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
-
-
-def _definition(value: object) -> str:
-    """The class or function that was registered: ``my_method.Mine``."""
-    defined = value if hasattr(value, "__qualname__") else type(value)
-    return f"{defined.__module__}.{defined.__qualname__}"
 
 
 def unknown(found: object, known: Iterable[str], what: str = "") -> str:

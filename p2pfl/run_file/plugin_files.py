@@ -31,8 +31,8 @@ from p2pfl.run_file.plugin_sources import FOLDER, INSTALLED, NOWHERE, Plugin, fi
 GROUP = "p2pfl.plugins"
 """The entry-point group of installed plug-ins."""
 
-Entry = tuple[Table[Any], str, Any]
-"""A registered name: its table, the name and the value."""
+Entry = tuple[Table[Any], str, Any, str]
+"""A registered name: its table, the name, the value and what defines it."""
 
 
 # ---- execute them --------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def activate(plugins: Sequence[Plugin], silent: Iterable[str] = ()) -> None:
         unit = _UNITS[key]
         _FINDER.sources = unit.sources
         sys.modules.update(unit.modules)
-        for table, name, value in unit.entries:
-            table.register(name, value)
+        for table, name, value, defined in unit.entries:
+            table.register(name, value, defined)
     else:
         _UNITS[key] = _load(plugins, frozenset(silent))
     _active = key
@@ -135,7 +135,7 @@ def _deactivate() -> None:
 
 
 def _remove(entries: Iterable[Entry], modules: Iterable[str]) -> None:
-    for table, name, _ in entries:
+    for table, name, *_ in entries:
         table.unregister(name)
     for name in modules:
         sys.modules.pop(name, None)
@@ -164,7 +164,7 @@ def _load(plugins: Sequence[Plugin], silent: frozenset[str]) -> _Unit:
         raise
     entries = _since(before)
     code = sha256_of({plugin.name: plugin.sha256.encode() for plugin in plugins})
-    for table, _, value in entries:
+    for table, _, value, _ in entries:
         if table is TABLES["dataset"]:
             value.code = code
     return _Unit({name: sys.modules[name] for name in sources if name in sys.modules}, sources, entries)
@@ -175,8 +175,8 @@ NOTHING = 'registers nothing; put a decorator such as @plugins.algorithm("my-nam
 
 def _import(plugin: Plugin) -> None:
     if plugin.name in _INSTALLED_ENTRIES:  # Python executes it once; a name may be registered already
-        for table, name, value in _INSTALLED_ENTRIES[plugin.name]:
-            table.register(name, value)
+        for table, name, value, defined in _INSTALLED_ENTRIES[plugin.name]:
+            table.register(name, value, defined)
         return
     before = _registered()
     try:
@@ -212,7 +212,7 @@ def _registered() -> dict[str, dict[str, Any]]:
 def _since(before: Mapping[str, Mapping[str, Any]]) -> list[Entry]:
     """What was registered since ``before``."""
     return [
-        (TABLES[kind], name, value)
+        (TABLES[kind], name, value, TABLES[kind].defined[name])
         for kind, entries in _registered().items()
         for name, value in entries.items()
         if before[kind].get(name) is not value
@@ -244,7 +244,7 @@ def used_of_announced(names: Iterable[tuple[str, str]]) -> list[Plugin]:
     return [
         find(module, NOWHERE)
         for module, entries in announced().items()
-        if any((id(table), name) in wanted for table, name, _ in entries)
+        if any((id(table), name) in wanted for table, name, *_ in entries)
     ]
 
 

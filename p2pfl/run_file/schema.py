@@ -27,7 +27,7 @@ from p2pfl.models.import_path import ImportPath, parse
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
-from p2pfl.run_file.options import LocalPath, Section, Storage
+from p2pfl.run_file.options import ExpandedPath, LocalPath, Section, Storage
 
 DEFAULT = "tiny4"
 """The models of a run file that names none."""
@@ -335,7 +335,7 @@ class RunFile(Section):
     """Trackers that `p2pfl launch`, `resume` and `simulate` pass the records on to: tensorboard, wandb, mlflow."""
     report: bool = False
     """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
-    out: Path = Path("runs")
+    out: ExpandedPath = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
 
     _short = field_validator("graph", "algorithm", mode="before")(Named.from_value)

@@ -252,6 +252,13 @@ class PeerFolder:
                 temporary.unlink(missing_ok=True)
 
 
+def require_empty(root: Path) -> None:
+    """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is no folder."""
+    if root.exists() and any(root.iterdir()):
+        resume = f"resume the run in it with `p2pfl resume {root}`, or " * (root / "run.yaml").is_file()
+        raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """One launch on disk."""
@@ -270,9 +277,8 @@ class RunFolder:
         """
         try:
             root.mkdir(parents=True, exist_ok=True)
-            if any(root.iterdir()) and not again:
-                resume = f"resume the run in it with `p2pfl resume {root}`, or " * (root / "run.yaml").is_file()
-                raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
+            if not again:
+                require_empty(root)
             folder = cls(root.resolve())
             for subfolder in (folder.addresses, folder.slots, *(folder.peer(peer).root for peer in peers)):
                 subfolder.mkdir(parents=True, exist_ok=True)

@@ -192,6 +192,13 @@ def test_launch_yields_live_records_and_ends_with_the_bits_of_simulate(
     assert not (run.folder / "warm.log").exists()
 
 
+def test_launch_does_not_take_another_run_for_its_own(simulated: api.RecordedRun) -> None:
+    with pytest.raises(
+        RunFolderError, match=r"not empty; resume the run in it with `p2pfl resume .*`, or choose a new"
+    ):
+        p2pfl.load(SMALL).launch(simulated.folder)
+
+
 def test_stop_checkpoints_a_run_that_resume_continues(tmp_path: Path) -> None:
     with p2pfl.load(SMALL, rounds=5000, checkpoint_every=1).launch(tmp_path / "run") as launched:
         next(launched.records(follow=True))

@@ -66,6 +66,11 @@ class Loader(Options, ABC):
         """
         return ()
 
+    @property
+    def codes(self) -> list[str]:
+        """The hashes of all plug-ins that the arrays depend on."""
+        return [self.code] if self.code else []
+
     def download(self, root: Path) -> None:
         """Download the files. Raises OSError or RuntimeError on failure."""
         raise OSError(self.instructions)

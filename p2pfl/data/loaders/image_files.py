@@ -181,23 +181,27 @@ class Folder(ImageFiles):
 
     instructions: ClassVar[str] = "it must contain folders train/CLASS/… and test/CLASS/… (or val/, valid/)"
 
-    path: DataPath = Path()
+    path: DataPath | None = None
     """The folder, relative to the run file or to the root; by default the root itself."""
     test: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Fraction of each class to use for testing, evenly spaced among its files by name; null for a folder that
     contains train and test."""
 
     def files(self, root: Path) -> tuple[Path, ...]:
-        folder = root / self.path
+        folder = self._folder(root)
         parents = (folder,) if self.test is not None else self._splits(folder)
-        return *parents, *(parent / name for parent in parents if parent.is_dir() for name in subfolders(parent))
+        below = sorted(path for parent in parents for path in parent.rglob("*") if path.is_dir())
+        return *parents, *below  # of all depths, as images are listed
+
+    def _folder(self, root: Path) -> Path:
+        return root if self.path is None else root / self.path
 
     def _splits(self, folder: Path) -> tuple[Path, Path]:
         tests = [folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()]
         return folder / "train", tests[0] if tests else folder / "test"
 
     def index(self, root: Path) -> tuple[Index, Index, int]:
-        folder = root / self.path
+        folder = self._folder(root)
         if self.test is not None:
             classes = subfolders(folder)
             train, test = split_index(list_images(folder, classes), self.test)

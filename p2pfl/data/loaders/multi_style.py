@@ -86,6 +86,10 @@ class CompositeLoader(Loader):
     def files(self, root: Path) -> tuple[Path, ...]:
         return tuple(path for dataset in self.datasets() for path in dataset.loader.files(root))
 
+    @property
+    def codes(self) -> list[str]:
+        return [*super().codes, *(code for dataset in self.datasets() for code in dataset.loader.codes)]
+
     def download(self, root: Path) -> None:
         for dataset in self.datasets():
             if not all(path.exists() for path in dataset.loader.files(root)):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from p2pfl.data.columns import Column
 from p2pfl.data.loaders.arrays import Array, dataset
@@ -47,6 +48,12 @@ class TableFile(Loader):
     vocabulary: PositiveInt | None = None
     """Samples are sequences of tokens, each below this number."""
 
+    @model_validator(mode="after")
+    def _one_kind(self) -> TableFile:
+        if self.channels is not None and self.vocabulary is not None:
+            raise ValueError("give channels or vocabulary, not both: samples are time series or sequences of tokens")
+        return self
+
     def files(self, root: Path) -> tuple[Path, ...]:
         return (root / self.path, *([root / self.test] if isinstance(self.test, Path) else []))
 
@@ -59,6 +66,7 @@ class TableFile(Loader):
             other = read_columns(test_path)
             for name in (*names, self.label, *self.groups):
                 _require(test_path, other, name)
+            _require_numbers(test_path, other, names)
         else:
             test_path, (columns, other) = path, self._split(columns)
         labels = Column.of(_classes(path, columns[self.label]), _classes(test_path, other[self.label]))
@@ -73,10 +81,7 @@ class TableFile(Loader):
             _require(path, columns, name)
         no_features = {self.label, *self.groups}
         names = self.features or [name for name in columns if name not in no_features]
-        for name in names:
-            if columns[name].dtype.kind == "U":
-                text = f"column {name!r} has text, such as {str(columns[name][0])!r}"
-                raise DataError(f"{path}: {text}; list it in groups, or list only columns with numbers in features")
+        _require_numbers(path, columns, names)
         if not names:
             raise DataError(f"{path}: no columns with features besides {', '.join(sorted(no_features))}")
         return names
@@ -179,6 +184,21 @@ def _require(path: Path, columns: Columns, name: str) -> None:
         suggestion = closest(name, columns)
         hint = f"; did you mean {suggestion!r}?" if suggestion else ""
         raise DataError(f"{path}: no column {name!r}; it has {', '.join(columns)}{hint}")
+
+
+def _require_numbers(path: Path, columns: Columns, names: Sequence[str]) -> None:
+    for name in names:
+        if columns[name].dtype.kind == "U":
+            text = f"column {name!r} has text, such as {next(filterfalse(_is_number, map(str, columns[name])))!r}"
+            raise DataError(f"{path}: {text}; list it in groups, or list only columns with numbers in features")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _classes(path: Path, values: Array) -> Array:

@@ -17,7 +17,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
 from p2pfl.run_file.graphs.static import peer_id, unreadable
 from p2pfl.run_file.graphs.time_varying import TimeVaryingGraph, topology_of
-from p2pfl.run_file.options import Table
+from p2pfl.run_file.options import ExpandedPath, Table
 
 _tables: list[Table[type[Graph]]] = []
 
@@ -105,7 +105,7 @@ TraceEdge = tuple[int, int, int] | tuple[int, int, int, float]
 class Trace(TimeVaryingGraph):
     """A mobility trace: the edges of each round, from a CSV file of rounds and pairs of peers."""
 
-    path: Path | None = None
+    path: ExpandedPath | None = None
     """The file, relative to the folder of the run file."""
     edges: tuple[TraceEdge, ...] | None = None
     """Instead of the file: lists of a round, two peers, and the weight if there is one."""

@@ -18,6 +18,7 @@ from pydantic import Field, PositiveInt
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Edge, Topology
 from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
+from p2pfl.run_file.options import ExpandedPath
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -168,7 +169,7 @@ class Edges(Graph):
 class FromFile(Graph):
     """A GraphML file (.graphml), or a text file with two peer ids per line; # starts a comment."""
 
-    path: Path
+    path: ExpandedPath
     """Relative to the folder of the run file."""
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:

@@ -143,6 +143,15 @@ def test_new_image_in_a_folder_is_noticed(root: Path) -> None:
     assert len(opened("folder", root, size=4).train) == 4
 
 
+def test_new_image_in_a_folder_of_a_class_is_noticed(root: Path) -> None:
+    write_tree(root)
+    photo(root / "train" / "a" / "site 1" / "2.png", 0)
+    assert len(opened("folder", root, size=4).train) == 4
+    photo(root / "train" / "a" / "site 1" / "3.png", 0)
+    os.utime(root / "train" / "a" / "site 1", (1, 1))
+    assert len(opened("folder", root, size=4).train) == 5
+
+
 def test_npz_images_may_have_channels_last(root: Path) -> None:
     write_npz(root / "mine.npz")
     dataset = opened("npz", root, path="mine.npz", mirror=True)

@@ -17,6 +17,7 @@ from p2pfl.errors import DataError, P2pflError, RunFileError
 from p2pfl.inputs import Tokens, describe, kind_of, shape_of, varied, zeros
 from p2pfl.models import build
 from p2pfl.run_file.load import load
+from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.build import load_data
 from p2pfl.session.simulate import simulate
 from tests.launcher_fixtures import Invoke
@@ -224,6 +225,18 @@ def test_table_may_have_its_test_samples_in_another_file() -> None:
     dataset = opened("table", path="train.csv", test="test.csv", label="y")
     assert dataset.test.images.tolist() == [[5.0, 6.0]]
     assert (dataset.train.labels.tolist(), dataset.test.labels.tolist()) == ([0, 1], [1])
+
+
+def test_text_in_the_file_with_the_test_samples_is_named() -> None:
+    Path("train.csv").write_text("a,b,y\n1,2,7\n3,4,9\n")
+    Path("test.csv").write_text("a,b,y\n1,2,7\n3,n/a,9\n")
+    with pytest.raises(DataError, match=r"test\.csv: column 'b' has text, such as 'n/a'; list it in groups"):
+        opened("table", path="train.csv", test="test.csv", label="y")
+
+
+def test_samples_are_series_or_tokens() -> None:
+    with pytest.raises(OptionErrors, match="give channels or vocabulary, not both"):
+        opened("table", path="t.csv", label="y", channels=2, vocabulary=9)
 
 
 def test_table_may_hold_series_or_tokens() -> None:

@@ -96,6 +96,15 @@ def test_keeps_the_time_measured_by_the_launcher(make_folder: MakeFolder, invoke
         assert invoke("compare", folder.root).stdout.splitlines()[1].endswith("1:17")
 
 
+def test_leaves_the_summary_of_the_launcher_as_it_is(make_folder: MakeFolder, invoke: Invoke) -> None:
+    folder = make_folder(results={**peers(0.8), 1: None})
+    summarize(folder, {1: -9}, seconds=77.0)  # only the launcher knows of the signal
+    before = folder.summary.read_bytes()
+    assert b"killed by SIGKILL" in before
+    invoke("compare", folder.root)
+    assert folder.summary.read_bytes() == before
+
+
 def test_an_unfinished_run_exits_with_1(make_folder: MakeFolder, invoke: Invoke) -> None:
     folder = make_folder(results={**peers(0.8), 1: {"phase": "failed", "error": "ValueError: nan"}})
     outcome = invoke("compare", folder.root)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from launcher.report import command, several
+from launcher.report import command, comparison, several
 from launcher.report.several import Group
 from p2pfl.errors import RunFolderError
 from p2pfl.session.run_folder import RunFolder
@@ -63,6 +63,15 @@ def test_settings_are_compared_by_paired_tests_over_common_seeds(make_folder: Ma
     assert [test.low, test.high] == pytest.approx([low, high])
     assert test.wilcoxon == pytest.approx(stats.wilcoxon(one[:3], two).pvalue)
     assert test.corrected == test.t
+
+
+def test_settings_with_the_same_accuracies_are_not_called_untested(make_folder: MakeFolder, tmp_path: Path) -> None:
+    accuracies = [0.5, 0.62, 0.55]
+    groups = groups_of(make_folder, accuracies, accuracies)
+    (test,) = several.tests(groups)
+    assert (test.pairs, test.low, test.high, test.t, test.wilcoxon) == (3, 0.0, 0.0, 1.0, 1.0)
+    _, text = comparison._verdict(test)
+    assert text == "lr=0.1 against lr=0.2: +0.0 points: the same in all 3 pairs of seeds."
 
 
 def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> None:

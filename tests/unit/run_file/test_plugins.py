@@ -141,11 +141,7 @@ def test_hash_depends_on_the_code_of_all_files(project: Project) -> None:
     assert len(config_hash.join("a" * 64, {f"plugin{number}": "1" * 64 for number in range(99)})) < 1200
 
 
-def test_dataset_of_a_plugin_is_read_again_when_its_code_changes(
-    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
-    source = """
+GRAY = """
 import numpy as np
 from p2pfl import plugins
 from p2pfl.data import DatasetArrays, Loader
@@ -156,12 +152,46 @@ class Gray(Loader):
         images, labels = np.full((60, 1, 8, 8), 7, np.uint8), np.arange(60) % 10
         return DatasetArrays(images, labels, images, labels, 10, mirror=True)
 """
+
+
+def test_dataset_of_a_plugin_is_read_again_when_its_code_changes(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
     text = RUN.replace("digits, partition: in-order", "gray").replace("my_parts.py]", "my_parts.py, my_data.py]")
     shades = []
     for shade in ("7", "9"):
-        dataset, _ = load_data(load(project(text, my_data=source.replace("7", shade))))
+        dataset, _ = load_data(load(project(text, my_data=GRAY.replace("7", shade))))
         shades.append(int(dataset.train.images.max()))
     assert shades == [7, 9]
+
+
+def test_dataset_made_of_one_of_a_plugin_is_read_again_too(
+    project: Project, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
+    text = RUN.replace("digits, partition: in-order", "{name: styled, of: gray}")
+    text = text.replace("my_parts.py]", "my_parts.py, my_data.py]")
+    means = []
+    for shade in ("7", "90"):
+        dataset, _ = load_data(load(project(text, my_data=GRAY.replace("7", shade))))
+        means.append(float(dataset.train.images.mean()))
+    assert means[0] != means[1]
+
+
+@pytest.mark.parametrize("kind", ["backbone", "sized backbone", "head", "group"])
+def test_a_name_belongs_to_the_plugin_that_has_registered_it_first(project: Project, kind: str) -> None:
+    text = {
+        "backbone": "@plugins.backbone('mine')\ndef build(channels, size):\n    return nn.Flatten(), 64",
+        "sized backbone": "@plugins.backbone('mine', features=4)\ndef build(channels, size, features):\n    return 0",
+        "head": "@plugins.head('mine')\ndef build(features, classes):\n    return nn.Linear(features, classes)",
+        "group": "plugins.group('mine', ['tiny-cnn'], 8)",
+    }[kind]
+    text = f"from torch import nn\nfrom p2pfl import plugins\n\n{text}\n"
+    run = RUN.replace("my_parts.py]", "my_parts.py, one.py, two.py]")
+    owner = "one" if kind == "group" else "one.build"
+    with pytest.raises(PluginError, match=f"two.py.*the name 'mine' is taken: it is registered by {owner}; choose"):
+        load(project(run, one=text, two=text))
 
 
 # ---- installed packages ----------------------------------------------------------------------------------------

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.load import load
+from p2pfl.session.new_run import create
 from tests.run_file_texts import GOOD, TOP, changed, hyper_names, read
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -37,6 +39,21 @@ def test_resolved_file_of_a_preset_gives_an_equal_run() -> None:
     run = read(changed("warmup: 2", "preset: official, similarity: off, graph_lr: 1e-7"))
     again = read(run.to_yaml())
     assert again.hyper == run.hyper
+    assert again.config_hash() == run.config_hash()
+
+
+@pytest.mark.parametrize("path", [None, "mine", "peers"])
+def test_a_folder_of_images_is_the_same_in_the_run_folder(tmp_path: Path, path: str | None) -> None:
+    """Also if that has an entry of the same name."""
+    file = tmp_path / "run.yaml"
+    dataset = {"name": "folder", **({} if path is None else {"path": path})}
+    data = {"dataset": dataset, "root": str(tmp_path / "images")}
+    file.write_text(yaml.safe_dump({"name": "x", "rounds": 1, "peers": 2, "algorithm": "local", "data": data}))
+    run = load(file)
+    folder = create(run, tmp_path / "run")
+    assert (folder.root / "peers").is_dir()
+    again = load(folder.run_file)
+    assert again.to_yaml() == run.to_yaml()
     assert again.config_hash() == run.config_hash()
 
 
@@ -97,3 +114,13 @@ def test_config_hash_ignores_local_keys_and_explicit_defaults(assignment: str) -
 
 def test_config_hashes_of_different_runs_differ() -> None:
     assert len({read(GOOD, assignment).config_hash() for assignment in CHANGES}) == len(CHANGES)
+
+
+def test_the_home_folder_is_found_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    run = read(GOOD, "out=~/runs").file
+    assert run.out == Path("/home/someone/runs")
+    graph = GRAPHS["file"].parse({"path": "~/edges.txt"})
+    assert graph.files == (Path("/home/someone/edges.txt"),)
+    trace = GRAPHS["trace"].parse({"path": "~/trace.csv"})
+    assert trace.files == (Path("/home/someone/trace.csv"),)
