@@ -63,17 +63,18 @@ def files_of_run(run: Run, file: Path) -> dict[str, tuple[Path, str]]:
 
 
 def _files_outside_of_root(run: Run) -> list[Path]:
-    """The files of the dataset that are not below ``data.root``, and those of the partition."""
+    """The files of the dataset that are not below ``data.root``, and those of the partition and the algorithm."""
     root = run.file.data.root or Path(FILES)
     outside = {path for path in run.loader.files(root) if not path.is_relative_to(root)}
     outside |= set(run.partition.files().values())
+    outside |= {value for value in vars(run.hyper).values() if isinstance(value, Path)}  # a pretrained encoder
     return sorted(path for path in outside if outside.isdisjoint(path.parents))
 
 
 def _in_container(run: Run, file: Path, path: Path) -> str:
     """Where peers look for ``path``: at an absolute path of the run file, or relative to the run file."""
-    data = run.file.data
-    written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given])}
+    data, given = run.file.data, run.file.algorithm.given
+    written = {os.path.expanduser(text) for text in _texts([data.dataset.given, data.partition.given, given])}
     if any(str(parent) in written for parent in (path, *path.parents)):
         return str(path)
     return os.path.normpath(Path(CONFIG) / os.path.relpath(path, file.parent.resolve()))

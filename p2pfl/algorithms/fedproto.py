@@ -25,7 +25,7 @@ Differs from the paper:
   FedProto's averages the features that training saw.
 - x is classified by the nearest of all known prototypes, as by FedTGP's authors; FedProto's code looks at the peer's
   classes only. The accuracy of the head, which MAPL's code also logs, is recorded besides, as ``head``.
-- ``preset: official`` is the unweighted mean of the code of both papers, and no more.
+- ``preset: official`` is the unweighted mean and the ``drop_last`` of the code of both papers, and no more.
 - A class without a received prototype in a round keeps its global prototype (the released code drops it).
 - A class that has had no prototype yet contributes no loss and is never predicted.
 - Peers that do not take part in a round (``participation``) receive, and update their global prototypes.

@@ -171,7 +171,7 @@ class Endpoint:
         """Return the round to compute after those before ``t``.
 
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
-        ``t``, so that one of several cannot make this peer skip the run.
+        ``t``, so that one of three or more cannot make this peer skip the run.
         """
         present = [neighbor for neighbor in self.joined if not self.mailbox.is_disconnected(neighbor)]
         later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]

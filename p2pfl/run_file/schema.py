@@ -325,7 +325,7 @@ class RunFile(Section):
     instead of the unmasked one. Both are recorded."""
     checkpoint_every: PositiveInt | Literal["auto"] = "auto"
     """Write a checkpoint after every n-th round, and after the last; ``auto``: as often as takes 2 % of the time, at
-    least every 30 s, and as takes 10 % while more than 64 MiB were received since the last one."""
+    least every 30 s, and as takes 25 % while more than 64 MiB were received since the last one."""
     checkpoint_copies: Storage | None = None
     """Folder on a shared disk, or URL of an object storage (s3://…, gs://…; anything that fsspec supports), to which
     checkpoints are copied: a peer that restarts on another host continues from there. See docs/deploy.md."""

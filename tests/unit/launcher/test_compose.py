@@ -289,6 +289,20 @@ def test_mounts_files_beside_the_run_file_where_peers_look_for_them(file: Path, 
         assert not any(str(mount).endswith(f":{FILES}:ro") for mount in services[service]["volumes"])
 
 
+@pytest.mark.parametrize("where", ["beside", "elsewhere"])
+def test_mounts_a_pretrained_encoder(
+    file: Path, keys: Path, tmp_path_factory: pytest.TempPathFactory, where: str
+) -> None:
+    encoder = (file.parent if where == "beside" else tmp_path_factory.mktemp("other")) / "learned"
+    encoder.mkdir()
+    name = "learned" if where == "beside" else str(encoder)
+    sets = ("models=tiny-cnn", "algorithm.name=meta-l2c", f"algorithm.encoder={name}")
+    services = load_compose(ComposeFile(file, sets, keys=keys))["services"]
+    mounted = {mount["source"]: mount["target"] for mount in services["peer-1"]["volumes"] if isinstance(mount, dict)}
+    expected = ("./learned", f"{CONFIG}/learned") if where == "beside" else (name, name)
+    assert expected in mounted.items()
+
+
 def test_mounts_a_dataset_with_an_absolute_path_there(file: Path, keys: Path) -> None:
     services = load_compose(ComposeFile(file, ("data.dataset={name: folder, path: /elsewhere}",), keys=keys))[
         "services"
