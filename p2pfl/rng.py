@@ -90,7 +90,8 @@ def _torch_state(sequence: np.random.SeedSequence) -> torch.Tensor:
 def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
     """Put ``state`` into the global CPU generator; on exit, the yielded list holds the state reached.
 
-    The generator of the current GPU is seeded from the same stream, so that dropout is reproducible there too.
+    The generator of the current GPU is seeded from the same stream, so that dropout is reproducible there too. That
+    takes nothing from the stream: what is drawn on the CPU, such as initial weights, is the same on all devices.
     """
     before = torch.get_rng_state()
     after: list[torch.Tensor] = []
@@ -99,8 +100,12 @@ def _global_rng(state: torch.Tensor) -> Iterator[list[torch.Tensor]]:
         torch.set_rng_state(state)
         with torch.random.fork_rng(devices=devices, enabled=bool(devices)):
             if devices:
-                torch.cuda.manual_seed(int(torch.randint(0, 2**62, ())))
+                copy = torch.Generator()
+                copy.set_state(state)
+                torch.cuda.manual_seed(int(torch.randint(0, 2**62, (), generator=copy)))
             yield after
+            if devices and torch.equal(torch.get_rng_state(), state):
+                torch.randint(0, 2**62, ())  # drawn on the GPU only, whose next seed must be another one
             after.append(torch.get_rng_state())
     finally:
         torch.set_rng_state(before)

@@ -169,7 +169,9 @@ class MetaL2C(Algorithm[Hyper]):
         updates = {**{j: body.update for j, body in received.items()}, self.me: update}
         changes = {**{j: body.change for j, body in received.items() if isinstance(body, Progress)}, self.me: change}
         codes = self.encode(changes)
-        codes.update({j: body.code for j, body in received.items() if isinstance(body, CodedProgress)})
+        codes.update(
+            {j: body.code.to(self.device) for j, body in received.items() if isinstance(body, CodedProgress)}
+        )
         self.w = dict(zip(sorted(codes), attention(codes, self.me).tolist(), strict=True))  # line 14
         adopted = self.assign_unless_diverged(x, aggregate(before, updates, self.w))  # line 16
         del before  # as large as the model, like the gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import combinations
 
 import numpy as np
@@ -112,6 +113,32 @@ def test_torch_streams_can_be_nested() -> None:
 
 
 # ---- torch's global generator ------------------------------------------------------------------------------
+
+
+def test_peers_with_a_gpu_draw_the_same_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Initial weights and augmentations must not depend on the devices of a run."""
+
+    def draw() -> list[list[float]]:
+        streams = Streams(3, 1)
+        drawn = []
+        for name in ("a", "b", "a"):
+            with streams.torch(name):
+                drawn.append(torch.rand(3).tolist())
+        return drawn
+
+    expected = draw()
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "manual_seed", seeds.append)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
+    assert draw() == expected
+    assert len(set(seeds)) == 3
+    streams = Streams(3, 1)
+    for _ in range(3):
+        with streams.torch("dropout"):
+            pass  # drawn on the GPU
+    assert len(set(seeds[3:])) == 3
 
 
 def test_the_global_generator_is_restored_after_a_block(global_state: torch.Tensor) -> None:
