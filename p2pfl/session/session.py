@@ -211,6 +211,8 @@ class Session:
         self.endpoint.open(t)
         self.totals.skipped_rounds += skipped
         self.rounds_done = t
+        if t == self.settings.rounds:
+            self._evaluate()  # the last round that this peer has computed need not have been evaluated
         return True
 
     async def _round(self, t: int) -> None:

@@ -18,11 +18,13 @@ from p2pfl.algorithms.local import Local
 from p2pfl.errors import CheckpointError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.peer_data import Samples
+from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.net import Net
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.run_folder import Result, RunFolder
+from p2pfl.session.scoring import evaluate_run
 from p2pfl.session.session import Session
 from p2pfl.session.simulate import simulate
 from tests.sessions import in_process
@@ -117,6 +119,22 @@ def test_a_resumed_peer_does_not_evaluate_again(
     monkeypatch.setattr("p2pfl.session.session.evaluate_algorithm", None)
     assert simulate(run, folder) == results
     assert [files.status().starts for files in folder.peers()] == [2, 2]
+
+
+def test_evaluates_before_it_skips_the_last_rounds(
+    tmp_path: Path, make_run: Any, prepare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last round that it has computed was none of those that are evaluated."""
+    run = make_run(peers=2, rounds=8, eval_every=3)
+    folder = prepare(tmp_path / "run", run)
+    monkeypatch.setattr(Endpoint, "next_round", lambda endpoint, t: 8 if t == 5 else t)
+    results = simulate(run, folder)
+    for result, evaluated in zip(results, evaluate_run(run, folder), strict=True):
+        assert (result.rounds_done, result.skipped_rounds) == (8, 3)
+        records = metrics.read(folder.peer(result.peer).metrics)
+        assert [record["t"] for record in records if record["personal"]] == [2]
+        assert evaluated.evaluations.personal is not None
+        assert result.accuracy == evaluated.evaluations.personal.accuracy
 
 
 def test_evaluates_when_due_and_in_the_last_round(finished: Any) -> None:
