@@ -232,10 +232,14 @@ class FedProxDec(FedAvgDec):
     Hyper = ProxHyper
     hyper: ProxHyper
 
+    def setup(self) -> None:
+        super().setup()
+        self.start = parameters_of(self.model)  # during local training, a copy
+
     def local_training(self) -> None:
         self.start = clone(parameters_of(self.model))  # W̃_n
         super().local_training()
-        del self.start
+        self.start = parameters_of(self.model)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {**super().loss(x, labels), "prox": losses.proximal(self.model, self.start, self.hyper.mu)}

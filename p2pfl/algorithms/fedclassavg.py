@@ -89,6 +89,10 @@ class FedClassAvg(WithOwnHead):
     views = 2
     named_loss = True
 
+    def setup(self) -> None:
+        super().setup()
+        self.start = self.shared_part()  # during local training, a copy
+
     def train_locally(self) -> None:
         """Line 3, from the head C^t of line 2."""
         h = self.hyper
@@ -96,7 +100,7 @@ class FedClassAvg(WithOwnHead):
         if h.fresh_optimizer:
             self.optimizer = h.make_optimizer(self.model.parameters())
         self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)
-        del self.start
+        self.start = self.shared_part()
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L_CL + L_CE + the proximal term."""

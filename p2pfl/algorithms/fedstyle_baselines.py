@@ -110,10 +110,14 @@ class FedProxSSL(FedAvgSSL):
     Hyper = ProxHyper
     hyper: ProxHyper
 
+    def setup(self) -> None:
+        super().setup()
+        self.start = parameters_of(self.content)  # during local training, a copy
+
     def local_training(self) -> None:
         self.start = clone(parameters_of(self.content))  # w
         super().local_training()
-        del self.start
+        self.start = parameters_of(self.content)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         return {**super().loss(x, labels), "prox": proximal(self.content, self.start, self.hyper.mu)}

@@ -193,7 +193,8 @@ def _seconds_of_batch(algorithm: Algorithm[Any]) -> float:
         algorithm.train(steps=WARM_UP + BATCHES, batch=hyper.batch)
     finally:
         algorithm.after_batch = lambda: None
-    return _median_step(began[WARM_UP - 1 :])
+    # ``dry_round`` counts each trained model, so that a given ``training_seconds`` is of one.
+    return _median_step(began[WARM_UP - 1 :]) / getattr(algorithm, "trained_models", 1)
 
 
 def _median_step(times: list[float]) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
@@ -277,7 +279,17 @@ def test_a_missing_machine_file_is_an_error(tmp_path: Path) -> None:
         load(tmp_path / "machine.yaml", 4)
 
 
-@pytest.mark.parametrize("method", ["dpsgd", "dfml", pytest.param("fedstyle", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "dpsgd",
+        "dfml",
+        "fedclassavg",
+        "fedprox-dec",
+        "fedprox-ssl",
+        pytest.param("fedstyle", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_measures_what_the_machine_does_not_say(make_run: Callable[..., Run], method: str) -> None:
     machine = Machine(**{**FREE, "training_seconds": None, "evaluation_seconds": {"other": 1.0}})
     run = make_run(algorithm={"name": method, "batch": 8}, rounds=1, models="tiny-mixer")
@@ -285,3 +297,17 @@ def test_measures_what_the_machine_does_not_say(make_run: Callable[..., Run], me
     assert found.measured
     assert 0.0 < found.batch < 5.0
     assert 0.0 < found.sample < 1.0
+
+
+@pytest.mark.parametrize(("method", "seconds"), [("dpsgd", 1.0), ("fml", 0.5)])
+def test_a_batch_is_measured_for_one_model(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, method: str, seconds: float
+) -> None:
+    """The dry rounds of methods that train two count both."""
+    clock = count()
+    monkeypatch.setattr("p2pfl.session.machine.process_time", lambda: float(next(clock) * torch.get_num_threads()))
+    machine = Machine(**{**FREE, "training_seconds": None})
+    options = {"meme": "tiny-mixer"} if method == "fml" else {}
+    run = make_run(algorithm={"name": method, "batch": 8, **options}, rounds=1, models="tiny-mixer")
+    (found,) = run_virtually(run, machine).computing.values()
+    assert found.batch == seconds
