@@ -92,14 +92,15 @@ class FedStyle(FedAvgSSL):
         self.infusion.generator.requires_grad_(self.hyper.train_generator)
 
     async def round(self, t: int, net: Net) -> None:
-        deadline_factor = self.deadline_factor()
+        deadline_factor = self.deadline_factor(net)
         if not self.style_extracted:
             self.extract_style()  # line 2
         await self.train_and_average(net, deadline_factor)  # lines 4–11
 
-    def deadline_factor(self) -> float:
-        """Return how much longer than usual to wait: neighbors extract their style in their first round."""
-        return 1.0 if self.style_extracted else 1.0 + self.hyper.style_epochs / self.hyper.local_epochs
+    def deadline_factor(self, net: Net) -> float:
+        """Return how much longer than usual to wait: peers extract their style in their first round."""
+        extracting = not self.style_extracted or any(net.rounds_since_join(j) == 0 for j in net.sources)
+        return 1.0 + self.hyper.style_epochs / self.hyper.local_epochs if extracting else 1.0
 
     def extract_style(self) -> None:
         self.style_extracted = True
@@ -135,7 +136,7 @@ class FedStyle(FedAvgSSL):
         return self.hyper.share_projector or name.startswith("backbone.")
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        deadline_factor = self.deadline_factor()
+        deadline_factor = self.deadline_factor(net)
         if not self.style_extracted:
             self.style_extracted = True
             await work.train(epochs=self.hyper.style_epochs, batch=self.hyper.batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -178,6 +179,16 @@ def test_first_round_waits_for_style_extraction(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Net, "exchange", spy)
     run_rounds(make(hyper(style_epochs=6), 1), ALONE, 3)
     assert asked == [4.0, 1.0, 1.0]
+
+
+def test_neighbors_wait_for_the_style_extraction_of_a_late_joiner() -> None:
+    peer = make(hyper(style_epochs=6), 1)[0]
+    peer.style_extracted = True
+    rounds = {1: 0, 2: 5}
+    net = Mock(sources=[1, 2], rounds_since_join=rounds.__getitem__)
+    assert peer.deadline_factor(net) == 4.0
+    rounds[1] = 1
+    assert peer.deadline_factor(net) == 1.0
 
 
 def test_peer_without_samples_adopts_the_average() -> None:
