@@ -271,6 +271,8 @@ class RecordedRun:
         """Return a peer's model from its last checkpoint, in evaluation mode, on the CPU.
 
         It maps the network's input, e.g. normalized images, float [B, C, H, W], to logits, float [B, classes].
+        Some methods are evaluated by more than this network: MAPL has a ReLU before the head, FedProto and FedTGP
+        take the nearest prototype, and those without labels (``*-ssl``, FedStyle) train a classifier on its features.
 
         Raises:
             RunFolderError: the peer has written no checkpoint.

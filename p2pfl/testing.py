@@ -39,7 +39,9 @@ def check_parity(
         P2pflError: the run failed.
     """
     with tempfile.TemporaryDirectory(prefix="p2pfl-parity-") as folder:
-        planned = run if isinstance(run, PlannedRun) else load(run, **overrides)
+        planned = run if isinstance(run, PlannedRun) else load(run, **{"device": "cpu", **overrides})
+        if planned.settings["device"] == "cuda":
+            raise ValueError("results on a GPU are not reproducible bit by bit: load the run with device='cpu'")
         if isinstance(run, PlannedRun) and overrides:
             raise TypeError("give overrides to p2pfl.load, which made this run")
         with deterministic(strictly=False, fill=True):  # uninitialized memory, if it is read, makes a difference

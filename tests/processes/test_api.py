@@ -312,6 +312,11 @@ def test_warnings_about_a_plug_in_are_in_the_peers_log(project: Project, tmp_pat
         assert re.search(expected, RunFolder(tmp_path / "run").peer(peer).log.read_text())
 
 
+def test_parity_is_of_runs_on_the_cpu() -> None:
+    with pytest.raises(ValueError, match="load the run with device='cpu'"):
+        check_parity(p2pfl.load(SMALL, device="cuda"))
+
+
 def test_parity_names_the_first_difference(project: Project) -> None:
     """The losses seen so far are not part of the state: a peer that crashed has forgotten them."""
     text = METHOD.replace(

@@ -152,7 +152,7 @@ def test_every_row_of_a_papers_table_loads(prefix: str, command: str) -> None:
     homogeneous = any(name in command for name in ("mapl+", "dfedavgm", "pfedsim", "flt", "{name: fedavg, optimizer"))
     files = [path for path in FILES if path.stem.startswith(f"{prefix}-") and path.stem != "l2c-groups"]
     chosen = [path for path in files if not homogeneous or path.stem.endswith("-homo")]
-    if "lg-fedavg" in command:
+    if "lg-fedavg" in command or "fedgen" in command:
         chosen = [path for path in chosen if not path.stem.endswith("htc4")]
     if "def-kt" in command:
         chosen = [path for path in chosen if path.stem.endswith("-h0")]
