@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+p \S+ \S+ \S+ +/")
 """First line in /proc/self/smaps of a private mapping of a file."""

@@ -118,9 +118,16 @@ def up_to_date(peaks: Claim) -> Claim:
     )
 
 
-def longer(compared: Claim) -> Claim:
-    """The same comparison after 330 rounds, where curves are flat; like 105, a maximum of α."""
+def longer(compared: Claim, **rates: float) -> Claim:
+    """The same comparison after 330 rounds, where curves are flat; like 105, a maximum of α.
+
+    Args:
+        rates: learning rates of runs that break down with those chosen for fewer rounds, by ``_`` for ``-``.
+    """
     runs = {name: settings.longer(330, 15) for name, settings in compared.runs.items()}
+    for label, lr in rates.items():
+        found = runs[name := label.replace("_", "-")]
+        runs[name] = replace(found, tree={**found.tree, "algorithm": {**found.tree["algorithm"], "lr": lr}}, rates=())
     return replace(compared, name=f"{compared.name}, 330 rounds", runs=runs)
 
 

@@ -91,6 +91,13 @@ def _unchanged(other: Any, before: Any, after: Any) -> Any:
     return other if before in (None, after) else None
 
 
+def is_complete(outcome: Any) -> bool:
+    """Return whether all of an outcome is known."""
+    if isinstance(outcome, dict):
+        return bool(outcome) and all(value == {} or is_complete(value) for value in outcome.values())
+    return outcome is not None
+
+
 def outcome(name: str) -> Pinned:
     """What one run ends with, as plain JSON values."""
     if name == FAULTY:

@@ -148,6 +148,27 @@ RUNS: dict[str, dict[str, Any]] = {
         "models": "tiny-residual",
         "rounds": 2,
     },
+    "fedavg-ssl": {
+        "algorithm": {**SSL, "name": "fedavg-ssl"},
+        "data": STYLED,
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
+    },
+    "fedper-ssl": {
+        "algorithm": {**SSL, "name": "fedper-ssl", "loss": "simsiam"},
+        "data": STYLED,
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
+    },
+    "fedprox-ssl": {
+        "algorithm": {**SSL, "name": "fedprox-ssl"},
+        "data": STYLED,
+        "graph": "ring",
+        "models": "tiny-residual",
+        "rounds": 2,
+    },
     "fedrep-ssl, some take part": {
         "algorithm": {**SSL, "name": "fedrep-ssl", "participation": 0.5},
         "data": STYLED,

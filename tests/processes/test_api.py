@@ -199,7 +199,7 @@ def test_launch_does_not_take_another_run_for_its_own(simulated: api.RecordedRun
         p2pfl.load(SMALL).launch(simulated.folder)
 
 
-def test_stop_checkpoints_a_run_that_resume_continues(tmp_path: Path) -> None:
+def test_leaving_the_block_stops_a_run(tmp_path: Path) -> None:
     with p2pfl.load(SMALL, rounds=5000, checkpoint_every=1).launch(tmp_path / "run") as launched:
         next(launched.records(follow=True))
         assert launched.running()

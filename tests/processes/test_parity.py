@@ -48,7 +48,9 @@ def records(folder: Any, peer: int) -> list[dict[str, Any]]:
 OVER_TCP = ("mapl, pruned", "l2c, pruned", "fedavg, some take part")
 SLOW = (
     *(("meta-l2c, pruned", True), ("mapl, pruned", False), ("l2c, pruned", False)),
-    *(("fedrep-ssl, some take part", True), ("apfl-ssl", True)),
+    *(("fedrep-ssl, some take part", True), ("apfl-ssl", True), ("fedavg-ssl", True), ("fedper-ssl", True)),
+    *(("fedprox-ssl", True), ("fedprox-dec", True), ("dfml, wsl", True), ("fedstyle, simsiam", True)),
+    *(("mapl, official", True), ("fedclassavg, official", True), ("meta-l2c, one joins late", True)),
 )
 
 

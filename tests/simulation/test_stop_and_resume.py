@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from p2pfl import algorithms
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.run_folder import Result, RunFolder
@@ -70,7 +71,11 @@ ALGORITHMS = {
     "fedrolex": {"name": "fedrolex", "batch": 16},
     "mapl": {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "fedstyle": {"name": "fedstyle", "style_epochs": 2, "participation": 0.5, **SSL},
+    "fedavg-ssl": {"name": "fedavg-ssl", **SSL},
+    "fedper-ssl": {"name": "fedper-ssl", **SSL},
+    "fedprox-ssl": {"name": "fedprox-ssl", **SSL},
     "fedrep-ssl": {"name": "fedrep-ssl", **SSL},
+    "apfl-ssl": {"name": "apfl-ssl", **SSL},
     "ditto-ssl": {"name": "ditto-ssl", "participation": 0.5, **SSL},
     "mapl+": {"name": "mapl+", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 5.0},
     "l2c": {"name": "l2c", "local_epochs": 1, "momentum": 0.9, "prune_round": 2, "prune_to": 1, "spool": True},
@@ -84,6 +89,10 @@ DATA = {
 """Data that suits every algorithm."""
 AUGMENTED = ("local", "mapl", "fedstyle")
 """One algorithm for each way of drawing augmented batches."""
+
+
+def test_the_tables_have_every_algorithm() -> None:
+    assert {settings["name"] for settings in ALGORITHMS.values()} == set(algorithms.ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

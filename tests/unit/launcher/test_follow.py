@@ -6,7 +6,7 @@ import os
 
 import psutil
 
-from launcher.backends.follow import PeerProcesses, Recoveries
+from launcher.backends.follow import MAX_FAILURES, PeerProcesses, Recoveries, RestartPolicy
 from launcher.backends.warm import Event
 from p2pfl.errors import AlreadyRunning
 from p2pfl.session.run_folder import Status
@@ -42,6 +42,13 @@ def test_a_peer_that_was_adopted_has_not_ended() -> None:
     processes.update([started(0), Event("exited", 0, code=AlreadyRunning.exit_code, error="already running")], False)
     processes.adopt(0, psutil.Process())
     assert (processes.running, processes.exit_codes, processes.errors) == ({0}, {}, {})
+
+
+def test_restart_always_has_no_limit(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=1, results={0: None})
+    always, on_failure = RestartPolicy(folder, "always"), RestartPolicy(folder, "on-failure")
+    assert all(always.restarts(0, -9) for _ in range(3 * MAX_FAILURES))
+    assert [on_failure.restarts(0, -9) for _ in range(MAX_FAILURES)] == [True] * (MAX_FAILURES - 1) + [False]
 
 
 def test_a_peer_has_recovered_when_it_has_completed_a_round_since(make_folder: MakeFolder) -> None:
