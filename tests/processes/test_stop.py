@@ -70,8 +70,13 @@ def state(folder: RunFolder) -> str:
     return line.state
 
 
+def rounds(folder: RunFolder) -> list[int]:
+    """Completed rounds by peer."""
+    return [status.rounds_done if (status := files.status()) else 0 for files in folder.peers()]
+
+
 def has_trained(folder: RunFolder) -> bool:
-    return all((status := files.status()) is not None and status.rounds_done > 0 for files in folder.peers())
+    return min(rounds(folder)) > 0
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,24 @@ def test_launcher_restarts_no_peer_that_was_stopped(
     assert launcher.returncode == 1
     assert "restarting" not in output
     assert not any(find_process(folder, peer) for peer in range(2))
+
+
+def test_peers_train_on_without_a_killed_launcher(folder: RunFolder, resume: Any, until: Any) -> None:
+    """And nobody restarts them."""
+    process = resume()
+    until(lambda: has_trained(folder))
+    launcher = find_launcher(folder)
+    assert launcher is not None
+    launcher.kill()
+    process.wait(100)
+    before = rounds(folder)
+    until(lambda: all(now > t + 1 for now, t in zip(rounds(folder), before, strict=True)))
+    killed = find_process(folder, 0)
+    assert killed is not None
+    killed.kill()
+    until(lambda: find_process(folder, 0) is None)
+    assert [(one.peer, one.ended) for one in stop(folder, kill=False)] == [(1, "stopped")]
+    assert state(folder) == "died"
 
 
 def test_launcher_that_is_about_to_start_the_peers_is_stopped(
