@@ -326,7 +326,7 @@ class LaunchedRun(RecordedRun):
     def _when_created(self) -> Self:
         """Wait until the run folder exists."""
         while not self._folder.run_file.exists():
-            if self._ended(POLL):
+            if self._ended(POLL) and not self._folder.run_file.exists():
                 raise RunFailed(self._reason())
         return self
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -192,7 +191,10 @@ def test_launch_yields_live_records_and_ends_with_the_bits_of_simulate(
     assert not (run.folder / "warm.log").exists()
 
 
-def test_launch_does_not_take_another_run_for_its_own(simulated: api.RecordedRun) -> None:
+def test_launch_does_not_take_another_run_for_its_own(simulated: api.RecordedRun, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match="not empty; choose a new or empty folder"):
+        p2pfl.load(SMALL).launch(tmp_path)
     with pytest.raises(
         RunFolderError, match=r"not empty; resume the run in it with `p2pfl resume .*`, or choose a new"
     ):
@@ -232,10 +234,6 @@ def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
     text = METHOD.replace("weights = {**dict.fromkeys(heads, 1.0)", "weights = {**heads[7]")
     # A peer that fails once less than its neighbor, and so is started once more, waits for it until the deadline.
     run = p2pfl.load(project(my_method=text), transport={"deadline": 10})
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "file").touch()
-    with pytest.raises(RunFailed, match="not empty; choose a new or empty folder"):
-        run.launch(tmp_path / "used")
     launched = run.launch(tmp_path / "run")
     with pytest.raises(RunFailed, match=r"peer 0: my_method\.py:\d+: round 0: KeyError: 7; peer 1"):
         launched.wait()
@@ -244,9 +242,12 @@ def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:
 def test_launch_that_starts_no_peer_has_failed(
     tmp_path: Path, prepare: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = prepare(tmp_path / "run", make_run())
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    launched = p2pfl.load(SMALL).launch(folder.root)
+    folder = prepare(tmp_path / "prepared", make_run())
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\ncp -r {folder.root} {tmp_path / 'run'}\nexit 1\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(launcher))
+    launched = p2pfl.load(SMALL).launch(tmp_path / "run")
     with pytest.raises(RunFailed, match="the launcher ended without a message"):
         launched.wait()
 

@@ -249,6 +249,13 @@ def computed(folder: RunFolder, rounds: int) -> bool:
     return all(path.exists() and len(metrics.read(path)) >= rounds for path in paths)
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # between the two
+        return True
+
+
 def command(*arguments: object, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     words = [python, "-m", "launcher.cli", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, check=False, timeout=200)
@@ -268,7 +275,7 @@ def test_killed_simulation_resumes_with_the_same_bits(
     simulation.kill()
     process.wait()
     assert len(children) == (jobs if jobs > 1 else 0)
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in children))
+    until(lambda: all(map(has_ended, children)))
     assert not all(files.result() for files in folder.peers())
     done = command("resume", folder.root, "--json", python=fast_python.executable)
     assert done.returncode == 0, done.stderr
