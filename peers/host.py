@@ -4,7 +4,7 @@ It takes no part in training. The launcher reaches it by one ordered pair of byt
 of JSON on stdin and stdout. Before "load" it imports no torch, so that problems are reported at once.
 
     ← {"event": "hello", "protocol": 1, "versions": {…}, "code": "<hash>", "address": "10.0.0.2" | null, "cores": 8}
-    → {"do": "open", "folder": "<path>", "token": "<text>", "peers": [3, 4], "have": {"peers/03/peer.log": 120}}
+    → {"do": "open", "folder": "<path>", "run": "<id>", "token": "<text>", "peers": [3], "have": {"peers/03/…": 9}}
     ← {"event": "opened", "shared": false, "running": {"3": 4711}, "new": [4]}   which run, and which have no files
     → {"do": "file", "path": "run.yaml", "mode": 420, "data": "<base64>"}
     → {"do": "listen", "port": 0}                           to find out which ports a firewall blocks
@@ -24,7 +24,8 @@ of JSON on stdin and stdout. Before "load" it imports no torch, so that problems
     → {"do": "sync"}
     ← {"event": "synced"}                                   all changes of files so far have been sent
     ← {"event": "exited", "peer": 3, "code": 0, "error": ""}                code null: unknown
-    ← {"event": "failed", "error": "<text>"}                instead of "opened", "listening" or "ready"
+    ← {"event": "failed", "error": "<text>"}                instead of "opened", "listening" or "ready";
+                                                            after "open" or "file" nothing else is done
 
 If the launcher's run folder is the one on this host (``shared``: it contains the token), no file is sent, and hosts
 that share it exchange addresses by the files in it. Otherwise the small files of each peer are sent as they grow, and

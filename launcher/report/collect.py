@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.backends.processes import RUNNING
 from launcher.report import events as event_log
 from launcher.report import findings, history, learned
 from launcher.report.events import Events
@@ -90,7 +91,9 @@ def read_summary(folder: RunFolder) -> Summary:
     summary = current_summary(folder)
     known = {mapping(peer).get("peer"): mapping(peer).get("ended") for peer in _recorded(folder).get("peers", [])}
     peers = [
-        replace(peer, ended=str(known[peer.peer])) if peer.ended == "died" and known.get(peer.peer) else peer
+        replace(peer, ended=str(known[peer.peer]))
+        if peer.ended == "died" and known.get(peer.peer) not in (None, RUNNING)
+        else peer
         for peer in summary.peers
     ]
     return replace(summary, peers=peers)

@@ -83,10 +83,10 @@ def _verdict(test: several.Test) -> tuple[str, str]:
         return "look", f"{test.first} and {test.second} have no seed in common: they cannot be paired."
     points = 100 * test.difference
     text = f"{test.first} against {test.second}: {points:+.1f} points"
+    if test.pairs > 1 and test.low == test.high:
+        return "look", f"{text}, the same in all {test.pairs} pairs of {test.unit}: not tested."
     if test.corrected is None:
         return "look", f"{text}, from a single pair: not tested."
-    if test.low == test.high == 0.0:
-        return "look", f"{text}: the same in all {test.pairs} pairs of {test.unit}."
     if test.unit == "peers":
         return "look", f"{text}, from one seed, whose peers are not independent: run more seeds."
     pairs = f"{test.pairs} paired {test.unit}"

@@ -187,9 +187,10 @@ def _test(a: Group, b: Group) -> Test:
     mean = fmean(values) if values else math.nan
     if len(values) < 2:
         return Test(a.name, b.name, unit, len(values), mean)
+    if len(set(values)) == 1:  # no variation to test a difference against
+        p = None if mean else 1.0
+        return Test(a.name, b.name, unit, len(values), mean, mean, mean, p, p)
     p_values = p_value(values, "t"), p_value(values, "wilcoxon")
-    if len(set(values)) == 1:
-        return Test(a.name, b.name, unit, len(values), mean, mean, mean, *p_values)
     from scipy import stats
 
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)

@@ -17,6 +17,10 @@ RESERVE = 0.05
 """Fraction of the host's memory that runs leave free."""
 
 
+GROUPS = (("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"), ("", "memory.max", "memory.current"))
+"""Control groups of version 1 and 2: the controller, and the files with the limit and with what is in use."""
+
+
 def in_use(processes: Iterable[psutil.Process]) -> int:
     """Return the memory of processes, in bytes. What several of them share counts once."""
     total = 0
@@ -33,14 +37,23 @@ def available(root: Path = Path("/")) -> int:
         root: contains ``proc`` and ``sys``.
     """
     free: int = psutil.virtual_memory().available
-    names = (("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"), ("", "memory.max", "memory.current"))
-    for controller, limit, used in names:
+    for controller, limit, used in GROUPS:
         for group in control_groups(root, controller):
             with suppress(OSError, ValueError, KeyError):  # no such file, or "max"
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 taken = int((group / used).read_text()) - int(stat["inactive_file"])
                 free = min(free, int((group / limit).read_text()) - taken)
     return free
+
+
+def total(root: Path = Path("/")) -> int:
+    """Return the memory in bytes of the host, or what this process's control groups allow if that is less."""
+    least: int = psutil.virtual_memory().total
+    for controller, limit, _ in GROUPS:
+        for group in control_groups(root, controller):
+            with suppress(OSError, ValueError):
+                least = min(least, int((group / limit).read_text()))
+    return least
 
 
 @dataclass
@@ -73,7 +86,7 @@ class Estimate:
         return int(MARGIN * max(guesses)) if guesses else None
 
     def exceeds(self, name: str, total: int) -> bool:
-        """Return whether a run would not even fit alone into a host with ``total`` bytes of which none is in use."""
+        """Return whether a run would not even fit alone into ``total`` bytes of which none is in use."""
         needed = self.of(name)
         return needed is not None and needed + RESERVE * total > total
 

@@ -21,7 +21,7 @@ from launcher.sweep.folder import SweepFolder
 from launcher.sweep.jobs import Job, wait
 from launcher.views.formatting import size
 from launcher.views.summary import settings
-from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError
+from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError, WriteError
 from p2pfl.session.run_folder import RunFolder
 
 POLL_INTERVAL = 0.25
@@ -197,14 +197,17 @@ class Runner:
                         self._source.back(name)
                         progress.waits = reason
                         return
-                    if self._estimate.exceeds(name, psutil.virtual_memory().total):  # it would not fit later either
+                    if self._estimate.exceeds(name, memory.total()):  # it would not fit later either
                         self._end(Job(self._folder, name, adopt=True), f"not started: {reason}")
                         continue
                     raise SweepError(f"not started: {reason}")
                 progress.jobs.append(Job(self._folder, name, adopt=adopt))
-            except P2pflError as error:  # others may start; this one may when the sweep is continued
+            except (SweepError, WriteError) as error:  # this one may start when the sweep is continued
                 self._source.not_started(name)
                 self._fail(name, str(error))
+                continue
+            except P2pflError as error:  # of this run only: the others go on
+                self._end(Job(self._folder, name, adopt=True), str(error))
                 continue
             self._display.print(f"{name}: {'found running' if adopt else 'resumed' if begun else 'started'}")
 

@@ -166,9 +166,12 @@ class Totals:
             for name, value in values.items():
                 sums[name] = sums.get(name, 0.0) + value
         self.missing += sum(map(len, record.missing.values()))
-        personal = record.evaluations.personal
+        self.note_accuracy(record.evaluations.personal, record.t)
+
+    def note_accuracy(self, personal: Evaluation | None, t: int) -> None:
+        """Keep the best accuracy, and its round."""
         if personal is not None and (self.best is None or personal.accuracy > self.best):
-            self.best, self.best_round = personal.accuracy, record.t
+            self.best, self.best_round = personal.accuracy, t
 
     def bytes_out(self) -> int:
         return _bytes(self.sent)

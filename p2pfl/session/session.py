@@ -211,8 +211,11 @@ class Session:
         self.endpoint.open(t)
         self.totals.skipped_rounds += skipped
         self.rounds_done = t
-        if t == self.settings.rounds:
-            self._evaluate()  # the last round that this peer has computed need not have been evaluated
+        if t == self.settings.rounds:  # the last round that this peer has computed need not have been evaluated
+            computed = max(0, self._recorded)
+            self._enter("evaluating", computed)
+            self._evaluate()
+            self.totals.note_accuracy(self.evaluations.personal, computed)
         return True
 
     async def _round(self, t: int) -> None:

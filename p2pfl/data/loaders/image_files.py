@@ -6,6 +6,7 @@ a dataset is read.
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -190,8 +191,8 @@ class Folder(ImageFiles):
     def files(self, root: Path) -> tuple[Path, ...]:
         folder = self._folder(root)
         parents = (folder,) if self.test is not None else self._splits(folder)
-        below = sorted(path for parent in parents for path in parent.rglob("*") if path.is_dir())
-        return *parents, *below  # of all depths, as images are listed
+        below = [Path(found) for parent in parents for found, *_ in os.walk(parent) if Path(found) != parent]
+        return *parents, *sorted(below)  # of all depths, as images are listed
 
     def _folder(self, root: Path) -> Path:
         return root if self.path is None else root / self.path

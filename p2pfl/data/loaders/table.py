@@ -189,7 +189,8 @@ def _require(path: Path, columns: Columns, name: str) -> None:
 def _require_numbers(path: Path, columns: Columns, names: Sequence[str]) -> None:
     for name in names:
         if columns[name].dtype.kind == "U":
-            text = f"column {name!r} has text, such as {next(filterfalse(_is_number, map(str, columns[name])))!r}"
+            values = [str(value) for value in columns[name]]  # of Parquet, all may look like numbers
+            text = f"column {name!r} has text, such as {next(filterfalse(_is_number, values), values[0])!r}"
             raise DataError(f"{path}: {text}; list it in groups, or list only columns with numbers in features")
 
 

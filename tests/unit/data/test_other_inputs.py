@@ -289,6 +289,9 @@ def test_parquet_gives_the_same_dataset_as_csv() -> None:
     assert np.array_equal(one.train.images, two.train.images)
     assert np.array_equal(one.test.labels, two.test.labels)
     assert two.columns["hospital"].values == ("3", "11")
+    parquet.write_table(pyarrow.table({"zip": ["01234", "56789"], "y": [0, 1]}), "t.parquet")
+    with pytest.raises(DataError, match="column 'zip' has text, such as '01234'"):
+        opened("table", path="t.parquet", label="y")
     parquet.write_table(pyarrow.table({"a": [1, None], "y": [0, 1]}), "t.parquet")
     with pytest.raises(DataError, match="column 'a' has 1 missing values"):
         opened("table", path="t.parquet", label="y")

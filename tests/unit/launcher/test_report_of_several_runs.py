@@ -71,7 +71,9 @@ def test_settings_with_the_same_accuracies_are_not_called_untested(make_folder: 
     (test,) = several.tests(groups)
     assert (test.pairs, test.low, test.high, test.t, test.wilcoxon) == (3, 0.0, 0.0, 1.0, 1.0)
     _, text = comparison._verdict(test)
-    assert text == "lr=0.1 against lr=0.2: +0.0 points: the same in all 3 pairs of seeds."
+    assert text == "lr=0.1 against lr=0.2: +0.0 points, the same in all 3 pairs of seeds: not tested."
+    moved = replace(test, difference=0.01, low=0.01, high=0.01, t=None, corrected=None)
+    assert comparison._verdict(moved)[1].endswith("+1.0 points, the same in all 3 pairs of seeds: not tested.")
 
 
 def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> None:

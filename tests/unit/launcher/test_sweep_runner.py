@@ -71,8 +71,10 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest
     (group / "memory.current").write_text("4000\n")
     (group / "memory.stat").write_text("anon 1000\ninactive_file 500\n")
     assert memory.available(tmp_path) == 1500
+    assert memory.total(tmp_path) == 5000
     (group / "memory.max").write_text("max\n")
     assert memory.available(tmp_path) > 10**6
+    assert memory.total(tmp_path) > 10**6
 
 
 # ---- what starts when --------------------------------------------------------------------------------------

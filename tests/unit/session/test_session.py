@@ -135,6 +135,8 @@ def test_evaluates_before_it_skips_the_last_rounds(
         assert [record["t"] for record in records if record["personal"]] == [2]
         assert evaluated.evaluations.personal is not None
         assert result.accuracy == evaluated.evaluations.personal.accuracy
+        assert result.best is not None
+        assert result.best >= result.accuracy
 
 
 def test_evaluates_when_due_and_in_the_last_round(finished: Any) -> None:
