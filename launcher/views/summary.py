@@ -259,7 +259,7 @@ def current_summary(folder: RunFolder) -> Summary:
 
 
 def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:
-    """Replace what ``peer.ended`` says by RUNNING where it begins with one of ``ended`` and the process lives."""
+    """Set ``ended`` to RUNNING for each peer whose process lives although its ``ended`` starts with one of these."""
     peers = [
         replace(peer, ended=RUNNING) if peer.ended.startswith(ended) and is_alive(folder, peer.peer) else peer
         for peer in summary.peers

@@ -149,6 +149,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
     return found
 
 
+@pytest.fixture
+def searching(folder: SweepFolder, file: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make the sweep a search of these trials and values, each of which has the accuracy 0.5."""
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(search, "in_child", lambda function: function())
+    monkeypatch.setattr(Search, "_value", lambda self, name: 0.5)
+
+    def make(trials: int, space: dict[str, list[Any]]) -> None:
+        settings = {"trials": trials, "prune": False, "space": space, "seed": 0}
+        folder.write(Sweep("", str(file), True, search=settings, sha256=sha256(file.read_bytes()).hexdigest()))
+        FakeJob.peaks = defaultdict(lambda: GB)
+
+    return make
+
+
 def run(folder: SweepFolder, most: int, free: int, **options: Any) -> tuple[Progress, list[str]]:
     lines = Lines()
     found = Runner(folder, Queue(folder), lines, most, available=lambda: free, **options).run()
@@ -178,14 +193,9 @@ def test_a_run_that_does_not_fit_alone_is_not_started(folder: SweepFolder) -> No
 
 
 def test_a_search_keeps_what_does_not_fit_for_later_and_asks_for_no_more(
-    folder: SweepFolder, file: Path, monkeypatch: pytest.MonkeyPatch
+    folder: SweepFolder, searching: Callable[..., None]
 ) -> None:
-    pytest.importorskip("optuna")
-    monkeypatch.setattr(search, "in_child", lambda function: function())
-    monkeypatch.setattr(Search, "_value", lambda self, name: 0.5)
-    space = {"trials": 4, "prune": False, "space": {"algorithm.lr": [0.1, 0.2, 0.3, 0.4]}, "seed": 0}
-    folder.write(Sweep("", str(file), True, search=space, sha256=sha256(file.read_bytes()).hexdigest()))
-    FakeJob.peaks = defaultdict(lambda: GB)
+    searching(4, {"algorithm.lr": [0.1, 0.2, 0.3, 0.4]})
     free = iter([9 * GB, 0])
 
     def search_with(available: Callable[[], int]) -> Progress:
@@ -268,15 +278,10 @@ def test_a_run_without_plan_fails_alone(folder: SweepFolder) -> None:
 
 
 def test_an_invalid_combination_fails_alone_and_the_search_goes_on(
-    folder: SweepFolder, file: Path, monkeypatch: pytest.MonkeyPatch
+    folder: SweepFolder, file: Path, searching: Callable[..., None]
 ) -> None:
-    pytest.importorskip("optuna")
-    monkeypatch.setattr(search, "in_child", lambda function: function())
-    monkeypatch.setattr(Search, "_value", lambda self, name: 0.5)
     file.write_text(file.read_text().replace("graph: ring", "graph: {name: regular, degree: 2}"))
-    space = {"trials": 8, "prune": False, "space": {"peers": [4, 6], "graph.degree": [2, 4]}, "seed": 0}
-    folder.write(Sweep("", str(file), True, search=space, sha256=sha256(file.read_bytes()).hexdigest()))
-    FakeJob.peaks = defaultdict(lambda: GB)
+    searching(8, {"peers": [4, 6], "graph.degree": [2, 4]})
     source, lines = Search(folder), Lines()
     found = Runner(folder, source, lines, 3, available=lambda: 100 * GB).run()
     assert found.failures
