@@ -42,10 +42,11 @@ from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
+from p2pfl.learning.trainer import clear_statistics
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
-from p2pfl.tensors import Tensors, assign, average, clone, parameters_of
+from p2pfl.tensors import Tensors, assign, average, clone, has_diverged, parameters_of
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,11 @@ class FedAvgDec(Algorithm[Hyper]):
         return {n: means[name] for n, name in architectures.items() if name in means}
 
     def adopt(self, averaged: Averaged) -> None:
-        """Continue from what came back (line 4)."""
+        """Continue from what came back (line 4). The statistics of a model that has diverged start anew."""
+        diverged = any(map(has_diverged, self.sent.state_dict().values()))
         assign(self.shared_part(self.sent), averaged.values)
+        if diverged:
+            clear_statistics(self.sent, self.optimizer)
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())

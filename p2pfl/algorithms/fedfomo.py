@@ -27,7 +27,8 @@ Differs from the paper:
 - The distance is Euclidean, over the parameters; the released code also offers the L1 norm, its default.
 - Line 6 is computed as Σ_j w⁺_ij θ_j^{t+½}: the weights sum to 1.
 - The optimizer's state persists across rounds; with plain SGD there is none.
-- Batch-normalization statistics stay local: other models are evaluated with the peer's own.
+- Batch-normalization statistics stay local: other models are evaluated with the peer's own, and so is θ_i^t where the
+  peer returns to it: the statistics are then those of its last local training.
 - Losses above 10⁶, and those that are not finite, count as 10⁶.
 - Local training that diverges is rolled back. A neighbor that misses the deadline, or whose model has diverged, is no
   candidate in the round, and its affinity stays. A model is not waited for if its owner's request has not arrived.

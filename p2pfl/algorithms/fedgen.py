@@ -17,7 +17,8 @@ Heads are linear, so the mean of their scores is the score of their mean: line 4
 Differs from the paper:
 
 - There is no server: each peer trains G on the heads that it has received. G starts equal everywhere, and noise and
-  classes of line 4 are drawn from a stream that all peers share, so that on a complete graph all have the same G.
+  classes of line 4 are drawn from a stream that all peers share, so that on a complete graph all have the same G
+  until one misses a head or joins late.
   Only the heads and the counts are sent, where a server also sends G.
 - The settings are those of FedTGP's authors: 32 uniform noise values, one hidden layer as wide as the features, Adam
   with learning rate 0.1, started anew in each round, S = 100. Heads count by samples, where Eq. 4 has 1/K.

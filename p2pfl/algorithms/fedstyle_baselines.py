@@ -85,11 +85,13 @@ class FedRepSSL(FedPerSSL):
         content = self.content
         projection = [part for part in (content.projector, content.predictor) if part is not None]
         for trained, frozen in ((projection, [content.backbone]), ([content.backbone], projection)):
-            for part in frozen:
-                part.requires_grad_(False)
+            # A network of one's own may have frozen layers, which stay frozen.
+            parameters = [p for part in frozen for p in part.parameters() if p.requires_grad]
+            for parameter in parameters:
+                parameter.requires_grad_(False)
             self.train_modules(trained)
-            for part in frozen:
-                part.requires_grad_(True)
+            for parameter in parameters:
+                parameter.requires_grad_(True)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.nn.functional import conv2d, pad
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.learning.losses import supervised_contrastive
 from p2pfl.learning.peer_data import PeerData
+from p2pfl.tensors import clone, has_diverged
 
 _SOBEL = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
 
@@ -48,8 +49,12 @@ def with_edges(images: Tensor, data: PeerData) -> Tensor:
 
 
 def train_style_net(peer: Algorithm[Any], style_net: nn.Module, projector: nn.Module) -> None:
-    """Algorithm 2: train f_s and g_s for E_s epochs to distinguish the peer's images from their edges; freeze f_s."""
+    """Algorithm 2: train f_s and g_s for E_s epochs to distinguish the peer's images from their edges; freeze f_s.
+
+    An f_s that diverges is replaced by the untrained one, since it stays as it is.
+    """
     h = peer.hyper
+    untrained = clone(style_net.state_dict())
     network = nn.Sequential(style_net, projector)
     optimizer = h.make_optimizer(network.parameters())
 
@@ -62,3 +67,5 @@ def train_style_net(peer: Algorithm[Any], style_net: nn.Module, projector: nn.Mo
         peer.train(epochs=h.style_epochs, batch=h.batch, step=step, order="style batches")
     finally:
         style_net.requires_grad_(False).eval()
+    if any(map(has_diverged, style_net.state_dict().values())):
+        style_net.load_state_dict(untrained)

@@ -18,7 +18,8 @@ Differs from the paper, which states only that backbones are aggregated too:
 - All peers start from one initial model; head, projector and prototypes too, unless ``shared_init`` is off.
 - The average skips backbones that are missing or have diverged, including the peer's own, and renormalizes the
   weights, whether or not the neighbor's prototypes arrived. If no remaining peer has a positive weight, backbone and
-  projector stay unchanged.
+  projector stay unchanged. A peer that has diverged is evaluated with the others' backbone, but does not recover:
+  its head, prototypes and optimizer state have diverged too, and it trains no further.
 - All that mapl.py lists.
 """
 

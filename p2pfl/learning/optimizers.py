@@ -71,7 +71,8 @@ class LocalTraining(Options):
     def _uses_every_setting(self) -> Self:
         # A resolved run file lists all defaults, so only another value shows that an effect is expected.
         unused = "betas" if self.optimizer == "sgd" else "momentum"
-        defaults = (getattr(type(self), unused), _FORMER_DEFAULTS.get(unused))
+        preset = self.PRESETS.get(getattr(self, "preset", ""), {})
+        defaults = (getattr(type(self), unused), _FORMER_DEFAULTS.get(unused), preset.get(unused))
         if getattr(self, unused) not in defaults:
             raise ValueError(f"{unused} has no effect with optimizer {self.optimizer}; remove it")
         return self

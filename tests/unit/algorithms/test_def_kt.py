@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -38,14 +38,17 @@ def normalized(seed: int) -> Model:
         return Model("normalized", nn.Sequential(*layers), 6, CLASSES)
 
 
-def make(h: Hyper, name: str = "flat", peers: int = 4) -> list[DefKT]:
+def flat(seed: int) -> Model:
+    return softmax_regression(INPUTS, CLASSES, seed)
+
+
+def make(h: Hyper, model: Callable[[int], Model] = flat, peers: int = 4) -> list[DefKT]:
     """Peers with different initial models; peer i has 6 + 2 i samples, of two of the classes."""
     made = []
     for me in range(peers):
         dataset = random_dataset(3 * (6 + 2 * me), classes=CLASSES, seed=me)
         mine = [n for n in range(len(dataset.train)) if n % CLASSES != me % CLASSES][: 6 + 2 * me]
-        model = softmax_regression(INPUTS, CLASSES, me) if name == "flat" else normalized(me)
-        made.append(DefKT(h, setting(me, peers, model, peer_data(dataset, mine))))
+        made.append(DefKT(h, setting(me, peers, model(me), peer_data(dataset, mine))))
     return made
 
 
@@ -125,7 +128,7 @@ def test_each_pair_sends_one_model() -> None:
 
 
 def test_statistics_of_batch_normalization_travel_with_the_model() -> None:
-    peers = make(Hyper(), name="normalized")
+    peers = make(Hyper(), normalized)
     for peer in peers:
         peer.local_training = lambda: None  # type: ignore[method-assign]
         peer.mutual_learning = lambda arrived: None  # type: ignore[method-assign]
@@ -136,8 +139,25 @@ def test_statistics_of_batch_normalization_travel_with_the_model() -> None:
         assert digest(peers[a].model.state_dict()) == digest(peers[b].model.state_dict())
 
 
+def test_models_with_tied_weights_are_exchanged() -> None:
+    def tied(seed: int) -> Model:
+        first, second = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS)
+        second.weight = first.weight
+        return Model("tied", nn.Sequential(nn.Flatten(), first, nn.ReLU(), second), INPUTS, CLASSES)
+
+    peers = make(Hyper(lr=0.1), tied)
+    schedule = pairs(peers, COMPLETE, 2)
+    assert schedule[0]
+    before = digest(peers[next(iter(schedule[0].values()))].model.state_dict())
+    traffic = run_rounds(peers, COMPLETE, 2)
+    assert [record.missing for records in traffic for record in records] == [{}] * 8
+    receiver = peers[next(iter(schedule[0].values()))]
+    assert digest(receiver.model.state_dict()) != before
+    assert receiver.model.backbone[1].weight is receiver.model.backbone[3].weight
+
+
 def test_invalid_model_is_rejected_on_arrival() -> None:
-    flat, other = make(Hyper())[0], make(Hyper(), name="normalized")[0]
+    flat, other = make(Hyper())[0], make(Hyper(), normalized)[0]
     body = flat.local_model()
     assert arrive(body, flat.layouts()).parameters.keys() == body.parameters.keys()
     halved = {name: tensor[:2] for name, tensor in body.parameters.items()}
@@ -201,7 +221,7 @@ def test_diverged_local_model_recovers_with_the_one_that_arrives() -> None:
 
 @cache
 def option_outcome(**given: Any) -> list[str]:
-    peers = make(Hyper.parse({"batch": 4, "lr": 0.1, **given}), name="normalized")
+    peers = make(Hyper.parse({"batch": 4, "lr": 0.1, **given}), normalized)
     run_rounds(peers, COMPLETE, 3)
     return [digest(peer.state_dict()) for peer in peers]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from p2pfl.algorithms import dfedavgm, fedavg
 from p2pfl.algorithms.dfedavgm import DFedAvgM
@@ -16,8 +17,9 @@ from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
+from p2pfl.models import Model
 from p2pfl.run_file.options import OptionErrors
-from p2pfl.tensors import digest
+from p2pfl.tensors import digest, has_diverged
 from tests.bodies import RUN_ID
 from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import (
@@ -157,6 +159,24 @@ def test_diverged_peer_recovers_and_participates_again(optimizer: str) -> None:
     traffic = run_rounds(peers, LINE, 3)
     assert [record.missing for record in traffic[0]] == [{"Shared": [1]}, {}, {}]
     assert all(np.isfinite(theta(peer.model)).all() for peer in peers)
+
+
+def test_diverged_peer_gets_finite_statistics_also_in_a_round_in_which_it_does_not_participate() -> None:
+    def normalized(seed: int) -> Model:
+        return Model("normalized", nn.Sequential(nn.Flatten(), nn.BatchNorm1d(INPUTS)), INPUTS, CLASSES)
+
+    h = fedavg.Hyper.parse({"participation": 0.5})
+    peers = [
+        FedAvg(h, setting(me, 6, normalized(me), peer_data(random_dataset(8, classes=CLASSES, seed=me))))
+        for me in range(6)
+    ]
+    others = Endpoint(0, COMPLETE, RUN_ID, 0, []).begin(0).participants(0.5)
+    diverged = peers[min({*range(6)} - {*others})]
+    with torch.no_grad():
+        diverged.model.head.weight[0, 0] = math.nan
+        diverged.model.backbone[1].running_var[0] = math.nan
+    run_rounds(peers, COMPLETE, 1)
+    assert not any(map(has_diverged, diverged.model.state_dict().values()))
 
 
 def test_participation_is_a_fraction_above_0() -> None:

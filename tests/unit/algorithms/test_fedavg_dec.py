@@ -28,7 +28,7 @@ from p2pfl.errors import Unexpected
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
-from p2pfl.tensors import buffers_of, digest, parameters_of
+from p2pfl.tensors import buffers_of, digest, has_diverged, parameters_of
 from tests.bodies import RUN_ID, arrive
 from tests.regression import Matrix, regression_data, theta
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
@@ -238,6 +238,16 @@ def test_diverged_model_is_skipped(value: float) -> None:
     for me in (0, 1, 3):
         np.testing.assert_allclose(theta(peers[me].model), w[me], atol=1e-5)
     assert [traffic[me][0].missing for me in range(4)] == [{"Trained": [2]}, {}, {}, {}]
+
+
+def test_aggregator_that_has_diverged_continues_with_finite_statistics() -> None:
+    peers = make(Hyper(participation=1.0, fixed_aggregator=True, lr=0.3), ["normalized"] * 4)
+    with torch.no_grad():
+        peers[0].model.head.bias[1] = math.nan
+        peers[0].model.backbone[1].running_mean[0] = math.nan
+    run_rounds(peers, COMPLETE, 2)
+    assert not any(map(has_diverged, peers[0].model.state_dict().values()))
+    torch.testing.assert_close(parameters_of(peers[0].model), parameters_of(peers[1].model))
 
 
 # ---- options -------------------------------------------------------------------------------------------------

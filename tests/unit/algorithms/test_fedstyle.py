@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,7 +16,7 @@ from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.learning.evaluation import evaluate
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
-from p2pfl.tensors import digest, has_diverged
+from p2pfl.tensors import clone, digest, has_diverged
 from tests.fedstyle_reference import (
     ALONE,
     FEATURES,
@@ -213,6 +214,25 @@ def test_diverged_local_net_is_excluded_from_the_average(value: float) -> None:
     for peer in peers:
         assert not any(map(has_diverged, peer.averaged.state_dict().values()))
         assert not any(map(has_diverged, peer.infusion.generator.state_dict().values()))
+
+
+@pytest.mark.exhaustive
+def test_style_net_that_diverges_is_replaced_by_the_untrained_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = make(hyper(lr=1e-9))
+    untrained = clone(peers[1].infusion.style_net.state_dict())
+    make_optimizer = type(peers[1].hyper).make_optimizer
+    calls = iter(range(1000))
+
+    def far_too_fast(h: Any, parameters: Any) -> Any:
+        return make_optimizer(replace(h, lr=1e30) if next(calls) == 0 else h, parameters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(peers[1].hyper), "make_optimizer", far_too_fast)
+        peers[1].extract_style()
+    assert digest(peers[1].infusion.style_net.state_dict()) == digest(untrained)
+    run_rounds(peers, LINE, 2)
+    for peer in peers:
+        assert not any(map(has_diverged, peer.state_dict()["content"].values()))
 
 
 # ---- statistics, projectors, initial values ------------------------------------------------------------------

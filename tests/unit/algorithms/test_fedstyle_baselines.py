@@ -188,6 +188,15 @@ def test_training_ignores_labels_and_evaluation_changes_nothing(of: type[FedAvgS
         assert digest(one.state_dict()) == digest(other.state_dict())
 
 
+def test_fedrep_leaves_frozen_layers_frozen() -> None:
+    peers = baselines(FedRepSSL)
+    (weight,) = [p for name, p in peers[0].content.named_parameters() if name == "backbone.1.weight"]
+    weight.requires_grad_(False)
+    peers[0].local_training()
+    assert not weight.requires_grad
+    assert all(p.requires_grad for p in peers[0].content.parameters() if p is not weight)
+
+
 # ---- divergence and options ----------------------------------------------------------------------------------
 
 

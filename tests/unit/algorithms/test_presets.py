@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from p2pfl.algorithms import ALGORITHMS
+from p2pfl.run_file.options import OptionErrors
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"
 METHODS = ("mapl", "mapl+", "l2c", "meta-l2c", "fedproto", "fedtgp", "feddistill", "dfml", "fedstyle")
@@ -33,3 +34,11 @@ def test_preset_changes_the_defaults_that_it_lists(name: str, preset: str) -> No
     default, chosen = options().to_dict(), options.parse({"preset": preset}).to_dict()
     assert {key for key in default if default[key] != chosen[key]} == {"preset", *changes}
     assert options.parse(chosen) == options.parse({"preset": preset})
+
+
+def test_preset_with_another_optimizer_is_accepted() -> None:
+    """The preset's `betas` are not the user's, who cannot remove them."""
+    options = ALGORITHMS["mapl"].Hyper
+    assert options.parse({"preset": "paper", "optimizer": "sgd"}).optimizer == "sgd"
+    with pytest.raises(OptionErrors, match="betas has no effect"):
+        options.parse({"preset": "paper", "optimizer": "sgd", "betas": [0.6, 0.99]})
