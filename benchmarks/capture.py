@@ -204,7 +204,9 @@ def main() -> None:
             f"{found.tensors} of {found.tensors_sent}",
         ]
         click.echo(f"| {'with' if keyed else 'without'} keys | " + " | ".join(map(str, numbers)) + " |")
-    with_keys = captures[True]
+    with_keys, without = captures[True], captures[False]
+    if not (without.tensors == without.tensors_sent > 0 and without.kinds and without.run_id and without.digest):
+        raise click.ClickException("not all traffic of the run without keys was recorded: nothing is shown")
     if with_keys.kinds or with_keys.run_id or with_keys.digest or with_keys.tensors:
         raise click.ClickException("the traffic of the run with keys is readable")
 

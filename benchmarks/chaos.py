@@ -58,7 +58,7 @@ def kills(seeds: int, files: tuple[str, ...], calm: int) -> None:
     """Kill every peer twice, for several seeds of the faults."""
     click.echo("| run file | chaos.seed | kills | rounds repeated | seconds | ratio to calm | same bits |")
     click.echo("|---|---|---|---|---|---|---|")
-    different = 0
+    different = unharmed = 0
     for file in files:
         with tempfile.TemporaryDirectory() as root:
             expected, _ = p2pfl("simulate", file, Path(root) / "simulated")
@@ -74,6 +74,7 @@ def kills(seeds: int, files: tuple[str, ...], calm: int) -> None:
                 same = summary["finished"] and compare(folder, expected).same
                 different += not same
                 kills = sum(len(files.injected()) for files in folder.peers())
+                unharmed += not kills
                 repeated = sum(repeated_rounds(folder))
                 row = f"| {file} | {seed} | {kills} | {repeated} | {summary['seconds']:.0f} | RATIO | {yes(same)} |"
                 rows.append((row, summary["seconds"]))
@@ -85,6 +86,8 @@ def kills(seeds: int, files: tuple[str, ...], calm: int) -> None:
             click.echo(f"| {file} | calm | 0 | 0 | {shown} | mean {ratio:.2f} | yes |")
     if different:
         raise click.ClickException(f"{different} runs differ from the simulation")
+    if unharmed:
+        raise click.ClickException(f"in {unharmed} runs no peer was killed: they show nothing")
 
 
 def repeated_rounds(folder: RunFolder) -> Iterator[int]:
@@ -119,6 +122,8 @@ def dead() -> None:
     click.echo(f"messages missing: {missing}")
     click.echo(f"{summary['seconds']:.1f} s; fault-free {calm['seconds']:.1f} and {calm_again['seconds']:.1f} s")
     click.echo(f"delay {summary['seconds'] - calm_mean:.1f} s, of which transport.give_up is 10 s")
+    if finished < len(others):
+        raise click.ClickException(f"{len(others) - finished} of the other peers did not finish")
 
 
 @main.command()
@@ -152,6 +157,8 @@ def parted() -> None:
         accuracy = f"{100 * fmean(accuracies):.1f} %" if accuracies else ""
         peers = "0-9" if half == 0 else "10-19"
         click.echo(f"| {t} | {peers} | {len(records)} | {same} | {other} | {missing} | {seconds:.1f} | {accuracy} |")
+    if not summary["finished"]:
+        raise click.ClickException("not all peers finished")
 
 
 if __name__ == "__main__":

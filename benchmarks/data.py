@@ -24,6 +24,7 @@ import os
 import statistics
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from time import monotonic
 
@@ -104,8 +105,14 @@ def main(dataset: str, partition: str, peers: int) -> None:
         pids = []
         for me in range(peers):
             if not (pid := os.fork()):
-                one_peer(run, me, (images, subsets), announce, proceed, last)
-                os._exit(0)
+                status = 1
+                try:
+                    one_peer(run, me, (images, subsets), announce, proceed, last)
+                    status = 0
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(status)
             pids.append(pid)
         wait_for_all(ready, peers)
         base = pss(pids)

@@ -26,6 +26,8 @@ from statistics import median
 
 import psutil
 
+from benchmarks.bench import measuring
+
 OPTIONS: dict[str, list[str]] = {
     "plain": [],
     "ui": ["--ui"],
@@ -56,11 +58,14 @@ def launch(file: Path, rounds: int, options: list[str]) -> tuple[float, float, f
         reader = threading.Thread(target=_read, args=(ours, output))
         reader.start()
         own: dict[int, float] = {}
-        _watch(process.pid, own)
-        _, status, usage = os.wait4(process.pid, 0)
-        took = time.monotonic() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        reader.join()
+        try:
+            _watch(process.pid, own)
+            _, status, usage = os.wait4(process.pid, 0)
+            took = time.monotonic() - began
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            measuring.kill_tree(process)
+            reader.join()
         os.close(ours)
         if process.returncode:
             raise SystemExit(bytes(output).decode(errors="replace"))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import multiprocessing  # noqa: TID251  # forks or communicates with its children
 import time
-from multiprocessing.connection import Connection  # noqa: TID251
+from multiprocessing.connection import Connection, wait  # noqa: TID251
+from multiprocessing.context import ForkProcess  # noqa: TID251
+from typing import Any
 
 import zmq
 
@@ -33,15 +35,28 @@ def exchange_seconds(processes: int, size: int, rounds: int, *, curve: bool = Fa
         child.start()
     try:
         ends = [pipe for pipe, _ in pipes]
-        ports = [end.recv() for end in ends]
+        ports = [received(child, end) for child, end in zip(children, ends, strict=True)]
         for end in ends:
             end.send(ports)
-        seconds: list[float] = [end.recv() for end in ends]
+        seconds: list[float] = [received(child, end) for child, end in zip(children, ends, strict=True)]
         return max(seconds)
     finally:
         for child in children:
             child.join(TIMEOUT / 1000)
             child.kill()
+
+
+def received(child: ForkProcess, end: Connection) -> Any:
+    """Return what ``child`` sends to ``end``.
+
+    Raises:
+        RuntimeError: the child ends without having sent it. Its siblings keep the pipe open, so there is no EOFError.
+    """
+    wait([end, child.sentinel])
+    if not end.poll():
+        child.join()
+        raise RuntimeError(f"{child.name} of the benchmark ended with exit code {child.exitcode}")
+    return end.recv()
 
 
 def _exchange(

@@ -44,6 +44,9 @@ QUICK = {"2.3 MB": Exchange((640, 830), 4, 6)}
 PLAIN = {"plain pyzmq, TCP": False, "plain pyzmq, CURVE": True}
 """Whether it is encrypted, by name."""
 
+Turn = tuple[float | None, float | None]
+"""Seconds of a round, and the difference to the same run without neighbors: noise may make it negative."""
+
 
 def transports(settings: Settings) -> Report:
     table = Table(
@@ -61,17 +64,22 @@ def transports(settings: Settings) -> Report:
     with measuring.scratch_folder() as keys:
         known_transports = _transports(keys)
         for body, exchange in (QUICK if settings.quick else EXCHANGES).items():
-            plain = {name: _plain(exchange, curve, settings.turns) for name, curve in PLAIN.items()}
-            for name, seconds in plain.items():
-                table.add(body, exchange.peers, name, *_cells(exchange, seconds, seconds), None)
-            for name, transport in known_transports.items():
-                settings.progress(f"{body}, {name}")
-                how = measuring.simulate if name == "in-process" else measuring.launch
-                tree = {**exchange.tree(), "transport": transport}
-                whole, part = _through_peers(tree, how, settings.turns)
-                best = plain["plain pyzmq, CURVE" if name == "CURVE" else "plain pyzmq, TCP"]
-                compared = known(ratio(a, b) for a, b in zip(best, part, strict=True))
-                table.add(body, exchange.peers, name, *_cells(exchange, whole, part), compared)
+            turns: dict[str, list[Turn]] = {name: [] for name in (*PLAIN, *known_transports)}
+            for _ in range(settings.turns):
+                for name, curve in PLAIN.items():
+                    settings.progress(f"{body}, {name}")
+                    seconds = raw_zmq.exchange_seconds(exchange.peers, exchange.size, exchange.rounds, curve=curve)
+                    turns[name].append((seconds, seconds))
+                for name, transport in known_transports.items():
+                    settings.progress(f"{body}, {name}")
+                    how = measuring.simulate if name == "in-process" else measuring.launch
+                    turns[name].append(_through_peers({**exchange.tree(), "transport": transport}, how))
+            for name, measured in turns.items():
+                best = turns["plain pyzmq, CURVE" if name == "CURVE" else "plain pyzmq, TCP"]
+                compared = known(ratio(a, b) for (_, a), (_, b) in zip(best, measured, strict=True))
+                table.add(
+                    body, exchange.peers, name, *_cells(exchange, measured), None if name in PLAIN else compared
+                )
     text = (
         "Peers of a complete graph send their model to each other in every round, after one step of one sample. "
         "*Of it messages* is the difference to the same run without neighbors: encoding, sending, reading and "
@@ -81,31 +89,18 @@ def transports(settings: Settings) -> Report:
     return Report("transports", "Transports", text, [table])
 
 
-def _cells(exchange: Exchange, whole: list[float | None], part: list[float | None]) -> list[Value]:
+def _cells(exchange: Exchange, measured: list[Turn]) -> list[Value]:
     """Milliseconds of a round, of its messages, messages a second, megabytes a second."""
-    rates = [exchange.messages / seconds for seconds in known(part)]
+    whole, part = zip(*measured, strict=True)
+    rates = [exchange.messages / seconds for seconds in known(part) if seconds > 0]
     times = [[1000 * seconds for seconds in known(turns)] for turns in (whole, part)]
     return [*times, rates, [rate * exchange.size / 1e6 for rate in rates]]
 
 
-def _plain(exchange: Exchange, curve: bool, turns: int) -> list[float | None]:
-    return [
-        raw_zmq.exchange_seconds(exchange.peers, exchange.size, exchange.rounds, curve=curve) for _ in range(turns)
-    ]
-
-
-def _through_peers(
-    tree: RunTree, how: Callable[[RunTree], Measurement], turns: int
-) -> tuple[list[float | None], list[float | None]]:
-    """Seconds of a round, and the difference to the same run without neighbors; by turn."""
-    whole: list[float | None] = []
-    part: list[float | None] = []
-    for _ in range(turns):
-        both = how(tree).seconds_a_round
-        alone = how(runs.without_messages(tree)).seconds_a_round_alone
-        whole.append(both)
-        part.append(both - alone if both is not None and alone is not None and both > alone else None)
-    return whole, part
+def _through_peers(tree: RunTree, how: Callable[[RunTree], Measurement]) -> Turn:
+    both = how(tree).seconds_a_round
+    alone = how(runs.without_messages(tree)).seconds_a_round_alone
+    return both, both - alone if both is not None and alone is not None else None
 
 
 def _transports(keys: Path) -> dict[str, dict[str, Any]]:

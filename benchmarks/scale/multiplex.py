@@ -17,12 +17,14 @@ import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection  # noqa: TID251
+from multiprocessing.context import ForkProcess  # noqa: TID251
 from pathlib import Path
 from typing import Any, Literal
 
 import zmq
 
 from benchmarks.bench import measuring
+from benchmarks.bench.raw_zmq import received
 from benchmarks.scale import snapshot
 
 WARM_UP = 2
@@ -57,7 +59,7 @@ def exchange(kind: Literal["edges", "pairs"], peers: int, degree: int, size: int
             child.start()
         ends = [pipe for pipe, _ in pipes]
         try:
-            return _measure(kind, peers, degree, size, rounds, ends, [child.pid or 0 for child in children])
+            return _measure(kind, peers, degree, size, rounds, ends, children)
         finally:
             for child in children:
                 child.kill()
@@ -65,20 +67,21 @@ def exchange(kind: Literal["edges", "pairs"], peers: int, degree: int, size: int
 
 
 def _measure(
-    kind: str, peers: int, degree: int, size: int, rounds: int, ends: list[Connection], pids: list[int]
+    kind: str, peers: int, degree: int, size: int, rounds: int, ends: list[Connection], children: list[ForkProcess]
 ) -> dict[str, Any]:
     load = round(os.getloadavg()[0], 1)
-    addresses = [end.recv() for end in ends]
+    pids = [child.pid or 0 for child in children]
+    addresses = [received(child, end) for child, end in zip(children, ends, strict=True)]
     for end in ends:
         end.send(addresses)
-    own = ends[-2 * peers :]
-    for end in own:
-        end.recv()  # warm
+    own = list(zip(children, ends, strict=True))[-2 * peers :]
+    for child, end in own:
+        received(child, end)  # warm
     cpu, began = sum(map(cpu_seconds, pids)), time.perf_counter()
-    for end in own:
+    for _, end in own:
         end.send(None)
-    for end in own:
-        end.recv()  # all rounds done
+    for child, end in own:
+        received(child, end)  # all rounds done
     seconds, cpu = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - cpu
     tcp, unix = snapshot.tcp_states(pids[0]), snapshot.unix_sockets(pids[0])
     held = [snapshot.process(pid, tcp, unix) for pid in pids]
