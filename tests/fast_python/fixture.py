@@ -6,13 +6,17 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from p2pfl.one_thread import ENVIRONMENT
 
+GRACE = 60.0
+"""Seconds for commands to end by themselves after the last test: a peer whose launcher was killed notices it."""
 REPOSITORY = Path(__file__).parents[2]
 MODULES = (
     "torch._dynamo",
@@ -74,12 +78,29 @@ class FastPython:
         return int((self.folder / str(process.pid)).read_text())
 
     def close(self) -> None:
-        """End the server, and whatever it still runs."""
+        """End the server, and whatever it still runs.
+
+        Raises:
+            AssertionError: a command, or a process that one has started, has outlived the tests.
+        """
         assert self.server.stdin is not None
         assert self.server.stdout is not None
+        this = psutil.Process(self.server.pid)
+        end = time.monotonic() + GRACE
+        while (left := this.children(recursive=True)) and time.monotonic() < end:
+            psutil.wait_procs(left, timeout=0.1)
+        titles = [f"{process.pid}: {_title(process)}" for process in left]
         self.server.stdin.close()
         self.server.stdout.close()
         self.server.wait()
+        assert not left, f"processes survived the tests: {titles}"
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.NoSuchProcess:
+        return "ended"
 
 
 @pytest.fixture(scope="session")

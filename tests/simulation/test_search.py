@@ -1,4 +1,4 @@
-"""The search finds no violation in 150 schedules, and finds bugs that were planted."""
+"""The search finds no violation in 200 schedules, and finds bugs that were planted."""
 
 from __future__ import annotations
 

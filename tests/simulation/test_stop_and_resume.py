@@ -91,11 +91,16 @@ AUGMENTED = ("local", "mapl", "fedstyle")
 """One algorithm for each way of drawing augmented batches."""
 
 
+COVERED = ("fedavg-ssl", "fedper-ssl", "fedprox-ssl", "fedprox-dec")
+"""What keeps no other state than an algorithm of the same base that is tested."""
+EACH = [pytest.param(name, marks=pytest.mark.slow if name in COVERED else []) for name in ALGORITHMS]
+
+
 def test_the_tables_have_every_algorithm() -> None:
     assert {settings["name"] for settings in ALGORITHMS.values()} == set(algorithms.ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EACH)
 def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
     data = {**DATA, "augment": "mapl" if name in AUGMENTED else "none"}
     run = make_run(rounds=4, peers=3, algorithm=ALGORITHMS[name], data=data, checkpoint_every=100)
@@ -117,7 +122,7 @@ def test_stop_and_resume_is_bit_identical(name: str, tmp_path: Path, make_run: A
         assert [record["t"] for record in metrics.read(folder.peer(result.peer).metrics)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", EACH)
 def test_late_joiners_take_part_from_their_round(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
     run = make_run(peers=5, rounds=4, algorithm=ALGORITHMS[name], data=DATA, joins_at={3: 1, 1: 3})
     folder = prepare(tmp_path / "run", run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from p2pfl.errors import CheckpointError, P2pflError, RunFolderError
+from p2pfl.run_file.load import load
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.metrics import plain
 from p2pfl.session.run_folder import RunFolder
@@ -31,16 +33,24 @@ SCORED = (
     "l2c, pruned",
 )
 """Runs that differ in how a model predicts, or in which rounds take part."""
+SHARED = set(SCORED) - {"local", "dfml", "mapl, with a budget"}
+"""Not executed again with a test set of all classes: these share their run with other tests."""
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in SCORED else pytest.mark.slow) for name in RUNS]
 )
-def test_equals_the_last_record_of_the_run(name: str, tmp_path: Path, make_run: Any, prepare: Any) -> None:
-    run = make_run(**RUNS[name], global_test="dirichlet" not in str(RUNS[name].get("data")))
-    folder = prepare(tmp_path / "run", run)
-    simulate(run, folder)
+def test_equals_the_last_record_of_the_run(
+    name: str, tmp_path: Path, make_run: Any, prepare: Any, simulated: Callable[[str], RunFolder]
+) -> None:
+    if name in SHARED:
+        folder = simulated(name)
+        run = load(folder.run_file)
+    else:
+        run = make_run(**RUNS[name], global_test="dirichlet" not in str(RUNS[name].get("data")))
+        folder = prepare(tmp_path / "run", run)
+        simulate(run, folder)
     found = list(evaluate_run(run, folder))
     assert [one.peer for one in found] == list(range(run.peers))
     for one in found:
