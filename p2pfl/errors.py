@@ -7,7 +7,8 @@
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
-    │   │   └── JournalError    a message that a neighbor still needs was deleted from disk
+    │   │   ├── JournalError    a message that a neighbor still needs was deleted from disk
+    │   │   └── SpoolError      received models cannot be written to the temporary folder
     │   ├── CheckpointError     a checkpoint is unreadable or belongs to another run
     │   ├── AddressInUse        another process listens at the address of a peer
     │   └── AlreadyRunning      another process runs the peer
@@ -138,6 +139,14 @@ class WriteError(RunFolderError):
         else:
             advice = f"make it writable{resume}"
         super().__init__(f"{path}: cannot be written: {error.strerror or error}; {advice}")
+
+
+class SpoolError(WriteError):
+    """Received models cannot be written to the temporary folder."""
+
+    def __init__(self, folder: str, error: OSError) -> None:
+        advice = "make room, or set TMPDIR to a folder with more room; then `p2pfl resume` the run"
+        RunFolderError.__init__(self, f"cannot spool models in {folder}: {error.strerror}; {advice}")
 
 
 class AddressInUse(RunFolderError):

@@ -26,6 +26,7 @@ of JSON on stdin and stdout. Before "load" it imports no torch, so that problems
     ← {"event": "exited", "peer": 3, "code": 0, "error": ""}                code null: unknown
     ← {"event": "failed", "error": "<text>"}                instead of "opened", "listening" or "ready";
                                                             after "open" or "file" nothing else is done
+    ← {"event": "notice", "text": "<text>"}                 once "ready", a file cannot be written: it tries again
 
 If the launcher's run folder is the one on this host (``shared``: it contains the token), no file is sent, and hosts
 that share it exchange addresses by the files in it. Otherwise the small files of each peer are sent as they grow, and
@@ -134,6 +135,9 @@ class HostProcess:
         self._listener: socket.socket | None = None
         self._refused = False
         """Whether the run could not be opened here: nothing else is done for it."""
+        self._loaded = False
+        self._unwritten: dict[str, dict[str, Any]] = {}
+        """Requests to write files that have failed while peers run, by file."""
         self._closed_by_forks: tuple[int, ...] = ()
         self._due = 0.0
         self._sent_at = 0.0
@@ -161,6 +165,7 @@ class HostProcess:
             if listening and monotonic() >= self._due:
                 began = process_time()  # on a busy host, a look takes long but costs no more
                 self._look()
+                self._write_again()
                 self._due = monotonic() + max(INTERVAL, (process_time() - began) / MAX_LOAD)
             if listening:
                 self._beat()
@@ -182,14 +187,29 @@ class HostProcess:
             self.send({"event": "beat"})
 
     def _obey(self, request: dict[str, Any]) -> None:
-        do = request.pop("do")
         if self._refused:
             return
+        do = request["do"]
+        writes = f"{do} {request.get('peer', request.get('path'))}" if do in ("address", "file") else ""
+        self._unwritten.pop(writes, None)
         try:
-            getattr(self, f"_do_{do}")(**request)
+            self._execute(request)
         except (P2pflError, OSError) as error:
+            if self._loaded and writes:  # its peers train on meanwhile
+                self._unwritten[writes] = request
+                self.send({"event": "notice", "text": f"{error_text(error)}; trying again"})
+                return
             self._refused = do in ("open", "file")
             self.send({"event": "failed", "error": error_text(error)})
+
+    def _execute(self, request: Mapping[str, Any]) -> None:
+        getattr(self, f"_do_{request['do']}")(**{name: value for name, value in request.items() if name != "do"})
+
+    def _write_again(self) -> None:
+        for writes, request in list(self._unwritten.items()):
+            with suppress(P2pflError, OSError):
+                self._execute(request)
+                del self._unwritten[writes]
 
     # ---- requests --------------------------------------------------------------------------------------------
 
@@ -260,6 +280,7 @@ class HostProcess:
         self._sets = list(sets)
         if len(self._adopted) < len(self._peers):
             self._load()
+        self._loaded = True
         self.send({"event": "ready"})
 
     def _load(self) -> Forks:

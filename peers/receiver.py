@@ -145,7 +145,9 @@ class Receiver:
             if entry.segment and (not reader.references or plan.size == 0):
                 raise Unexpected("a reference that was not asked for")
         except WireError:
-            reader.passed(entry.id, len(memoryview(header)), min(entry.size, limit))  # the writer counts it too
+            length = len(memoryview(header))
+            reader.passed(entry.id, length, min(entry.size, limit))  # the writer counts it too
+            self._useless_left -= length / 1024  # it has been read in vain
             raise
         if entry.segment:
             try:

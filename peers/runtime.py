@@ -197,7 +197,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
 
 
 async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: logging.Logger) -> None:
-    """Close the link. If ``stopped``, a finished peer does not wait until its neighbors have its last messages.
+    """Close the link. If ``stopped``, a peer that has ended does not wait until its neighbors have its last messages.
 
     Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again.
     """
@@ -205,7 +205,7 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
     closing, stop = asyncio.ensure_future(link.close(leaving)), asyncio.ensure_future(stopped.wait())
     await asyncio.wait((closing, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
-    if leaving == "finished" and not closing.done():
+    if leaving != "stopped" and not closing.done():
         closing.cancel()
         await asyncio.wait((closing,))
         log.info("stopped before all neighbors had the last messages; they get them when this peer is started again")

@@ -316,6 +316,8 @@ class HostGroup:
         elif kind == "failed":
             why = host.host.without_gpu
             raise LaunchError(event["error"] + (f". {why}" if why and "GPU" in event["error"] else ""))
+        elif kind == "notice":
+            self._notices.append(f"host {host.host.name}: {printable(event['text'])}")
         elif kind == "started":
             host.pids[event["peer"]] = event["pid"]
             return [Event("started", event["peer"], pid=event["pid"])]

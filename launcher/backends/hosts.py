@@ -46,7 +46,7 @@ from typing import Any, Protocol
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
-from p2pfl.session.files import read_json, write_errors
+from p2pfl.session.files import read_json, write_atomically
 from p2pfl.session.run_folder import RunFolder
 
 BACKENDS = ("ssh", "slurm", "ray")
@@ -298,11 +298,8 @@ def hosts_from(folder: RunFolder) -> list[Host]:
 
 def save(folder: RunFolder, backend: Backend, hosts: Sequence[Host]) -> None:
     """Store backend and hosts in run.json, the values of their variables in ENVIRONMENT. Raises WriteError."""
-    path = folder.root / ENVIRONMENT
-    with write_errors(path):
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
-            json.dump({host.name: dict(host.environment) for host in hosts if host.environment}, file)
+    values = {host.name: dict(host.environment) for host in hosts if host.environment}
+    write_atomically(folder.root / ENVIRONMENT, json.dumps(values).encode(), durable=True, mode=0o600)
     saved = [{**asdict(host), "peers": list(host.peers), "environment": sorted(host.environment)} for host in hosts]
     folder.write_info({**folder.info, "hosts": {"backend": backend.name, "options": backend.saved(), "hosts": saved}})
 

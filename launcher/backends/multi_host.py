@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_ipv6, is_loopback
-from p2pfl.session.files import read_json, write_json
+from p2pfl.session.files import read_json, write_errors, write_json
 from p2pfl.session.key_files import PUBLIC, private_file
 from p2pfl.session.run_folder import RunFolder
 
@@ -371,10 +372,16 @@ def _make_keys(folder: RunFolder, peers: int) -> str:
     """Make keys for all peers, unless that was done before: other hosts can reach the peers."""
     target = folder.root / KEYS
     if not target.is_dir():
-        command = [sys.executable, "-P", "-m", "peers.keys", str(target), *map(str, range(peers))]
+        new = target.with_name(f".{KEYS}.new")  # complete, or not there
+        with write_errors(target):
+            if new.is_dir():
+                shutil.rmtree(new)
+        command = [sys.executable, "-P", "-m", "peers.keys", str(new), *map(str, range(peers))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise KeysError(done.stderr.strip().removeprefix("error: "))
+        with write_errors(target):
+            new.rename(target)
     return str(target)
 
 

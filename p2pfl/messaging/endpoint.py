@@ -79,7 +79,8 @@ class Endpoint:
         self.run_id = run_id
         self.seed = seed
         self.neighbors = topology.neighbors[me]
-        begin = Layout.of(Begin(()), ranges={"sources": range(topology.peers)})
+        peers = topology.peers
+        begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
         self.schema = MessageSchema((*layouts, begin))
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import RunFolderError, SpoolError
 from p2pfl.tensors import Tensors
 
 
@@ -46,7 +46,7 @@ class Spool:
     def put(self, tensors: Tensors) -> Mapping[str, Tensor]:
         """Write CPU tensors to the file and return a mapping that reads them.
 
-        Raises RunFolderError if they cannot be written.
+        Raises SpoolError if they cannot be written.
         """
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
         try:
@@ -65,8 +65,7 @@ class Spool:
                 offset += extent.size
                 _write(self._file, _bytes_of(tensor), extent.offset)
         except OSError as error:
-            where = f"{tempfile.gettempdir()}: {error.strerror}"
-            raise RunFolderError(f"cannot spool models in {where}; set TMPDIR to a folder with more room") from None
+            raise SpoolError(tempfile.gettempdir(), error) from None
         return spooled
 
     def read(self, extent: _Extent) -> Tensor:

@@ -249,7 +249,7 @@ def unpack_list(frame: Buffer, limit: int, what: str) -> list[Any]:
         raise Malformed(f"the {what} is {length} bytes long; at most {limit} are allowed")
     try:
         found = msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, MemoryError) as error:
         raise Malformed(f"the {what} is not msgpack: {type(error).__name__}") from None
     if type(found) is not list:
         raise Malformed(f"the {what} is not a list")

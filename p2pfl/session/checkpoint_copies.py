@@ -281,8 +281,6 @@ class CheckpointCopies:
         for path in sorted(copy.files, key=lambda path: path == CHECKPOINT):
             self._get(*copy.files[path], folder.root / path)
         with write_errors(folder.root):
-            if not checkpoint.is_intact(folder.checkpoint):
-                raise _Incomplete(f"{copy.files[CHECKPOINT][0]} is damaged: checksum mismatch")
             checkpoint.previous(folder.checkpoint).unlink(missing_ok=True)
         write_json(folder.root / MARKER, {"copy": copy.name})
 
@@ -295,6 +293,8 @@ class CheckpointCopies:
                 at += len(chunk)
             if at != size:
                 raise _Incomplete(f"{stored} has {at} bytes in place of {size}")
+            if target == self._folder.checkpoint and not checkpoint.is_intact(Path(file.temporary)):
+                raise _Incomplete(f"{stored} is damaged: checksum mismatch")
             file.replace()
 
 

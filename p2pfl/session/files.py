@@ -44,16 +44,17 @@ def obstacle(folder: Path) -> str | None:
     return f"{folder} is a broken symbolic link to {os.readlink(folder)}" if broken else f"{folder} is not a folder"
 
 
-def write_atomically(path: Path, data: Buffer, *, durable: bool = False) -> None:
+def write_atomically(path: Path, data: Buffer, *, durable: bool = False, mode: int = 0o666) -> None:
     """Replace a whole file: a reader sees either the old bytes or the new ones.
 
     Args:
         durable: wait until the data is on disk, so that it survives a power failure.
+        mode: permissions of the file, less those of the umask.
 
     Raises:
         WriteError: the old file is left in place.
     """
-    with write_errors(path), closing(NewFile(path)) as file:
+    with write_errors(path), closing(NewFile(path, mode)) as file:
         file.write(data, 0)
         file.replace(durable=durable)
 
@@ -70,11 +71,11 @@ def write_all(file: int, data: Buffer, at: int) -> int:
 class NewFile:
     """A file that can replace ``path``. Its methods raise OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
         self.path = path
         # Not a ``Path``: each interns the names in it, and the table of interned strings would grow with every file.
-        self._temporary = f"{path.parent}/.{path.name}.{os.getpid()}.{next(_numbers)}.tmp"
-        self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        self.temporary = f"{path.parent}/.{path.name}.{os.getpid()}.{next(_numbers)}.tmp"
+        self._file = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
 
     def write(self, data: Buffer, at: int) -> None:
         write_all(self._file, data, at)
@@ -91,7 +92,7 @@ class NewFile:
         if keep is not None:
             with suppress(FileNotFoundError):
                 self.path.replace(keep)
-        os.replace(self._temporary, self.path)
+        os.replace(self.temporary, self.path)
         if durable:
             _fsync(self.path.parent)
 
@@ -99,7 +100,7 @@ class NewFile:
         """Close the file, and delete it unless it has replaced ``path``."""
         os.close(self._file)
         with suppress(OSError):
-            os.unlink(self._temporary)
+            os.unlink(self.temporary)
 
 
 def overwrite(path: Path, data: Buffer) -> None:

@@ -41,6 +41,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as shortened
 from types import UnionType
@@ -247,7 +248,8 @@ class PeerFolder:
     def sweep(self) -> None:
         """Delete temporary files that an earlier process of this peer left when it was killed."""
         addresses = self.root.parents[1] / "addresses"
-        for temporary in (*self.root.glob(".*.tmp"), *addresses.glob(f".{self.root.name}.*.tmp")):
+        own = (folder.glob(".*.tmp") for folder in (self.root, self.journal))
+        for temporary in (*chain.from_iterable(own), *addresses.glob(f".{self.root.name}.*.tmp")):
             with write_errors(temporary):
                 temporary.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
@@ -282,6 +283,21 @@ async def test_long_envelopes_are_read_more_slowly(sockets: Any, raw: Any, event
     refused = zero.dropped
     await eventually(lambda: refused.get(1, 0) >= 4)
     assert refused[1] <= 4 + 2 * (time.monotonic() - began)
+
+
+async def test_invalid_entries_with_long_headers_are_read_more_slowly(
+    sockets: Any, raw: Any, monkeypatch: Any, eventually: Any
+) -> None:
+    monkeypatch.setattr(receiver, "USELESS_RATE", 50.0)
+    zero, other = await limited(sockets, 0, PAIR), raw(1)
+    await other.write(zero.link)
+    header = msgpack.packb(["Begin", 1, {"sources": [0] * 4096}, []])
+    began = time.monotonic()
+    for number in range(1, 101):
+        other.send(Entry(other.epoch, Id(0, number), BEFORE if number == 1 else Id(0, number - 1), 0), header)
+    refused = zero.dropped
+    await eventually(lambda: refused.get(1, 0) >= 9)
+    assert refused[1] <= 12 + 10 * (time.monotonic() - began)
 
 
 @pytest.mark.parametrize("answer", [[b"garbage"], [b"x" * (MAX_ANSWER + 1)], [b""] * 1000])

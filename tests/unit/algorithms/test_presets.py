@@ -39,6 +39,6 @@ def test_preset_changes_the_defaults_that_it_lists(name: str, preset: str) -> No
 def test_preset_with_another_optimizer_is_accepted() -> None:
     """The preset's `betas` are not the user's, who cannot remove them."""
     options = ALGORITHMS["mapl"].Hyper
-    assert options.parse({"preset": "paper", "optimizer": "sgd"}).optimizer == "sgd"
+    assert options.parse({"preset": "paper", "optimizer": "sgd"}).to_dict()["optimizer"] == "sgd"
     with pytest.raises(OptionErrors, match="betas has no effect"):
         options.parse({"preset": "paper", "optimizer": "sgd", "betas": [0.6, 0.99]})

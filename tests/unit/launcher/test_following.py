@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -25,6 +26,7 @@ from launcher.backends.remote_processes import Remote
 from launcher.errors import HostsGone, LaunchError
 from launcher.runs import find_runs
 from p2pfl.errors import WriteError
+from p2pfl.session import files
 from p2pfl.session.run_folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -251,7 +253,9 @@ class Fixed:
         pass
 
 
-def test_only_the_owner_can_read_the_values_of_variables(make_folder: MakeFolder) -> None:
+def test_only_the_owner_can_read_the_values_of_variables(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_folder(peers=2)
     before = [Host("alpha", peers=(0,)), Host("beta", peers=(1,), environment={"TOKEN": "secret"})]
     hosts.save(folder, Fixed(), before)
@@ -260,6 +264,11 @@ def test_only_the_owner_can_read_the_values_of_variables(make_folder: MakeFolder
     path = folder.root / hosts.ENVIRONMENT
     assert path.stat().st_mode & 0o777 == 0o600
     assert hosts.hosts_from(folder) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_all", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        with pytest.raises(WriteError, match="No space left on device"):
+            hosts.save(folder, Fixed(), [before[0], replace(before[1], environment={"TOKEN": "another"})])
+    assert hosts.hosts_from(folder) == before  # a write that fails loses nothing
     path.unlink()
     with pytest.raises(LaunchError, match="no value of TOKEN of host beta"):
         hosts.hosts_from(folder)

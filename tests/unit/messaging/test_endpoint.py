@@ -422,3 +422,10 @@ def test_participants_are_equal_on_every_peer_new_each_round_and_rounded_down(
     assert drawn[0] == drawn[1]
     assert all(len(chosen) == count and list(chosen) == sorted(set(chosen)) for chosen in drawn[0])
     assert (len(set(drawn[0])) > 1) == (fraction < 1.0)
+
+
+def test_a_begin_names_each_peer_at_most_once() -> None:
+    endpoint = make()
+    endpoint.check(wire.encode(Begin(tuple(range(6)))).header)
+    with pytest.raises(Unexpected, match="must hold at most 6 ints, got 7"):
+        endpoint.check(wire.encode(Begin((0, 1, 2, 3, 4, 5, 5))).header)

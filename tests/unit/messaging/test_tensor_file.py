@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import SpoolError, WriteError
 from p2pfl.messaging.schema import DTYPES
 from p2pfl.messaging.tensor_file import Spool
 
@@ -114,5 +114,6 @@ def test_the_file_has_no_name_and_is_closed_at_the_end(tmp_path: Path, monkeypat
 
 def test_an_unwritable_folder_raises_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(RunFolderError, match=r"missing: No such file.*set TMPDIR to a folder with more room"):
+    with pytest.raises(SpoolError, match=r"missing: No such file.*set TMPDIR to a folder with more room"):
         Spool().put(model(1))
+    assert SpoolError.exit_code == WriteError.exit_code  # no restart helps

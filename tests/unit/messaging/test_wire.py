@@ -6,6 +6,7 @@ import math
 import struct
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import numpy as np
@@ -236,6 +237,12 @@ def rejected(header: bytes | list[Any], *bodies: Body) -> WireError:
 )
 def test_a_header_of_another_form_is_malformed(header: bytes) -> None:
     assert type(rejected(header)) is Malformed
+
+
+def test_a_header_for_which_memory_is_too_short_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer whose memory is limited drops it and goes on."""
+    monkeypatch.setattr(msgpack, "unpackb", Mock(side_effect=MemoryError))
+    assert str(rejected(b"\x91")) == "the header is not msgpack: MemoryError"
 
 
 @pytest.mark.parametrize(

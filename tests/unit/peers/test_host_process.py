@@ -90,6 +90,27 @@ def test_hosts_that_share_a_folder_may_write_the_same_files_at_once(tmp_path: Pa
     assert list(tmp_path.glob(".*.new")) == []
 
 
+def test_a_file_that_cannot_be_written_while_peers_run_is_written_later(host: Events, tmp_path: Path) -> None:
+    """Its peers train on: the launcher must not give up the host."""
+    host.open(tmp_path, "run")
+    host.next()
+    host.process._loaded = True
+    (tmp_path / "addresses").rmdir()
+    for address in ("tcp://10.0.0.3:1", "tcp://10.0.0.3:2"):
+        host.ask("address", peer=7, address=address)
+        event = host.next()
+        assert event["event"] == "notice"
+        assert event["text"].endswith("trying again")
+        assert "addresses" in event["text"]
+    host.process._write_again()
+    (tmp_path / "addresses").mkdir()
+    host.process._write_again()
+    assert (tmp_path / "addresses/07").read_text() == "tcp://10.0.0.3:2"
+    host.ask("address", peer=7, address="tcp://10.0.0.3:3")
+    host.process._write_again()
+    assert (tmp_path / "addresses/07").read_text() == "tcp://10.0.0.3:3"
+
+
 def test_a_name_without_an_ipv4_address_is_no_connection(host: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers listen at IPv4 addresses unless their host's address is an IPv6 address."""
 

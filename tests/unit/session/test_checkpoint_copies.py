@@ -150,6 +150,17 @@ def test_the_copy_before_replaces_an_incomplete_or_damaged_one(tmp_path: Path, d
     assert there.checkpoint.read_bytes() == sealed(b"first")
 
 
+def test_a_damaged_copy_does_not_replace_an_older_checkpoint(tmp_path: Path) -> None:
+    process = copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"second"))
+    process.save(1, [])
+    (checkpoint,) = (tmp_path / "copies" / RUN_ID / "03").glob("*-checkpoint.pt")
+    checkpoint.write_bytes(sealed(b"second")[:-1] + b"?")
+    there = files_of(tmp_path / "there", b"first")
+    with pytest.raises(CheckpointError, match="checksum mismatch"):
+        copies(str(tmp_path / "copies"), there).restore()
+    assert there.checkpoint.read_bytes() == sealed(b"first")
+
+
 def test_without_a_complete_copy_the_peer_does_not_start_anew(tmp_path: Path) -> None:
     process = copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first"))
     process.save(1, [])

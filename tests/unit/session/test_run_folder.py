@@ -151,9 +151,11 @@ def test_damaged_run_json_is_an_error(folder: RunFolder) -> None:
 
 def test_sweep_deletes_temporary_files_of_the_peer(folder: RunFolder) -> None:
     peer_folder = folder.peer(1)
-    stale = [peer_folder.root / ".checkpoint.pt.77.tmp", folder.addresses / ".01.77.tmp"]
+    names = (".checkpoint.pt.77.tmp", "journal/.7.77.3.tmp")
+    stale = [*(peer_folder.root / name for name in names), folder.addresses / ".01.77.tmp"]
     other_peer = folder.peer(0).root / ".status.json.7.tmp"
     kept = [other_peer, folder.addresses / ".00.7.tmp", peer_folder.root / "status.json"]
+    peer_folder.journal.mkdir(exist_ok=True)
     for path in (*stale, *kept):
         path.touch()
     peer_folder.sweep()
