@@ -54,6 +54,9 @@ class AggregatorSchedule:
         self.fixed = fixed
         self.deadline_factor = deadline_factor
         self._drawn: dict[int, Assignment] = {}
+        self._finished: list[int] = []
+        self._noted = 0
+        """Rounds that ``_finished`` contains: the next round adds only its own."""
 
     def sender_count(self, peers: int) -> int:
         """Return |S| in a mesh of ``peers``, if the aggregator has enough neighbors."""
@@ -89,24 +92,33 @@ class AggregatorSchedule:
         round's participants, and so on. All other rounds may not have begun. The result is the length of the longest
         chain of such rounds, each waiting for the one before, that ends with a participant of round ``net.t``.
         """
-        finished = [0] * net.peers
-        """Per peer, the rounds that are over when it is ready, as a bit set."""
-        for t in range(net.t):
-            participants = self.assignment(t, net).participants
-            over = 1 << t
-            for peer in participants:
-                over |= finished[peer]
-            for peer in participants:
-                finished[peer] = over
+        finished = self._finished_before(net)
         awaited = 0
         for peer in self.assignment(net.t, net).participants:
             awaited |= finished[peer]
         awaited &= ~finished[net.me]
         chain = [0] * net.peers
-        for t in range(net.t):
-            if awaited >> t & 1:
-                participants = self.assignment(t, net).participants
-                longest = 1 + max(chain[peer] for peer in participants)
-                for peer in participants:
-                    chain[peer] = longest
+        while awaited:
+            first = awaited & -awaited  # the earliest round in it
+            awaited ^= first
+            participants = self.assignment(first.bit_length() - 1, net).participants
+            longest = 1 + max(chain[peer] for peer in participants)
+            for peer in participants:
+                chain[peer] = longest
         return max(chain[peer] for peer in self.assignment(net.t, net).participants)
+
+    def _finished_before(self, net: Net) -> list[int]:
+        """Return, per peer, the rounds before ``net.t`` that are over when it is ready for that one, as a bit set."""
+        if net.t < self._noted:
+            self._noted = 0
+        if not self._noted:
+            self._finished = [0] * net.peers
+        for t in range(self._noted, net.t):
+            participants = self.assignment(t, net).participants
+            over = 1 << t
+            for peer in participants:
+                over |= self._finished[peer]
+            for peer in participants:
+                self._finished[peer] = over
+        self._noted = net.t
+        return self._finished
