@@ -395,7 +395,10 @@ def main(names: tuple[str, ...], seed: int, apart: float, limit: float, keep: Pa
         columns = ["run", "addresses", "network", "s", "MB sent", "MB on the wire", "segments", "retransmitted"]
         columns += ["connections lost", "messages missing", "same bits"]
         click.echo(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-        passed = [run(name, root / name, apart, seed, limit, expected) for name in names or SCENARIOS]
+        try:
+            passed = [run(name, root / name, apart, seed, limit, expected) for name in names or SCENARIOS]
+        except Unavailable as error:  # they were available before
+            raise click.ClickException(error.message) from None
     sys.exit(0 if all(passed) else 1)
 
 

@@ -360,6 +360,9 @@ def requirements(root: Path) -> Iterator[Path]:
         raise NotInstalled("Ray is not installed: pip install 'p2pfl-mesh[ray]'")
     if os.geteuid():
         raise Unavailable("only root can create network namespaces")
+    trial = f"p2pfl-trial-{os.getpid()}"
+    ip("netns", "add", trial)
+    ip("netns", "del", trial)
     (root / "ray20.yaml").write_text(yaml.safe_dump(RUN))
     yield root
 
