@@ -63,7 +63,9 @@ def one_peer(run: Run, me: int, prepared: tuple[Dataset, list[Subset]], ready: i
 def wait_for_all(ready: int, peers: int) -> None:
     arrived = 0
     while arrived < peers:
-        arrived += len(os.read(ready, peers))
+        if not (signs := os.read(ready, peers)):
+            raise click.ClickException("the peers have failed")
+        arrived += len(signs)
 
 
 def pss(pids: list[int]) -> float:
@@ -114,6 +116,7 @@ def main(dataset: str, partition: str, peers: int) -> None:
                 finally:
                     os._exit(status)
             pids.append(pid)
+        os.close(announce)  # so that reading ends if the peers do
         wait_for_all(ready, peers)
         base = pss(pids)
         times, memory = [], []
@@ -125,8 +128,8 @@ def main(dataset: str, partition: str, peers: int) -> None:
             memory.append(pss(pids))
         entries = [path for path in Path(cache).iterdir() if path.is_dir()]
         os.write(ended, b"." * peers)
-        for pid in pids:
-            os.waitpid(pid, 0)
+        if [status for pid in pids if (status := os.waitpid(pid, 0)[1])]:
+            raise click.ClickException("a peer has failed")
     figures = {
         "dataset": dataset,
         "peers": peers,

@@ -197,7 +197,9 @@ class HostProcess:
         except (P2pflError, OSError) as error:
             if self._loaded and writes:  # its peers train on meanwhile
                 self._unwritten[writes] = request
-                self.send({"event": "notice", "text": f"{error_text(error)}; trying again"})
+                self.send(
+                    {"event": "notice", "text": f"{writes}: {error_text(error.__cause__ or error)}; trying again"}
+                )
                 return
             self._refused = do in ("open", "file")
             self.send({"event": "failed", "error": error_text(error)})

@@ -199,7 +199,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
 async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: logging.Logger) -> None:
     """Close the link. If ``stopped``, a peer that has ended does not wait until its neighbors have its last messages.
 
-    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again.
+    Then it leaves like a stopped peer: its neighbors wait for it, and get the messages when it is started again. (For
+    a failed one, whose restart would fail too, they wait until they declare it dead.)
     """
     free_heap()
     closing, stop = asyncio.ensure_future(link.close(leaving)), asyncio.ensure_future(stopped.wait())
@@ -208,7 +209,8 @@ async def _close(link: ZmqLink, leaving: Leaving, stopped: asyncio.Event, log: l
     if leaving != "stopped" and not closing.done():
         closing.cancel()
         await asyncio.wait((closing,))
-        log.info("stopped before all neighbors had the last messages; they get them when this peer is started again")
+        later = "; they get them when this peer is started again" * (leaving == "finished")
+        log.info("stopped before all neighbors had the last messages%s", later)
         await link.close("stopped")
     else:
         await closing

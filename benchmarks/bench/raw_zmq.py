@@ -40,6 +40,10 @@ def exchange_seconds(processes: int, size: int, rounds: int, *, curve: bool = Fa
             end.send(ports)
         seconds: list[float] = [received(child, end) for child, end in zip(children, ends, strict=True)]
         return max(seconds)
+    except BaseException:
+        for child in children:
+            child.kill()  # it may wait for one that has failed
+        raise
     finally:
         for child in children:
             child.join(TIMEOUT / 1000)

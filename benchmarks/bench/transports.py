@@ -76,7 +76,8 @@ def transports(settings: Settings) -> Report:
                     turns[name].append(_through_peers({**exchange.tree(), "transport": transport}, how))
             for name, measured in turns.items():
                 best = turns["plain pyzmq, CURVE" if name == "CURVE" else "plain pyzmq, TCP"]
-                compared = known(ratio(a, b) for (_, a), (_, b) in zip(best, measured, strict=True))
+                pairs = zip(best, measured, strict=True)
+                compared = known(ratio(a, b) for (_, a), (_, b) in pairs if b is None or b > 0)
                 table.add(
                     body, exchange.peers, name, *_cells(exchange, measured), None if name in PLAIN else compared
                 )

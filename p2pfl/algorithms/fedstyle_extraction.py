@@ -51,7 +51,7 @@ def with_edges(images: Tensor, data: PeerData) -> Tensor:
 def train_style_net(peer: Algorithm[Any], style_net: nn.Module, projector: nn.Module) -> None:
     """Algorithm 2: train f_s and g_s for E_s epochs to distinguish the peer's images from their edges; freeze f_s.
 
-    An f_s that diverges is replaced by the untrained one, since it stays as it is.
+    An f_s that diverges is replaced by the untrained one, since it is trained only once.
     """
     h = peer.hyper
     untrained = clone(style_net.state_dict())

@@ -16,7 +16,7 @@ import pytest
 from p2pfl.one_thread import ENVIRONMENT
 
 GRACE = 60.0
-"""Seconds for commands to end by themselves after the last test: a peer whose launcher was killed notices it."""
+"""Seconds for commands to end by themselves after the last test: peers whose launcher was killed run to the end."""
 REPOSITORY = Path(__file__).parents[2]
 MODULES = (
     "torch._dynamo",

@@ -92,7 +92,7 @@ AUGMENTED = ("local", "mapl", "fedstyle")
 
 
 COVERED = ("fedavg-ssl", "fedper-ssl", "fedprox-ssl", "fedprox-dec")
-"""What keeps no other state than an algorithm of the same base that is tested."""
+"""Algorithms without state of their own: another one of the same base is tested."""
 EACH = [pytest.param(name, marks=pytest.mark.slow if name in COVERED else []) for name in ALGORITHMS]
 
 

@@ -170,7 +170,7 @@ def test_diverged_peer_gets_finite_statistics_also_in_a_round_in_which_it_does_n
         FedAvg(h, setting(me, 6, normalized(me), peer_data(random_dataset(8, classes=CLASSES, seed=me))))
         for me in range(6)
     ]
-    others = Endpoint(0, COMPLETE, RUN_ID, 0, []).begin(0).participants(0.5)
+    others = participants(6, 0.5, 0)
     diverged = peers[min({*range(6)} - {*others})]
     with torch.no_grad():
         diverged.model.head.weight[0, 0] = math.nan

@@ -181,6 +181,16 @@ def test_a_full_disk_here_does_not_end_the_peers_there(opened: Any, monkeypatch:
     assert notice.startswith("host alpha: files of its peers are no longer copied here: ")
 
 
+def test_what_a_host_could_not_write_becomes_a_notice(opened: Any) -> None:
+    backend, group, _ = opened
+    backend.say(event="notice", text="address 3: No space left on device\x1b[2J; trying again")
+    backend.say(event="started", peer=0, pid=4711)
+    assert until(group, bool) == [Event("started", 0, pid=4711)]
+    (notice,) = group.notices()
+    assert notice.startswith("host alpha: address 3: No space left on device")
+    assert "\x1b" not in notice
+
+
 def test_a_host_that_does_not_send_its_files_in_time_is_named(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, group, _ = opened
     monkeypatch.setattr(host_group, "SYNC_TIMEOUT", 0.0)

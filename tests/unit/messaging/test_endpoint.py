@@ -424,7 +424,7 @@ def test_participants_are_equal_on_every_peer_new_each_round_and_rounded_down(
     assert (len(set(drawn[0])) > 1) == (fraction < 1.0)
 
 
-def test_a_begin_names_each_peer_at_most_once() -> None:
+def test_a_begin_names_at_most_as_many_peers_as_there_are() -> None:
     endpoint = make()
     endpoint.check(wire.encode(Begin(tuple(range(6)))).header)
     with pytest.raises(Unexpected, match="must hold at most 6 ints, got 7"):
