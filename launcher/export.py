@@ -49,14 +49,19 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
             raise RunFolderError(f"{folder.root}: another run is called {name} too; export them into two folders")
     with write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    written = []
+    written, empty = [], []
     for folder, name in zip(folders, names, strict=True):
         rows = list(tidy.rows(folder))
         if not rows:
-            raise RunFolderError(f"{folder.root}: no records: no peer has completed a round")
+            empty.append(folder.root)
+            continue
         with write_errors(out / name):
             (out / name).parent.mkdir(exist_ok=True)
         written += writers[form](folder, rows, out / name)
+    if empty:
+        others = f"; the other {len(folders) - len(empty)} are in {out}" if written else ""
+        runs = ", ".join(map(str, empty))
+        raise RunFolderError(f"{runs}: no records: no peer has completed a round{others}")
     return written
 
 

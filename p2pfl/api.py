@@ -254,11 +254,12 @@ class RecordedRun:
         if not known:
             raise RunFolderError(f"{self.folder}: no mixing weights: no round is completed, or the method has none")
         peers = [files.peer for files in self._folder.peers()]
+        size = max(peers[-1], *(int(peer) for row in known.values() for peer in row)) + 1
         last = min(max((s for peer, s in known if peer == m), default=-1) for m in peers)
         t = max(last, 0) if t is None else t
         if not any((peer, t) in known for peer in peers):
             raise RunFolderError(f"{self.folder}: no mixing weights of round {t}; the last complete round is {last}")
-        matrix = np.full((len(peers), len(peers)), np.nan)
+        matrix = np.full((size, size), np.nan)
         for m in peers:
             row = known.get((m, t))
             if row is not None:

@@ -224,8 +224,9 @@ def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
             weights = RecordedRun(folder).graph()
         except RunFolderError as error:
             echo(f"without weights: {error}", err=True)
-        if weights is not None and weights.shape[0] != run.peers:  # a peer that was started separately
-            echo(f"without weights: {folder.root} has the files of {len(weights)} of {run.peers} peers", err=True)
+        present = len(list(folder.peers()))
+        if weights is not None and present != run.peers:  # a peer that was started separately
+            echo(f"without weights: {folder.root} has the files of {present} of {run.peers} peers", err=True)
             weights = None
     draw_graph(run.topology, file, groups, weights)
 
@@ -274,7 +275,7 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     from p2pfl.session.build import load_data
     from p2pfl.session.run_folder import RunFolder
 
-    run = load(RunFolder.open(file).run_file if file.is_dir() else file, sets)
+    run = load(RunFolder.open(file).require_local().run_file if file.is_dir() else file, sets)
     described = describe(run, *load_data(run))
     if png is not None:
         draw(described, png)

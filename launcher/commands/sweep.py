@@ -76,6 +76,12 @@ def sweep(
 
     if wanted["simulate"] and wanted["backend"]:
         raise click.UsageError("--simulate starts no peers: leave out --backend")
+    if sbatch and task is not None:
+        raise click.UsageError("--sbatch prints a script for all tasks: leave out --task")
+    if (sbatch or task is not None) and as_json:
+        raise click.UsageError(f"--json is not for {'--sbatch' if sbatch else '--task'}")
+    if task is not None and jobs is not None:
+        raise click.UsageError("--task runs one run: leave out --jobs")
     folder = _find(file, trials, wanted)
     if sbatch or task is not None:
         if folder.sweep.search is not None:
@@ -92,17 +98,19 @@ def sweep(
             from launcher.sweep.search import Search
 
             source = search = Search(folder)
-            finished = search.finished
+            finished, failed = search.finished, search.failed
         else:
             source = queue = Queue(folder)
-            finished = len(queue.finished)
+            finished, failed = len(queue.finished), []
         if finished:
             what = "runs have finished" if folder.sweep.search is None else "trials have ended"
             console.print(f"{finished} of {source.total} {what} before")
         _check_ports(folder, jobs)
         with SweepDisplay(console) as display:
             most = jobs or default_jobs(folder)
-            progress = Runner(folder, source, display, most, finished).run()
+            runner = Runner(folder, source, display, most, finished)
+            runner.progress.failures.update(dict.fromkeys(failed, "failed before; a trial is not repeated"))
+            progress = runner.run()
         best = search.best() if folder.sweep.search is not None else []
         everything = _report(folder, progress, best, as_json=as_json)
         if folder.sweep.search is not None:
@@ -219,6 +227,7 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
     """
     from launcher.commands.compare import show
     from launcher.comparison.results import Options
+    from launcher.errors import CompareError
 
     done = [(run, point) for point, run in folder.runs() if folder.state(point.name) == "finished"]
     columns = None
@@ -229,9 +238,14 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
         {"run": name, "error": error, "log": str(folder.log(name))} for name, error in progress.failures.items()
     ]
     state = {"sweep": str(folder.root), "finished": progress.finished, "total": progress.total, "failures": failures}
+    shown = False
     if done:
-        show(done, None, Options(), "json" if as_json else "table", grouped=True, columns=columns, more=state)
-    elif as_json:
+        try:
+            show(done, None, Options(), "json" if as_json else "table", grouped=True, columns=columns, more=state)
+            shown = True
+        except CompareError as error:  # the runs are there nevertheless
+            echo(f"no table: {error}", err=True)
+    if as_json and not shown:
         import json
 
         echo(json.dumps({**state, "runs": [], "different": {}, "groups": []}))
@@ -239,7 +253,7 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
         log = f"; log: {failure['log']}" if Path(failure["log"]).exists() else ""  # none if it was not started
         echo(f"failed: {failure['run']}: {failure['error']}{log}", err=True)
     left = progress.total - progress.ended
-    if left or failures:
+    if left or (failures and folder.sweep.search is None):
         text = f"{left} of {progress.total} runs are not finished; " if left else ""
         echo(f"{text}continue with: p2pfl sweep {shlex.quote(str(folder.root))}", err=True)
     return not left and not failures

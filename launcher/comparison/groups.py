@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,8 @@ class Member:
     def of(cls, folder: RunFolder, point: Point | None) -> Member:
         plain = settings(folder)
         plain["masked_test"] = masked_test(plain)
-        values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED}
+        # An earlier version of p2pfl may not know a key whose default is null.
+        values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED and value is not None}
         return cls(folder, plain["seed"], values, None if point is None else point.labels)
 
 
@@ -81,16 +83,24 @@ def _labels_of_sweep(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]] 
 def _labels_of_values(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]]:
     """Choose the first keys that tell all groups apart, the algorithm's before others."""
     values = [part[0].values for part in parts]
+    for longest in (LONGEST_VALUE, sys.maxsize):
+        labels = _shortest_labels(values, longest)
+        if len({tuple(label.items()) for label in labels}) == len(parts):
+            break
+    return labels
+
+
+def _shortest_labels(values: Sequence[Mapping[str, Any]], longest: int) -> list[dict[str, str]]:
     keys = list(varied(values))
     chosen: list[str] = []
-    names: list[tuple[str, ...]] = [() for _ in parts]
+    names: list[tuple[str, ...]] = [() for _ in values]
     for key in sorted(
         keys, key=lambda key: (key != "algorithm.name", not key.startswith("algorithm."), keys.index(key))
     ):
-        longer = [(*name, value_text(value.get(key))) for name, value in zip(names, values, strict=True)]
+        longer = [(*name, value_text(value.get(key), longest)) for name, value in zip(names, values, strict=True)]
         if len(set(longer)) > len(set(names)):
             chosen, names = [*chosen, key], longer
-        if len(set(names)) == len(parts):
+        if len(set(names)) == len(values):
             break
     return [dict(zip(chosen, name, strict=True)) for name in names]
 
@@ -115,12 +125,12 @@ def _distinct(values: Iterable[Any]) -> int:
     return len({json.dumps(value, sort_keys=True, default=str) for value in values})
 
 
-def value_text(value: Any) -> str:
+def value_text(value: Any, longest: int = LONGEST_VALUE) -> str:
     """Return a value as a label; of plug-ins, their names and the first digits of their hashes."""
     if isinstance(value, list) and value and all(isinstance(each, Mapping) and "sha256" in each for each in value):
         return ", ".join(f"{each.get('name')}@{str(each['sha256'])[:8]}" for each in value)
     text = value if isinstance(value, str) else "–" if value is None else json.dumps(value, default=str)
-    return text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def find_baseline(groups: Sequence[Group], text: str | None) -> Group:

@@ -58,11 +58,16 @@ def compare(figures: Mapping[int, float], baseline: Mapping[int, float], test: T
 
 
 def p_value(differences: Sequence[float], test: Test) -> float | None:
-    """Return the two-sided p-value of paired differences: are they 0 on average? None if there are fewer than two."""
+    """Return the two-sided p-value of paired differences: are they 0 on average?
+
+    None if there are fewer than two, or if the t-test has no variation to test them against.
+    """
     if len(differences) < 2:
         return None
-    if not any(differences):
+    if are_equal([0.0, *differences]):
         return 1.0  # the same figures in every pair; scipy returns NaN
+    if test == "t" and are_equal(differences):
+        return None
     from scipy import stats  # takes half a second
 
     with warnings.catch_warnings():
@@ -70,6 +75,11 @@ def p_value(differences: Sequence[float], test: Test) -> float | None:
         found = stats.wilcoxon(differences) if test == "wilcoxon" else stats.ttest_1samp(differences, 0.0)
     p = float(found.pvalue)
     return None if math.isnan(p) else p
+
+
+def are_equal(figures: Sequence[float]) -> bool:
+    """Return whether figures differ by no more than rounding errors of fractions."""
+    return max(figures) - min(figures) <= 1e-12
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

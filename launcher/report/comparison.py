@@ -58,11 +58,18 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
         ("Least traffic", formatting.size, _bytes),
         ("Shortest", formatting.duration, _seconds),
     ):
-        costs = {group.name: fmean(of(member.summary) for member in group.members) for group in groups}
-        least = min(costs, key=costs.__getitem__)
-        boxes.append((question, least, unit(costs[least])))
+        costs = {
+            group.name: fmean(of(member.summary) for member in group.counted) for group in groups if group.counted
+        }
+        if costs:
+            least = min(costs, key=costs.__getitem__)
+            boxes.append((question, least, unit(costs[least])))
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
+    left_out = sum(not member.counts for group in groups for member in group.members)
+    if left_out:
+        text = f"Results and tests leave out {left_out} of the runs: no peer of theirs has finished."
+        remarks.append(("look", text))
     members = [member.folder for group in groups for member in group.members]
     compared = {key for group in groups for key in group.keys} | {"seed"}
     remarks += [
@@ -96,7 +103,7 @@ def _verdict(test: several.Test) -> tuple[str, str]:
 
 
 def _bytes(summary: Summary) -> float:
-    return sum(kind["payload"] + kind["header"] for kind in summary.traffic.values())
+    return sum(peer.bytes_out for peer in summary.peers)
 
 
 def _seconds(summary: Summary) -> float:
@@ -106,7 +113,7 @@ def _seconds(summary: Summary) -> float:
 def _results(groups: Sequence[several.Group]) -> str:
     rows = []
     for group in groups:
-        summaries = [member.summary for member in group.members]
+        summaries = [member.summary for member in group.counted]
         values = list(group.by_seed().values())
         worst = [summary.accuracy.worst_tenth for summary in summaries if summary.accuracy]
         best = [summary.best.mean for summary in summaries if summary.best]
@@ -118,8 +125,8 @@ def _results(groups: Sequence[several.Group]) -> str:
                 _spread(values),
                 _spread(worst),
                 _spread(best),
-                formatting.size(fmean(map(_bytes, summaries))),
-                formatting.duration(fmean(map(_seconds, summaries))),
+                formatting.size(fmean(map(_bytes, summaries))) if summaries else formatting.percent(None),
+                formatting.duration(fmean(map(_seconds, summaries))) if summaries else formatting.percent(None),
             ]
         )
     head = ["runs", "n", "seeds", "accuracy %", "worst tenth %", "best %", "sent", "time"]

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from launcher.comparison import groups as grouping
-from launcher.comparison.statistics import holm, p_value
+from launcher.comparison.statistics import are_equal, holm, p_value
 from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.report import history
@@ -34,6 +34,11 @@ class Member:
     curve: list[dict[str, Any]]
     compared: grouping.Member
 
+    @property
+    def counts(self) -> bool:
+        """Whether it is in results and tests: at least one peer has finished, as for `p2pfl compare`."""
+        return any(peer.ended == "finished" for peer in self.summary.peers)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -48,13 +53,17 @@ class Group:
     members: list[Member]
     keys: tuple[str, ...] = ()
 
+    @property
+    def counted(self) -> list[Member]:
+        return [member for member in self.members if member.counts]
+
     def accuracy(self, member: Member) -> float | None:
         return member.summary.accuracy.mean if member.summary.accuracy else None
 
     def by_seed(self) -> dict[int, float]:
         """The final mean accuracy by seed: the mean of the runs that share a seed."""
         found: dict[int, list[float]] = {}
-        for member in self.members:
+        for member in self.counted:
             if (value := self.accuracy(member)) is not None:
                 found.setdefault(member.summary.seed, []).append(value)
         return {seed: fmean(values) for seed, values in sorted(found.items())}
@@ -63,7 +72,7 @@ class Group:
         """The final accuracy by seed and peer."""
         return {
             (member.summary.seed, peer.peer): peer.accuracy
-            for member in self.members
+            for member in self.counted
             for peer in member.summary.peers
             if peer.accuracy is not None
         }
@@ -142,14 +151,18 @@ def group(members: Sequence[Member]) -> list[Group]:
 
 
 def curve(of: Group) -> list[dict[str, Any]]:
-    """Return the mean accuracy over peers and runs by round, with the deviation over runs (sample, n - 1)."""
+    """Return the mean accuracy over peers and runs by round, with the deviation over runs (sample, n - 1).
+
+    Runs that have not finished are left out, unless none has.
+    """
     by_round: dict[int, list[dict[str, Any]]] = {}
-    for member in of.members:
+    members = of.counted or [member for member in of.members if member.curve]
+    for member in members:
         for row in member.curve:
             by_round.setdefault(row["t"], []).append(row)
     rows = []
     for t, found in sorted(by_round.items()):
-        if len(found) < len(of.members):
+        if len(found) < len(members):
             continue
         values = [row["mean"] for row in found]
         std = stdev(values) if len(values) > 1 else 0.0
@@ -187,10 +200,9 @@ def _test(a: Group, b: Group) -> Test:
     mean = fmean(values) if values else math.nan
     if len(values) < 2:
         return Test(a.name, b.name, unit, len(values), mean)
-    if len(set(values)) == 1:  # no variation to test a difference against
-        p = None if mean else 1.0
-        return Test(a.name, b.name, unit, len(values), mean, mean, mean, p, p)
     p_values = p_value(values, "t"), p_value(values, "wilcoxon")
+    if are_equal(values):  # no variation to test a difference against
+        return Test(a.name, b.name, unit, len(values), mean, mean, mean, *p_values)
     from scipy import stats
 
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)

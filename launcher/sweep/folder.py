@@ -203,7 +203,8 @@ class SweepFolder:
         return {name: value for name, value in found.items() if type(value) is int and value > 0}
 
     def write_memory(self, measured: Mapping[str, int]) -> None:
-        write_json(self.root / "memory.json", dict(measured))
+        """Add to what was measured: other tasks of a job array measure other runs."""
+        write_json(self.root / "memory.json", {**self.memory, **measured})
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -144,11 +144,13 @@ class Job:
         Call it again and again: each process is signaled once, and an adopted run may still be starting.
         """
         wanted = 2 if kill else 1
-        first, self._signals = self._signals < wanted, max(self._signals, wanted)
+        first = self._signals < wanted
         if self.process is not None and self.process.poll() is None and not (kill and self._folder.sweep.simulate):
-            if first:
+            if first:  # one in each call: two at once may count as one
+                self._signals += 1
                 self.process.send_signal(signal.SIGINT)  # a second one makes `p2pfl launch` kill the peers
             return
+        self._signals = max(self._signals, wanted)
         if first and HostState.read(self._run.root) is None:  # a launcher of other hosts' peers is signaled instead
             with suppress(WriteError):  # the run may have no folder yet
                 request(self._run.root, "kill" if kill else "stop")  # or its launcher would restart killed peers

@@ -63,7 +63,8 @@ class Search:
         self._begun = len(states)
         """Runs that this or an earlier sweep has begun."""
         ended = self._optuna.trial.TrialState
-        self.finished = sum(state in (ended.COMPLETE, ended.PRUNED, ended.FAIL) for state in states.values())
+        self.finished = sum(state in (ended.COMPLETE, ended.PRUNED) for state in states.values())
+        self.failed = [name for name, state in states.items() if state == ended.FAIL]
         self._interrupted = {name for name, state in states.items() if state in (ended.RUNNING, ended.WAITING)}
         self._enqueue_again()
 

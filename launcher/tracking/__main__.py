@@ -12,7 +12,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED
 from launcher.views.logs import has_ended
 from launcher.views.summary import settings
+from p2pfl import PeerId
 from p2pfl.process_title import set_title
 from p2pfl.session.files import read_json, write_json
 from p2pfl.session.record_file import RecordFile
@@ -53,12 +54,18 @@ def main(root: Path, entry: Mapping[str, Any]) -> None:
     def ended() -> bool:
         """Wait for an interval or for the launcher's end; then return whether nothing else is to be expected."""
         if select.select([0], [], [], POLL_INTERVAL)[0]:  # end of file: nothing is ever written to it
-            if all(has_ended(folder, folder.peer(peer)) for peer in peers):
+            if none_runs(folder, peers):
                 return True
             time.sleep(POLL_INTERVAL)  # the launcher has died, and peers run on
         return False
 
     track(folder, run, entry, BACKENDS[entry["name"]], ended)
+
+
+def none_runs(folder: RunFolder, peers: Iterable[PeerId]) -> bool:
+    """Return whether nothing is to be expected of ``peers``, once the launcher starts no more."""
+    files = [folder.peer(peer) for peer in peers]
+    return all(one.status() is None or has_ended(folder, one) for one in files)
 
 
 def track(
@@ -102,7 +109,10 @@ def track(
                 values = scalars(record)
                 write(f"peer-{peer:02d}", record["t"], values)
                 means.add(peer, record["t"], values)
-        for t, values in means.complete(end=last):
+        stopped = last and any(
+            status is not None and status.phase == "stopped" for status in (f.status() for f in folder.peers())
+        )
+        for t, values in means.complete(end=last and not stopped):  # a resumed run completes its last rounds
             write("mean", t, values)
         if to is not None:
             to.flush()

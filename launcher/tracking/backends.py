@@ -161,10 +161,20 @@ class MLflow:
 
         self._metric, self._param, self._run = Metric, Param, run
         self._client = MlflowClient()
-        found = self._client.get_experiment_by_name(run.project)
-        self._experiment = found.experiment_id if found else self._client.create_experiment(run.project)
+        self._experiment = self._find_experiment(run.project)
         self._ids: dict[str, str] = run.state.setdefault("runs", {})
         self._pending: dict[str, list[Any]] = {}
+
+    def _find_experiment(self, project: str) -> str:
+        found = self._client.get_experiment_by_name(project)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(project))
+            except Exception:  # another run of a sweep has created it meanwhile
+                found = self._client.get_experiment_by_name(project)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
 
     def write(self, stream: str, t: int, values: Values) -> None:
         at = int(1000 * now())

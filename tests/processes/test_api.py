@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import p2pfl
 from p2pfl import api
@@ -119,6 +121,17 @@ def test_graph_holds_the_mixing_weights_of_a_round(simulated: api.RecordedRun) -
     assert np.array_equal(graph, simulated.graph(2))
     with pytest.raises(RunFolderError, match="no mixing weights of round 7; the last complete round is 2"):
         simulated.graph(7)
+
+
+def test_graph_of_a_peer_that_was_started_by_hand_has_its_row_only(
+    tmp_path: Path, simulated: api.RecordedRun
+) -> None:
+    shutil.copytree(simulated.folder, tmp_path / "run")
+    for peer in (0, 2):
+        shutil.rmtree(tmp_path / "run" / "peers" / f"{peer:02d}")
+    graph = p2pfl.open_run(tmp_path / "run").graph()
+    assert np.array_equal(graph[1], simulated.graph()[1])
+    assert np.isnan(graph[[0, 2]]).all()
 
 
 def test_graph_of_a_method_without_weights_is_an_error(tmp_path: Path) -> None:
@@ -228,6 +241,19 @@ def test_simulate_opens_the_files_of_many_peers_or_names_the_limit(tmp_path: Pat
         assert re.search(rf"errors\.(RunFolderError|WriteError): .*({reason}).*`ulimit -n`", ended.stderr), (
             ended.stderr
         )
+
+
+def test_simulate_opens_the_pipes_of_many_processes(tmp_path: Path) -> None:
+    Path(tmp_path, "run.yaml").write_text(yaml.safe_dump({**SMALL, "peers": 16, "rounds": 1}))
+    code = (
+        "import resource, sys\n"
+        "from launcher.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+        f"sys.argv = ['p2pfl', 'simulate', '{tmp_path}/run.yaml', '--jobs', '16', '--run-dir', '{tmp_path}/run']\n"
+        "main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_failed_launch_says_why(project: Project, tmp_path: Path) -> None:

@@ -215,7 +215,7 @@
       heads.forEach((other) => other.setAttribute("aria-sort", "none"));
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       const value = (row) => {
-        const text = row.cells[column].textContent;
+        const text = row.cells[column].textContent.split(" ± ")[0];
         const parts = text.split(":");  // 1:02:03
         const units = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
         const size = /^(-?[\d.]+) ([kMGT]?)B$/.exec(text);
@@ -226,7 +226,9 @@
       const compare = (a, b) => {
         const [x, y] = [value(a), value(b)];
         if (x === null || y === null) {
-          return x === y ? a.cells[column].textContent.localeCompare(b.cells[column].textContent) : (x === null ? 1 : -1);
+          if (x !== y) return x === null ? 1 : -1;
+          const order = a.cells[column].textContent.localeCompare(b.cells[column].textContent);
+          return down ? -order : order;
         }
         return down ? y - x : x - y;
       };

@@ -61,7 +61,9 @@ def test_equal_differences_are_no_error() -> None:
     assert p_value([0.0, 0.0], "t") == 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert p_value([0.5, 0.5, 0.5], "t") == 0.0
+        assert p_value([0.5, 0.5, 0.5], "t") is None
+        assert p_value([0.8 - 0.7, 0.6 - 0.5], "t") is None  # they differ by a rounding error
+        assert p_value([0.5] * 6, "wilcoxon") == pytest.approx(2 / 2**6)
 
 
 def test_holms_correction() -> None:
@@ -108,6 +110,17 @@ def test_labels_of_a_sweep_name_its_groups() -> None:
     assert names(*runs) == ["mine", "his"]
     same = [member(labels={"a": "x"}, lr=1), member(labels={"b": "x"}, lr=2)]  # of two sweeps
     assert names(*same) == ["lr=1", "lr=2"]
+
+
+def test_a_null_is_no_difference_from_a_key_that_an_earlier_version_did_not_have(make_folder: MakeFolder) -> None:
+    old, new = make_folder("old"), make_folder("new")
+    new.run_file.write_text(new.run_file.read_text() + "later: null\n")
+    assert [len(part.members) for part in group([Member.of(old, None), Member.of(new, None)])] == [2]
+
+
+def test_long_values_that_begin_alike_get_different_names() -> None:
+    paths = [f"/scratch/users/alice/experiments/patients_{letter}.csv" for letter in "ab"]
+    assert names(*(member(data__path=path) for path in paths)) == [f"path={path}" for path in paths]
 
 
 def test_an_empty_mapping_sets_no_runs_apart() -> None:

@@ -74,6 +74,16 @@ def test_a_run_without_records_exits_with_1(make_folder: MakeFolder, tmp_path: P
     assert "no records: no peer has completed a round" in outcome.stderr
 
 
+def test_runs_without_records_do_not_keep_others_from_being_exported(
+    run: RunFolder, make_folder: MakeFolder, tmp_path: Path, invoke: Invoke
+) -> None:
+    empty = make_folder("empty")
+    outcome = invoke("export", empty.root, run.root, "--format", "csv", "-o", tmp_path / "out")
+    assert outcome.exit_code == 1
+    assert f"{empty.root}: no records: no peer has completed a round; the other 1 are in " in outcome.stderr
+    assert (tmp_path / "out" / "toy.a.csv").exists()
+
+
 def test_runs_of_one_name_are_refused(run: RunFolder, tmp_path: Path, invoke: Invoke) -> None:
     outcome = invoke("export", run.root, run.root, "--format", "csv", "-o", tmp_path / "out")
     assert outcome.exit_code == 1

@@ -76,6 +76,29 @@ def test_settings_with_the_same_accuracies_are_not_called_untested(make_folder: 
     assert comparison._verdict(moved)[1].endswith("+1.0 points, the same in all 3 pairs of seeds: not tested.")
 
 
+def test_runs_that_have_not_finished_are_in_neither_results_nor_tests_nor_curves(make_folder: MakeFolder) -> None:
+    runs = [*make_runs(make_folder, 0.1, [0.5, 0.6, 0.9]), *make_runs(make_folder, 0.2, [0.7, 0.9, 0.1])]
+    for peer in runs[2].peers():
+        result, status = peer.result(), peer.status()
+        assert result is not None
+        assert status is not None
+        peer.write_result(replace(result, phase="stopped"))
+        peer.write_status(replace(status, phase="stopped"))
+    groups = several.group(several.read([(run, None) for run in runs]))
+    assert groups[0].by_seed() == {0: pytest.approx(0.51), 1: pytest.approx(0.61)}
+    assert set(groups[0].by_peer()) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    (test,) = several.tests(groups)
+    assert test.pairs == 2
+    assert [row["seeds"] for row in several.curve(groups[0])] == [2, 2, 2]
+    assert [row["seeds"] for row in several.curve(groups[1])] == [3, 3, 3]
+    text = comparison._verdicts(groups, [test])
+    assert "1 of the runs did not finish." in text
+    assert "leave out 1 of the runs: no peer of theirs has finished" in text
+    alone = several.group(several.read([(runs[2], None)]))  # nothing to say, but no error
+    assert "Least traffic" not in comparison._verdicts(alone, [])
+    assert "Mean over peers" in comparison._results(alone)
+
+
 def test_with_one_common_seed_the_peers_are_paired(make_folder: MakeFolder) -> None:
     (test,) = several.tests(groups_of(make_folder, [0.5], [0.6]))
     assert (test.unit, test.pairs) == ("peers", 2)

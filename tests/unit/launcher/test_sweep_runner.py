@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import sys
 from collections import defaultdict
@@ -12,13 +13,15 @@ from hashlib import sha256
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 import yaml
 from rich.console import Console
 
-from launcher.errors import SweepError
+from launcher.commands import sweep as sweep_command
+from launcher.errors import CompareError, SweepError
 from launcher.sweep import memory, runner, search
 from launcher.sweep.folder import Sweep, SweepFolder
 from launcher.sweep.grid import Point
@@ -29,7 +32,7 @@ from launcher.sweep.search import Search
 from launcher.views.progress import LINE_INTERVAL
 from launcher.views.sweep import Pace, SweepDisplay
 from p2pfl.errors import WriteError
-from tests.launcher_fixtures import MakeFolder
+from tests.launcher_fixtures import Invoke, MakeFolder
 
 GB = 10**9
 
@@ -257,6 +260,59 @@ def test_a_lock_on_nfs_takes_a_file_that_is_open_for_writing(
     assert folder.state("a") == "waiting"
 
 
+@pytest.mark.parametrize("kill", [False, True])
+def test_each_call_of_stop_sends_one_signal_until_all_are_sent(folder: SweepFolder, kill: bool) -> None:
+    """Two at once may count as one, and then `p2pfl launch` would not kill its peers."""
+    sweep = folder.sweep
+    folder.write(Sweep("", "x.yaml", False, points=sweep.points))
+    job = FakeJob(folder, "a")
+    job._folder, job._signals = folder, 0
+    job.process = Mock(**{"poll.return_value": None})
+    sent = []
+    for _ in range(3):
+        Job.stop(job, kill=kill)
+        sent.append(job.process.send_signal.call_count)
+    assert sent == ([1, 2, 2] if kill else [1, 1, 1])
+
+
+def test_tasks_of_a_job_array_add_to_what_others_have_measured(folder: SweepFolder) -> None:
+    folder.write_memory({"a": GB})
+    SweepFolder(folder.root).write_memory({"b": 2 * GB})
+    assert folder.memory == {"a": GB, "b": 2 * GB}
+
+
+def test_the_report_has_json_although_the_runs_cannot_be_compared(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [(point, folder.run(point.name)) for point in folder.sweep.points]
+    monkeypatch.setattr(SweepFolder, "runs", lambda self: runs)
+    monkeypatch.setattr(SweepFolder, "state", lambda self, name: "finished")
+    monkeypatch.setattr(
+        "launcher.commands.compare.show", Mock(side_effect=CompareError("they differ in masked_test"))
+    )
+    assert sweep_command._report(folder, Progress(3, 3), [], as_json=True)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["finished"] == 3
+    assert captured.err == "no table: they differ in masked_test\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--sbatch", "--task", "1"], "leave out --task"),
+        (["--task", "1", "--json"], "--json is not for --task"),
+        (["--sbatch", "--json"], "--json is not for --sbatch"),
+        (["--task", "1", "--jobs", "2"], "leave out --jobs"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    folder: SweepFolder, invoke: Invoke, options: list[str], problem: str
+) -> None:
+    outcome = invoke("sweep", folder.root, *options)
+    assert outcome.exit_code == 2
+    assert problem in outcome.stderr
+
+
 def test_what_was_measured_is_known_after_a_restart(folder: SweepFolder) -> None:
     folder.write_memory({"a": GB})
     run(folder, 2, 100 * GB)
@@ -289,7 +345,10 @@ def test_an_invalid_combination_fails_alone_and_the_search_goes_on(
         assert failure.endswith("graph: degree 4 needs more than 4 peers; there are 4")
     assert found.finished == 8 - len(found.failures) > 0
     assert len({*found.failures, *source.best()}) == 8
-    assert Search(folder).next() is None
+    continued = Search(folder)
+    assert continued.next() is None
+    assert sorted(continued.failed) == sorted(found.failures)
+    assert continued.finished == found.finished
     assert all(folder.plan(point.name).is_file() for point in folder.sweep.points)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from launcher.backends.processes import is_alive
 from launcher.tracking import backends
-from launcher.tracking.__main__ import track
+from launcher.tracking.__main__ import none_runs, track
 from launcher.tracking.backends import Tracked
 from launcher.tracking.follow import LAG, Means, scalars
 from p2pfl.errors import RunFileError
@@ -173,6 +176,31 @@ def test_a_resumed_run_is_continued(follow: tuple[RunFolder, Track]) -> None:
     assert len(run().written) == 3
     append(folder, 0, record(0, 1))
     assert [(stream, t) for stream, t, _ in run().written] == [("peer-00", 1), ("mean", 1)]
+
+
+def test_the_mean_of_a_round_that_a_stop_interrupted_waits_for_the_resumed_peers(
+    follow: tuple[RunFolder, Track],
+) -> None:
+    folder, run = follow
+    status = folder.peer(1).status()
+    assert status is not None
+    folder.peer(1).write_status(replace(status, phase="stopped"))
+    append(folder, 0, record(0, 0, 0.25), record(0, 1, 0.25))
+    append(folder, 1, record(1, 0, 0.75))
+    assert [(stream, t) for stream, t, _ in run().written if stream == "mean"] == [("mean", 0)]
+    folder.peer(1).write_status(status)
+    append(folder, 1, record(1, 1, 0.75))
+    assert [(t, values["accuracy"]) for stream, t, values in run().written if stream == "mean"] == [(1, 0.5)]
+
+
+def test_peers_that_never_started_do_not_keep_a_tracker_waiting(make_folder: MakeFolder) -> None:
+    folder = make_folder(results={1: None})
+    folder.write_info({**folder.info, "launcher_pid": os.getpid()})  # it waits for the tracker
+    assert none_runs(folder, [0, 1])
+    status = folder.peer(0).status()
+    assert status is not None
+    folder.peer(1).write_status(replace(status, peer=1, pid=os.getpid(), phase="training"))
+    assert none_runs(folder, [0, 1]) is not is_alive(folder, 1)
 
 
 def test_a_run_without_records_opens_nothing(follow: tuple[RunFolder, Track]) -> None:
