@@ -31,6 +31,8 @@ class Augmentation(Options, ABC):
 
     takes: ClassVar[tuple[Kind, ...]] = ("images",)
     """The kinds of inputs that it varies; with others it is refused."""
+    varies_colors: ClassVar[bool] = False
+    """Whether images must be grayscale or RGB."""
 
     @abstractmethod
     def build(self, channels: int, size: Size, mirror: bool) -> Augment:
@@ -59,6 +61,8 @@ class Mapl(Augmentation):
     Brightness and contrast of grayscale images change too. All samples of a batch have the same order of changes.
     """
 
+    varies_colors: ClassVar[bool] = True
+
     no_blur: bool = False
     """Leave out the blur, as the released code does."""
 
@@ -72,6 +76,8 @@ class Simclr(Augmentation):
 
     Like ``mapl``, with crops of at least 8 %.
     """
+
+    varies_colors: ClassVar[bool] = True
 
     strength: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Strength s of the color changes: brightness, contrast and saturation by up to 0.8 s, hue by up to 0.2 s."""

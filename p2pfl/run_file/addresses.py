@@ -28,6 +28,7 @@ IN_USE = "stop the process that listens there (`ss -ltnp` shows it), or change t
 """What to do if an address is in use."""
 LAST_PORT = 65535
 FIELDS = ("id", "port", "hostname")
+FORM = "tcp://host:port, e.g. tcp://peer-{id}:{port}"
 _ADDRESS = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 
 
@@ -108,8 +109,11 @@ def problems(
     templates |= {("hosts", entry): _template(host) for entry, host in hosts.items()}
     found = {key: problem for key, template in templates.items() if (problem := _template_problem(template))}
     found |= {("hosts", entry): problem for entry, problem in _entry_problems(list(hosts), peers)}
+    addresses = None if found else book(peers, port, address, hosts)
+    if addresses is not None:
+        found = dict(_invalid_addresses(addresses, hosts))
     yield from found.items()
-    if not found and (duplicate := _duplicate_address(book(peers, port, address, hosts))):
+    if not found and addresses is not None and (duplicate := _duplicate_address(addresses)):
         first, second, shared = duplicate
         key = "hosts" if hosts else "address"
         yield (key,), f"peers {first} and {second} would have the same address {shared}; use {{port}} or {{id}} in it"
@@ -131,6 +135,30 @@ def _entry_problems(entries: list[str], peers: int) -> Iterator[tuple[str, str]]
             ranges.append(entry)
 
 
+def _invalid_addresses(addresses: AddressBook, hosts: Mapping[str, str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the first peer's problem of each template: with the peer's id, its address is none."""
+    of_peer: dict[PeerId, tuple[str, ...]] = dict.fromkeys(addresses.templates, ("address",))
+    for entry in sorted(hosts, key=lambda entry: "-" not in entry):
+        of_peer |= dict.fromkeys(_peers_of(entry), ("hosts", entry))
+    seen = set()
+    for peer, template in sorted(addresses.templates.items()):
+        port = addresses.bound_port(peer)
+        possible = (1, LAST_PORT) if port is None else (port,)
+        if of_peer[peer] in seen or any(_is_address(template, peer, each) for each in possible):
+            continue
+        seen.add(of_peer[peer])
+        example = template.format(id=peer, port=LAST_PORT if port is None else port, hostname="host")
+        yield of_peer[peer], f"{template!r} is no address for peer {peer}: {example!r} is not of the form {FORM}"
+
+
+def _is_address(template: str, peer: PeerId, port: int) -> bool:
+    try:
+        split(template.format(id=peer, port=port, hostname="host"))
+    except ValueError:
+        return False
+    return True
+
+
 def _duplicate_address(addresses: AddressBook) -> tuple[PeerId, PeerId, str] | None:
     owners: dict[str, PeerId] = {}
     for peer in sorted(addresses.templates):
@@ -148,10 +176,8 @@ def _template_problem(template: str) -> str | None:
     for _, name, spec, conversion in parts:
         if name is not None and (name not in FIELDS or spec or conversion):
             return f"unknown {{{name}}} in {template!r}; known: {', '.join(f'{{{field}}}' for field in FIELDS)}"
-    try:
-        split(template.format(id=0, port=LAST_PORT, hostname="host"))
-    except ValueError:
-        return f"{template!r} is not of the form tcp://host:port, e.g. tcp://peer-{{id}}:{{port}}"
+    if not any(_is_address(template, number, port) for number in (0, 1) for port in (1, LAST_PORT)):
+        return f"{template!r} is not of the form {FORM}"
     return None
 
 

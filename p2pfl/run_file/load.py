@@ -6,6 +6,7 @@ All problems are reported at once, each as ``file:line: key: what was found; wha
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -129,7 +130,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         if graph is not None:
             problems.extend(check_graph(file, method, graph))
     for key, path in (partition.files() if partition is not None else {}).items():
-        if not path.is_file():
+        if not os.path.isfile(path):  # unlike Path.is_file, also if its folder is closed to this user
             problems.append(OptionProblem(("data", "partition", key), f"no file {str(path)!r}"))
     topology = schedule = None
     if graph is not None:

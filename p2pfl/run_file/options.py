@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,8 +42,17 @@ def base_of(info: ValidationInfo) -> Path | None:
     return base
 
 
+def expanded(path: Path) -> Path:
+    """Replace a leading ``~`` by the home folder. Raises ValueError: there is none."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        name = path.parts[0]
+        raise ValueError(f"{str(path)!r}: {name} is no user's home folder (a path in yours begins with ~/)") from None
+
+
 def _from_base(path: Path, info: ValidationInfo) -> Path:
-    return (base_of(info) or Path()).resolve() / path.expanduser()
+    return (base_of(info) or Path()).resolve() / expanded(path)
 
 
 def _storage(value: str, info: ValidationInfo) -> str:
@@ -58,9 +68,9 @@ def _storage(value: str, info: ValidationInfo) -> str:
 
 
 def _from_base_if_there(path: Path, info: ValidationInfo) -> Path:
-    base, path = base_of(info), path.expanduser()
+    base, path = base_of(info), expanded(path)
     # The paths in a run folder were parsed before: what is relative there was not beside the run file.
-    if base is None or (base / "run.json").is_file() or not (base / path).exists():
+    if base is None or (base / "run.json").is_file() or not os.path.exists(base / path):
         return path
     return base.resolve() / path
 
@@ -69,7 +79,7 @@ def _path_text(path: Path, info: SerializationInfo) -> str:
     return path.name or "." if (info.context or {}).get("portable") else str(path)
 
 
-ExpandedPath = Annotated[Path, AfterValidator(Path.expanduser)]
+ExpandedPath = Annotated[Path, AfterValidator(expanded)]
 """A path whose leading ``~`` is the home folder."""
 _AS_TEXT = PlainSerializer(_path_text, return_type=str)
 

@@ -75,8 +75,8 @@ def find(name: str, base: Path) -> Plugin:
         PluginError: a file of it is no Python code.
     """
     if name.endswith(".py"):
-        for path in (base / Path(name).expanduser(), base / FOLDER / Path(name).name):
-            if path.is_file():
+        for path in (base / os.path.expanduser(name), base / FOLDER / Path(name).name):
+            if os.path.isfile(path):
                 if not path.stem.isidentifier():
                     raise OptionErrors([((), f"{path.name!r} is no module name; use letters, digits and '_' only")])
                 return _local(path.stem, path.parent)
@@ -105,7 +105,7 @@ def source_of(root: Path, module: str) -> Path | None:
     """The file of a module below ``root``."""
     path = root.joinpath(*module.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
-    return next((candidate for candidate in candidates if candidate.is_file()), None)
+    return next((candidate for candidate in candidates if os.path.isfile(candidate)), None)
 
 
 def _local(name: str, root: Path) -> Plugin:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
@@ -22,6 +20,7 @@ from p2pfl.run_file.options import Loc, OptionErrors, Options
 from p2pfl.run_file.plugin_files import activate
 from p2pfl.run_file.plugin_sources import FILES, Plugin, copy
 from p2pfl.run_file.schema import RunFile
+from p2pfl.run_file.yaml_source import to_text
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Run:
         return plain
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.resolved(), sort_keys=False, default_flow_style=None, width=100)
+        return to_text(self.resolved())
 
     def config_hash(self) -> str:
         """SHA-256 over everything that determines the result, equal on all peers of one run; then the plug-ins."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -35,14 +35,27 @@ RunFileLoader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in entries if tag.rpartition(":")[2] not in ("float", "bool", "timestamp")]
     for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-RunFileLoader.add_implicit_resolver(
+_FLOATS = (
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)|\d[\d_]*\.[\d_]*|\.\d[\d_]*([eE][-+]?\d+)?|\.inf|\.nan)$"),
     list("-+0123456789."),
 )
+RunFileLoader.add_implicit_resolver(*_FLOATS)
 RunFileLoader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Also quotes strings that only ``RunFileLoader`` reads as something else, such as "1e5"."""
+
+
+_Dumper.add_implicit_resolver(*_FLOATS)
+
+
+def to_text(plain: Mapping[str, Any]) -> str:
+    """Return plain values as a run file that reads back as the same values."""
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100)
 
 
 class _Position(NamedTuple):
@@ -100,7 +113,7 @@ class Source:
         for name, text in sorted(environment.items()):
             peer = name.removeprefix("P2PFL_ADDRESS_")
             if name in TRANSPORT_VARIABLES:
-                value = str(Path(text).expanduser().absolute()) if name == "P2PFL_KEYS" else text
+                value = os.path.abspath(os.path.expanduser(text)) if name == "P2PFL_KEYS" else text
                 self._put(tree, ("transport", TRANSPORT_VARIABLES[name]), value, _Position(name))
             elif peer != name:
                 self._put(tree, ("transport", "hosts", peer), text, _Position(name))

@@ -74,6 +74,9 @@ def _check_kind(run: Run, dataset: Dataset) -> None:
     if kind not in run.augmentation.takes:
         text = f"{run.file.data.augment.name!r} varies {' and '.join(run.augmentation.takes)}, but {name} has {given}"
         raise run.error_at("data.augment", DataError(f"{text}; use none"))
+    if run.augmentation.varies_colors and dataset.channels not in (1, 3):
+        text = f"{run.file.data.augment.name!r} varies colors, but images of {name} have {dataset.channels} channels"
+        raise run.error_at("data.augment", DataError(f"{text}, not 1 or 3; use crop-flip or none"))
     if run.algorithm.needs_images and kind != "images":
         raise run.error_at("algorithm", DataError(f"{run.algorithm.name} needs images, but {name} has {given}"))
 

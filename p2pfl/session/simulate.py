@@ -65,9 +65,9 @@ def simulate(
         raise ValueError("several processes exchange messages by the files of a run folder")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
     data = load_data(run)
-    hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
     sessions = []
     with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
+        hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
         for me in range(run.peers):
             peer_folder, store = folder.peer(me) if folder else None, None
             settings = LogSettings.of(folder.info, me) if folder else None

@@ -279,7 +279,7 @@ class _Peer:
         first = self.mesh.run.file.joins_at.get(self.me, 0)
         self.endpoint.open(first)
         for t in range(first, rounds):
-            if t == dies:
+            if dies is not None and t >= dies:
                 self._die(loop)
                 return
             await self._round(t)

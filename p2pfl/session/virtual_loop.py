@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from p2pfl.errors import P2pflError
@@ -42,6 +43,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._turns_left = self._max_turns  # so that the caller can cancel its tasks
             raise Stuck("no timer is pending" if timeout is None else "callbacks reschedule each other endlessly")
         self._now += timeout
+        self._clock_resolution = max(1e-9, 2.0 * math.ulp(self._now))  # or timers would never be due
         return []
 
     def _process_events(self, event_list: list[Any]) -> None:

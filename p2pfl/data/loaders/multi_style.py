@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import (
     Field,
+    NonNegativeInt,
     PlainSerializer,
     PlainValidator,
     PositiveInt,
@@ -72,6 +73,8 @@ def _images_of(dataset: NamedLoader, root: Path) -> DatasetArrays:
         raise DataError(
             f"{dataset.name}: styles need images, but it has {list(arrays.train_images.shape[1:])} inputs"
         )
+    if (channels := arrays.train_images.shape[1]) not in (1, 3):
+        raise DataError(f"{dataset.name}: styles need gray or RGB images, but it has {channels} channels")
     return arrays
 
 
@@ -158,7 +161,7 @@ class Styled(CompositeLoader):
     """The dataset, as a name or a mapping of a name and parameters."""
     styles: PositiveInt = 5
     """Number of styles."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the styles. It does not depend on the run's seed, so that repetitions of a run use the same images."""
 
     def datasets(self) -> Sequence[NamedLoader]:

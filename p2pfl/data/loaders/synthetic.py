@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from p2pfl import rng
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
@@ -35,7 +35,7 @@ class Synthetic(Loader):
     """Patterns per class; more make the task harder for a linear classifier."""
     noise: NonNegativeFloat = 0.15
     """Standard deviation of the noise of a pixel, where 1 is the brightest value."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of the dataset. It does not depend on the run's seed, so that repetitions of a run use the same images."""
 
     def read(self, root: Path) -> DatasetArrays:

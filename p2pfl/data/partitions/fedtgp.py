@@ -128,6 +128,8 @@ def dirichlet_split(
             samples = stream.permutation(samples)
             proportions = stream.dirichlet(np.full(peers, beta)) * (sizes < len(labels) / peers)
             total = proportions.sum()
+            if not len(samples):
+                proportions, total = np.ones(peers), float(peers)  # all get none
             if not total > 0:  # only full peers got a proportion, or all proportions underflowed
                 break
             cuts = (np.cumsum(proportions / total) * len(samples)).astype(np.int64)[:-1]

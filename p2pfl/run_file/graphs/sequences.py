@@ -97,7 +97,7 @@ class GraphList(TimeVaryingGraph):
         return Schedule(at, every * len(plans) if steady else None, {"graphs": resolved})
 
 
-TraceEdge = tuple[int, int, int] | tuple[int, int, int, float]
+TraceEdge = tuple[NonNegativeInt, int, int] | tuple[NonNegativeInt, int, int, float]
 """Round, two peers, and the weight if there is one."""
 
 

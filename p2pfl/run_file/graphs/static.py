@@ -190,7 +190,7 @@ class FromFile(Graph):
 
 def _edge_list(file: Path, peers: int) -> list[Edge]:
     edges = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), start=1):
         ends = re.split(r"[\s,;]+", line.partition("#")[0].strip())
         if ends == [""]:
             continue

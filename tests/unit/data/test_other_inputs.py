@@ -391,6 +391,25 @@ def test_augmentations_of_images_are_refused_for_other_inputs(name: str) -> None
     assert str(caught.value) == expected
 
 
+@pytest.mark.parametrize("name", ["mapl", "simclr"])
+def test_changes_of_colors_are_refused_for_images_that_are_neither_gray_nor_rgb(make_run: Any, name: str) -> None:
+    data = {"dataset": {"name": "synthetic", "channels": 2, "train": 100, "test": 50}, "augment": name}
+    run = make_run(data=data, algorithm="local")
+    with pytest.raises(RunFileError, match=f"{name}' varies colors, but images of synthetic have 2 channels"):
+        load_data(run)
+
+
+def test_styles_of_images_that_are_neither_gray_nor_rgb_are_refused() -> None:
+    with pytest.raises(DataError, match="synthetic: styles need gray or RGB images, but it has 2 channels"):
+        opened("styled", of={"name": "synthetic", "channels": 2})
+
+
+def test_seeds_of_datasets_are_not_negative() -> None:
+    for name, given in (("synthetic", {}), ("styled", {"of": "synthetic"})):
+        with pytest.raises(OptionErrors, match="should be greater than or equal to 0"):
+            DATASETS[name].parse({**given, "seed": -1})
+
+
 def test_styles_of_other_inputs_are_refused() -> None:
     save(vectors)
     with pytest.raises(DataError, match=r"npz: styles need images, but it has \[3\] inputs"):

@@ -137,6 +137,15 @@ def read(tmp_path: Path) -> Any:
         ("  hosts:\n    3-1: alpha\n", "8: transport.hosts.3-1: the end of the range is below its start"),
         ("  hosts:\n    peer-1: alpha\n", "8: transport.hosts.peer-1: should be a peer, e.g. 3, or a range of peers"),
         ("  hosts:\n    0-2: alpha\n    1-3: beta\n", "9: transport.hosts.1-3: overlaps 0-2"),
+        ("  address: tcp://gate:{id}\n", "'tcp://gate:{id}' is no address for peer 0: 'tcp://gate:0' is not of the"),
+        (
+            "  port: 5700\n  address: tcp://gate:7{port}\n",
+            "is no address for peer 0: 'tcp://gate:75700'",
+        ),
+        (
+            "  port: 5534\n  hosts:\n    0-3: tcp://gate:6{port}\n",
+            "transport.hosts.0-3: 'tcp://gate:6{port}' is no address for peer 2: 'tcp://gate:65536' is not of the",
+        ),
         ("  hosts:\n    1: a b\n", "8: transport.hosts.1: 'tcp://a b:{port}' is not of the form tcp://host:port"),
     ],
 )
@@ -145,6 +154,11 @@ def test_reports_problems_with_file_line_and_key(read: Any, transport: str, expe
         read(transport)
     assert expected in str(caught.value)
     assert "run.yaml:" in str(caught.value)
+
+
+def test_templates_are_checked_with_the_ids_and_ports_that_they_are_for(read: Any) -> None:
+    assert read("  port: 5700\n  address: tcp://gate:1{port}\n").book(4).address_of(1) == "tcp://gate:15701"
+    assert read("  hosts:\n    1-3: tcp://gate:{id}\n").book(4).address_of(3) == "tcp://gate:3"
 
 
 def test_addresses_survive_writing_and_loading_the_run_file(read: Any, tmp_path: Path) -> None:

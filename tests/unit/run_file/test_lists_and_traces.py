@@ -136,5 +136,7 @@ def test_errors_in_a_trace_name_its_line_or_round(tmp_path: Path, text: str, mes
 def test_trace_needs_one_source_that_can_be_read(tmp_path: Path) -> None:
     assert "give path or edges" in problem(graph={"name": "trace"})
     assert "none.csv: cannot be read" in problem(graph={"name": "trace", "path": "none.csv"})
+    early = {"name": "trace", "edges": [[-1, 0, 1]], "repeat": True}
+    assert "should be greater than or equal to 0" in problem(graph=early)
     late = {"name": "trace", "edges": [[0, 0, 1], [5, 1, 2]], "last": 3}
     assert "an edge in round 5, after its last round 3" in problem(graph=late)

@@ -180,7 +180,7 @@ def test_path_in_the_environment_starts_from_the_working_directory() -> None:
 
 def test_graph_path_is_relative_to_the_run_file() -> None:
     Path("below").mkdir()
-    Path("below/edges.txt").write_text("0 1\n1 2\n2 3\n")
+    Path("below/edges.txt").write_text("\ufeff0 1\n1 2\n2 3\n")  # as some editors begin a text file
     Path("below/run.yaml").write_text(changed("graph: ring", "graph: {name: file, path: edges.txt}"))
     assert load(Path("below/run.yaml")).topology.edges == [(0, 1), (1, 2), (2, 3)]
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from p2pfl.algorithms import ALGORITHMS
+from p2pfl.errors import RunFileError
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.load import load
 from p2pfl.session.new_run import create
@@ -114,6 +115,22 @@ def test_config_hash_ignores_local_keys_and_explicit_defaults(assignment: str) -
 
 def test_config_hashes_of_different_runs_differ() -> None:
     assert len({read(GOOD, assignment).config_hash() for assignment in CHANGES}) == len(CHANGES)
+
+
+@pytest.mark.parametrize("text", ["2e4", "1.5e3", "off", "no", "null", "2026-01-01"])
+def test_a_string_that_looks_like_something_else_stays_a_string(text: str, tmp_path: Path) -> None:
+    """Also for those that read run.yaml with another YAML parser."""
+    run = read(GOOD, f"name='{text}'")
+    assert run.name == text
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    assert load(tmp_path / "run.yaml").name == yaml.safe_load(run.to_yaml())["name"] == text
+
+
+def test_a_home_folder_that_does_not_exist_is_an_error_at_its_key() -> None:
+    with pytest.raises(RunFileError, match=r"out: .*'~nobody-here/runs': ~nobody-here is no user's home folder"):
+        read(GOOD, "out=~nobody-here/runs")
+    with pytest.raises(RunFileError, match=r"data.root: .*~nobody-here is no user's home folder"):
+        read(GOOD, "data.root=~nobody-here")
 
 
 def test_the_home_folder_is_found_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from p2pfl.algorithms.local import Local
-from p2pfl.errors import CheckpointError
+from p2pfl.errors import CheckpointError, ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.endpoint import Endpoint
@@ -318,6 +318,12 @@ def test_records_unexpected_errors(tmp_path: Path, make_run: Any, prepare: Any) 
     assert status is not None
     assert result.phase == status.phase == "failed"
     assert result.error == status.error == "ZeroDivisionError: division by zero"
+
+
+def test_batches_of_one_sample_are_named_where_normalization_cannot_take_them(make_run: Any) -> None:
+    run = make_run(peers=2, rounds=1, models="dfml-resnet-4", algorithm={"name": "local", "batch": 1})
+    with pytest.raises(ModelError, match=r"peer \d trains .* on batches of one sample \(algorithm.batch is 1"):
+        simulate(run)
 
 
 # ---- compute slots

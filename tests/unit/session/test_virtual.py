@@ -186,6 +186,11 @@ def test_neighbors_of_a_peer_that_dies_continue_after_give_up(make_run: Callable
     assert [peer.missing for peer in virtual.peers] == [2, 0, 2, 0]
 
 
+def test_a_peer_that_joins_after_its_death_never_takes_part(make_run: Callable[..., Run]) -> None:
+    virtual = executed(make_run, {"dies": {1: 0}}, joins_at={1: 1})
+    assert [len(peer.rounds) for peer in virtual.peers] == [3, 0, 3, 3]
+
+
 def test_late_joiners_wait_for_their_round(make_run: Callable[..., Run]) -> None:
     virtual = executed(make_run, joins_at={2: 2})
     assert len(virtual.peers[2].rounds) == 1
@@ -210,6 +215,14 @@ def test_a_wait_in_virtual_time_takes_one_timer() -> None:
         turns.append(50_000 - loop._turns_left)
         loop.close()
     assert turns[0] < 10 < 500 < turns[1]
+
+
+def test_timers_are_due_after_a_year_too() -> None:
+    loop = VirtualLoop(max_turns=1000)  # a wait takes one for each day
+    for seconds in (3e7, 1.0, 1e-3):
+        loop.run_until_complete(asyncio.sleep(seconds))
+    assert loop.time() == pytest.approx(3e7 + 1.001)
+    loop.close()
 
 
 # ---- predictions
