@@ -59,7 +59,7 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
             (out / name).parent.mkdir(exist_ok=True)
         written += writers[form](folder, rows, out / name)
     if empty:
-        others = f"; the other {len(folders) - len(empty)} are in {out}" if written else ""
+        others = f"; {len(folders) - len(empty)} of {len(folders)} runs are in {out}" if written else ""
         runs = ", ".join(map(str, empty))
         raise RunFolderError(f"{runs}: no records: no peer has completed a round{others}")
     return written

@@ -244,7 +244,8 @@ class RecordedRun:
         """Return the mixing weights after round ``t``, by default the last that all peers have completed.
 
         Returns:
-            float64 [M, M]: row m holds the weights that peer m gives to each peer; NaN if it did not take part.
+            float64 [M, M]: row m holds the weights that peer m gives to each peer; NaN if it did not take part. In
+            the folder of a peer that was started by hand, M is the largest id that it has heard of plus 1.
 
         Raises:
             RunFolderError: there are none: the method has no mixing weights, or the round was not completed.
@@ -254,7 +255,7 @@ class RecordedRun:
         if not known:
             raise RunFolderError(f"{self.folder}: no mixing weights: no round is completed, or the method has none")
         peers = [files.peer for files in self._folder.peers()]
-        size = max(peers[-1], *(int(peer) for row in known.values() for peer in row)) + 1
+        size = max([peers[-1], *(int(peer) for row in known.values() for peer in row)]) + 1
         last = min(max((s for peer, s in known if peer == m), default=-1) for m in peers)
         t = max(last, 0) if t is None else t
         if not any((peer, t) in known for peer in peers):

@@ -35,6 +35,7 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
         Lines about what is too large.
     """
     from p2pfl.run_file.plugin_sources import FILES
+    from p2pfl.run_file.yaml_source import to_text
 
     plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
     room = MAX_SENT
@@ -60,8 +61,7 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
         values[key] = str(target.relative_to(folder.root))
         copied = True
     if copied:
-        text = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=100)
-        write_atomically(folder.run_file, text.encode(), durable=True)
+        write_atomically(folder.run_file, to_text(plain).encode(), durable=True)
     return left_out
 
 

@@ -224,8 +224,7 @@ def _draw_graph(run: Run, folder: RunFolder | None, file: Path) -> None:
             weights = RecordedRun(folder).graph()
         except RunFolderError as error:
             echo(f"without weights: {error}", err=True)
-        present = len(list(folder.peers()))
-        if weights is not None and present != run.peers:  # a peer that was started separately
+        if weights is not None and (present := len(list(folder.peers()))) != run.peers:  # started separately
             echo(f"without weights: {folder.root} has the files of {present} of {run.peers} peers", err=True)
             weights = None
     draw_graph(run.topology, file, groups, weights)

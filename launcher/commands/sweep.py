@@ -102,9 +102,9 @@ def sweep(
         else:
             source = queue = Queue(folder)
             finished, failed = len(queue.finished), []
-        if finished:
+        if ended := finished + len(failed):
             what = "runs have finished" if folder.sweep.search is None else "trials have ended"
-            console.print(f"{finished} of {source.total} {what} before")
+            console.print(f"{ended} of {source.total} {what} before")
         _check_ports(folder, jobs)
         with SweepDisplay(console) as display:
             most = jobs or default_jobs(folder)
@@ -112,7 +112,8 @@ def sweep(
             runner.progress.failures.update(dict.fromkeys(failed, "failed before; a trial is not repeated"))
             progress = runner.run()
         best = search.best() if folder.sweep.search is not None else []
-        everything = _report(folder, progress, best, as_json=as_json)
+        retries = folder.sweep.search is None or search.halted
+        everything = _report(folder, progress, best, as_json=as_json, retries=retries)
         if folder.sweep.search is not None:
             for line in search.report():
                 echo(line, err=True)
@@ -219,11 +220,12 @@ def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
             )
 
 
-def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_json: bool) -> bool:
+def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_json: bool, retries: bool) -> bool:
     """Print the table of the finished runs, and the failures. Return whether all runs have finished.
 
     Args:
         best: the trials of a search, the best first.
+        retries: whether continuing the sweep starts failed runs again.
     """
     from launcher.commands.compare import show
     from launcher.comparison.results import Options
@@ -253,7 +255,7 @@ def _report(folder: SweepFolder, progress: Progress, best: Sequence[str], *, as_
         log = f"; log: {failure['log']}" if Path(failure["log"]).exists() else ""  # none if it was not started
         echo(f"failed: {failure['run']}: {failure['error']}{log}", err=True)
     left = progress.total - progress.ended
-    if left or (failures and folder.sweep.search is None):
+    if left or (failures and retries):
         text = f"{left} of {progress.total} runs are not finished; " if left else ""
         echo(f"{text}continue with: p2pfl sweep {shlex.quote(str(folder.root))}", err=True)
     return not left and not failures

@@ -39,8 +39,7 @@ class Member:
     def of(cls, folder: RunFolder, point: Point | None) -> Member:
         plain = settings(folder)
         plain["masked_test"] = masked_test(plain)
-        # An earlier version of p2pfl may not know a key whose default is null.
-        values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED and value is not None}
+        values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED}
         return cls(folder, plain["seed"], values, None if point is None else point.labels)
 
 
@@ -66,7 +65,9 @@ def group(members: Sequence[Member]) -> list[Group]:
     """Return the groups, in the order of their first runs."""
     found: dict[str, list[Member]] = {}
     for member in members:
-        found.setdefault(json.dumps(member.values, sort_keys=True, default=str), []).append(member)
+        # Without nulls: an earlier version of p2pfl may not know a key whose default is null.
+        values = {key: value for key, value in member.values.items() if value is not None}
+        found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(member)
     parts = list(found.values())
     labels = _labels_of_sweep(parts) or _labels_of_values(parts)
     return [Group(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]

@@ -38,7 +38,7 @@ class Comparison:
     Attributes:
         difference: mean of the group's figures minus the baseline's.
         n: number of common seeds.
-        p: two-sided; None if there are too few seeds.
+        p: two-sided; None if there are too few seeds, or if the t-test has no variation to test them against.
         adjusted: ``p`` after Holm's correction for all comparisons with the baseline.
     """
 

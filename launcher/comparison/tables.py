@@ -148,6 +148,8 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
         if tested:
             plural = "s" if tested > 1 else ""
             text += f" p: {TESTS[results.test]}, two-sided, Holm's correction for {tested} comparison{plural}."
+        elif any(versus.n > 1 for versus in compared):
+            text += " p: none, as the differences of all seeds are equal."
         else:
             text += " p: needs two seeds."
         found.append(text)

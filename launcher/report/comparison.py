@@ -87,7 +87,7 @@ def _is_clear(test: several.Test) -> bool:
 
 def _verdict(test: several.Test) -> tuple[str, str]:
     if test.pairs == 0:
-        return "look", f"{test.first} and {test.second} have no seed in common: they cannot be paired."
+        return "look", f"{test.first} and {test.second} have no seed in common that has finished: not paired."
     points = 100 * test.difference
     text = f"{test.first} against {test.second}: {points:+.1f} points"
     if test.pairs > 1 and test.low == test.high:

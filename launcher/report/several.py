@@ -153,7 +153,7 @@ def group(members: Sequence[Member]) -> list[Group]:
 def curve(of: Group) -> list[dict[str, Any]]:
     """Return the mean accuracy over peers and runs by round, with the deviation over runs (sample, n - 1).
 
-    Runs that have not finished are left out, unless none has.
+    Runs of which no peer has finished are left out, unless there are no others.
     """
     by_round: dict[int, list[dict[str, Any]]] = {}
     members = of.counted or [member for member in of.members if member.curve]

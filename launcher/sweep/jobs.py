@@ -141,7 +141,8 @@ class Job:
     def stop(self, *, kill: bool = False) -> None:
         """Ask it to write checkpoints and end, or kill it.
 
-        Call it again and again: each process is signaled once, and an adopted run may still be starting.
+        Call it again and again: an adopted run may still be starting. Each process is signaled once, but the command
+        twice if it is to kill its peers, once per call.
         """
         wanted = 2 if kill else 1
         first = self._signals < wanted

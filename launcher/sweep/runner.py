@@ -255,7 +255,7 @@ class Runner:
         if job.peak > known:
             self._describe(job.name)
             self._estimate.measured[job.name] = job.peak
-            self._folder.write_memory(self._estimate.measured)
+            self._folder.write_memory({job.name: job.peak})
 
     def _end(self, job: Job, failure: str) -> None:
         progress = self.progress

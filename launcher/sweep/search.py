@@ -48,8 +48,8 @@ class Search:
         self._settings = self._space.settings
         self._seed: int = search["seed"]
         self._returned: list[str] = []
-        self._halted = False
-        """Whether a trial could not start: no further ones are asked for."""
+        self.halted = False
+        """Whether a trial could not start: no further ones are asked for until the search is continued."""
         self._trials: dict[str, optuna.trial.Trial] = {}
         """The trials of this process, by run."""
         self._points: dict[str, Point] = {}
@@ -113,7 +113,7 @@ class Search:
     def next(self) -> str | None:
         if self._returned:
             return self._returned.pop()
-        if self._halted:
+        if self.halted:
             return None
         again = bool(self._interrupted)
         if not again and self._begun >= self._settings.trials:
@@ -171,7 +171,7 @@ class Search:
         return curve(folder, masked_test(settings(folder)), as_recorded=True)
 
     def not_started(self, name: str) -> None:
-        self._halted = True  # the study still has the trial as running: continuing the search asks for it again
+        self.halted = True  # the study still has the trial as running: continuing the search asks for it again
 
     def ended(self, job: Job, failure: str) -> None:
         states = self._optuna.trial.TrialState

@@ -15,7 +15,7 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
-from p2pfl.errors import ModelError, P2pflError, PluginError, error_text
+from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
@@ -35,6 +35,7 @@ from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.reporting import StatusFile, log_round, make_result
 from p2pfl.session.run_folder import PeerFolder, Phase, Result, Status
 from p2pfl.session.saving import Saver, load
+from p2pfl.session.training_errors import naming_batches
 from p2pfl.tensors import digest
 
 
@@ -156,19 +157,9 @@ class Session:
 
     @contextmanager
     def _located_errors(self) -> Iterator[None]:
-        with naming_lines(), memory_errors(self.me, self.algorithm.device, self.settings):
-            try:
-                yield
-            except ValueError as error:
-                if "Expected more than 1 value per channel" not in str(error):
-                    raise
-                algorithm = self.algorithm
-                batch, samples = getattr(algorithm.hyper, "batch", None), len(algorithm.data.train)
-                raise ModelError(
-                    f"peer {self.me} trains {algorithm.model.name} on batches of one sample (algorithm.batch is "
-                    f"{batch}, and it has {samples} training samples), but batch normalization needs two: give peers "
-                    "more samples and batches of two or more, or choose another model"
-                ) from error
+        device = self.algorithm.device
+        with naming_lines(), memory_errors(self.me, device, self.settings), naming_batches(self.algorithm):
+            yield
 
     async def _located_round(self, t: int) -> None:
         """Run a round. Its errors are located here: a SystemExit that leaves a task ends the event loop."""

@@ -118,6 +118,15 @@ def test_a_null_is_no_difference_from_a_key_that_an_earlier_version_did_not_have
     assert [len(part.members) for part in group([Member.of(old, None), Member.of(new, None)])] == [2]
 
 
+def test_a_null_differs_from_a_value_beside_a_method_without_the_key() -> None:
+    runs = [
+        member(algorithm__name="mapl", algorithm__message_budget=None),
+        member(algorithm__name="mapl", algorithm__message_budget=1000),
+        member(algorithm__name="dpsgd"),
+    ]
+    assert names(*runs) == ["mapl, message_budget=–", "mapl, message_budget=1000", "dpsgd, message_budget=–"]
+
+
 def test_long_values_that_begin_alike_get_different_names() -> None:
     paths = [f"/scratch/users/alice/experiments/patients_{letter}.csv" for letter in "ab"]
     assert names(*(member(data__path=path) for path in paths)) == [f"path={path}" for path in paths]

@@ -80,7 +80,7 @@ def test_runs_without_records_do_not_keep_others_from_being_exported(
     empty = make_folder("empty")
     outcome = invoke("export", empty.root, run.root, "--format", "csv", "-o", tmp_path / "out")
     assert outcome.exit_code == 1
-    assert f"{empty.root}: no records: no peer has completed a round; the other 1 are in " in outcome.stderr
+    assert f"{empty.root}: no records: no peer has completed a round; 1 of 2 runs are in " in outcome.stderr
     assert (tmp_path / "out" / "toy.a.csv").exists()
 
 

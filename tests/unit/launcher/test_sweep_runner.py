@@ -290,7 +290,7 @@ def test_the_report_has_json_although_the_runs_cannot_be_compared(
     monkeypatch.setattr(
         "launcher.commands.compare.show", Mock(side_effect=CompareError("they differ in masked_test"))
     )
-    assert sweep_command._report(folder, Progress(3, 3), [], as_json=True)
+    assert sweep_command._report(folder, Progress(3, 3), [], as_json=True, retries=True)
     captured = capsys.readouterr()
     assert json.loads(captured.out)["finished"] == 3
     assert captured.err == "no table: they differ in masked_test\n"

@@ -322,7 +322,7 @@ def test_records_unexpected_errors(tmp_path: Path, make_run: Any, prepare: Any) 
 
 def test_batches_of_one_sample_are_named_where_normalization_cannot_take_them(make_run: Any) -> None:
     run = make_run(peers=2, rounds=1, models="dfml-resnet-4", algorithm={"name": "local", "batch": 1})
-    with pytest.raises(ModelError, match=r"peer \d trains .* on batches of one sample \(algorithm.batch is 1"):
+    with pytest.raises(ModelError, match=r"peer \d trains .* on batches of one sample \(algorithm.batch: 1"):
         simulate(run)
 
 
