@@ -148,7 +148,7 @@ async def on_thread(function: Callable[[], T]) -> T:
 class NewFile:
     """Replaces files.NewFile; the process may be killed between any two steps."""
 
-    def __init__(self, path: SimulatedPath) -> None:
+    def __init__(self, path: SimulatedPath, mode: int = 0o666) -> None:
         self.path = path
         self.content = bytearray()
 
