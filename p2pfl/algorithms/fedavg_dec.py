@@ -42,7 +42,7 @@ from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
-from p2pfl.learning.trainer import clear_statistics
+from p2pfl.learning.trainer import reset_norms
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
@@ -200,7 +200,7 @@ class FedAvgDec(Algorithm[Hyper]):
         diverged = any(map(has_diverged, self.sent.state_dict().values()))
         assign(self.shared_part(self.sent), averaged.values)
         if diverged:
-            clear_statistics(self.sent, self.optimizer)
+            reset_norms(self.sent)  # the optimizer's state starts anew in each training
 
     def local_training(self) -> None:
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())

@@ -161,6 +161,11 @@ class Trainer:
 def clear_statistics(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Clear the optimizer's state and the batch-normalization statistics."""
     optimizer.state.clear()
+    reset_norms(model)
+
+
+def reset_norms(model: nn.Module) -> None:
+    """Clear the batch-normalization statistics."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.reset_running_stats()
