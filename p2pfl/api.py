@@ -245,7 +245,7 @@ class RecordedRun:
 
         Returns:
             float64 [M, M]: row m holds the weights that peer m gives to each peer; NaN if it did not take part. In
-            the folder of a peer that was started by hand, M is the largest id that it has heard of plus 1.
+            the folder of a peer that was started by hand, M is the largest peer id in its weights plus 1.
 
         Raises:
             RunFolderError: there are none: the method has no mixing weights, or the round was not completed.

@@ -56,7 +56,7 @@ class AggregatorSchedule:
         self._drawn: dict[int, Assignment] = {}
         self._finished: list[int] = []
         self._noted = 0
-        """Rounds that ``_finished`` contains: the next round adds only its own."""
+        """Number of rounds already included in ``_finished``."""
 
     def sender_count(self, peers: int) -> int:
         """Return |S| in a mesh of ``peers``, if the aggregator has enough neighbors."""
