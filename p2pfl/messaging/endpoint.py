@@ -316,12 +316,16 @@ class Endpoint:
             senders: neighbors to receive from.
             t: round of the messages.
             deadline_factor: factor of the deadline, for senders that must wait for others first.
-            addressed: the messages are sent to this peer whether or not it is one of their senders' receivers.
+            addressed: the messages are sent to this peer whether or not it is one of their senders' receivers, one
+                for each such call of the round: one that is too late for its call is not taken for that of the next.
         """
         senders = sorted(senders)
         await self._wait(kind, senders, t, deadline_factor, addressed=addressed)
         taken = {sender: self.mailbox.take((t, kind, sender)) for sender in senders}
         arrived = {sender: message for sender, message in taken.items() if message is not None}
+        if addressed:
+            for sender in taken.keys() - arrived.keys():
+                self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
             if not message.finite:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from p2pfl import PeerId
@@ -60,6 +60,7 @@ class Mailbox:
 
     def __init__(self, senders: Iterable[PeerId]) -> None:
         self._queues: defaultdict[Key, deque[Message]] = defaultdict(deque)
+        self._missed: Counter[Key] = Counter()  # messages of this round to discard, should they arrive
         self._waits: list[_Wait] = []
         self._disconnected: set[PeerId] = set()
         self._round = 0
@@ -72,17 +73,19 @@ class Mailbox:
         self.failure: BaseException | None = None
         """Ends every wait."""
         self.expired = 0
-        """Messages that were discarded because their round was over."""
+        """Messages that were discarded because they arrived too late, or were not taken in their round."""
         self.on_block: Callable[[], None] = lambda: None
         """Called whenever a wait begins."""
 
     def put(self, message: Message) -> None:
-        """Add a message, or discard it if its round is over."""
-        if message.t < self._round:
+        """Add a message, or discard it if its round is over or its wait was missed."""
+        key = message.t, message.kind, message.sender
+        if message.t >= self._round and not self._missed[key]:
+            self._queues[key].append(message)
+        else:
+            self._missed -= Counter([key])
             self.expired += 1
             self._freed(message)
-        else:
-            self._queues[message.t, message.kind, message.sender].append(message)
         self.advance_sender(message.sender, message.t)  # rounds are in order on an edge
 
     def __contains__(self, key: Key) -> bool:
@@ -99,6 +102,10 @@ class Mailbox:
         if not queue:
             del self._queues[key]
         return message
+
+    def miss(self, key: Key) -> None:
+        """Discard the next message under ``key`` when it arrives: the wait that it was sent for has ended."""
+        self._missed[key] += 1
 
     def _freed(self, message: Message) -> None:
         self.taken_bytes[message.sender] += message.cost
@@ -213,6 +220,7 @@ class Mailbox:
     def begin(self, t: int) -> None:
         """Begin round ``t``: discard the messages of earlier rounds that were never taken."""
         self._round = t
+        self._missed.clear()
         for key in [key for key in self._queues if key[0] < t]:
             for message in self._queues.pop(key):
                 self.expired += 1

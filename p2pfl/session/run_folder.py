@@ -115,7 +115,7 @@ class Result:
         missing: number of messages that missed their deadline.
         skipped_rounds: number of rounds that the neighbors completed without this peer.
         dropped: ``{neighbor: invalid messages from it}``, since the last start.
-        expired: messages that arrived, or were not taken, before their round was over, since the last start.
+        expired: messages that arrived too late, or were not taken in their round, since the last start.
         seconds: time spent by phase.
         cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
     """

@@ -217,6 +217,19 @@ async def test_allreduce_omits_a_peer_without_a_usable_body(local: Any, last: st
     assert endpoints[2].missing == {"Vector": [3]}
 
 
+async def test_a_message_that_is_too_late_for_its_allreduce_is_not_taken_for_the_next_ones(local: Any) -> None:
+    endpoints = await local.open(PAIR, LAYOUTS, deadline=0.2)
+    first, other = (endpoint.begin(0) for endpoint in endpoints)
+    alone = await first.allreduce(vector(1.0, 0, 0), "sum")
+    assert alone.x.tolist() == [1, 0, 0]
+    late, following = await other.allreduce(vector(2.0, 0, 0), "sum"), vector(20.0, 0, 0)
+    assert late.x.tolist() == [1, 0, 0]
+    sums = await asyncio.gather(first.allreduce(vector(10.0, 0, 0), "sum"), other.allreduce(following, "sum"))
+    assert [body.x.tolist() for body in sums] == [[30, 0, 0]] * 2
+    assert endpoints[0].mailbox.expired == 1
+    assert endpoints[0].missing == {"Vector": [1]}
+
+
 async def test_allreduce_rejects_a_body_with_plain_fields(local: Any) -> None:
     endpoints = await local.open(PAIR, LAYOUTS)
     with pytest.raises(NetError, match="Word must hold tensors only"):
