@@ -102,7 +102,7 @@ def _line(summary: Summary, masked: bool) -> Line:
         global_accuracy=summary.global_accuracy,
         metrics=summary.metrics if as_recorded else {},
         extra_metrics=extra_metrics,
-        messages=sum(kind["messages"] for kind in summary.traffic.values()),
+        messages=sum(peer.messages_out for peer in summary.peers),
         bytes_sent=sum(peer.bytes_out for peer in summary.peers),
         seconds=summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0),
     )

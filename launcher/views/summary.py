@@ -272,7 +272,12 @@ def _summary(
 ) -> Summary:
     run = settings(folder)
     peer_folders = list(folder.peers())
-    results = [result for result in (files.result() for files in peer_folders) if result is not None]
+    found = {files: files.result() for files in peer_folders}
+    results = [result for result in found.values() if result is not None]
+    # A peer that died has no result, but its status has what its last evaluation found.
+    others = [status for files, result in found.items() if result is None and (status := files.status()) is not None]
+    masked = [{"personal": status.masked_accuracy} for status in others if status.masked_accuracy is not None]
+    unmasked = [{"personal": status.unmasked_accuracy} for status in others if status.unmasked_accuracy is not None]
     peers = [_summarize_peer(files, exit_codes.get(files.peer), errors.get(files.peer, "")) for files in peer_folders]
     return Summary(
         name=run["name"],
@@ -292,8 +297,8 @@ def _summary(
         metrics=metric_spreads(result.metrics for result in results),
         nonfinite_metrics=nonfinite_metrics({result.peer: result.metrics for result in results}),
         extra_metrics=spreads(result.extra_metrics for result in results),
-        masked_accuracies=spreads(result.masked_accuracies for result in results),
-        unmasked_accuracies=spreads(result.unmasked_accuracies for result in results),
+        masked_accuracies=spreads([*(result.masked_accuracies for result in results), *masked]),
+        unmasked_accuracies=spreads([*(result.unmasked_accuracies for result in results), *unmasked]),
         weighted_accuracy=_weighted_accuracy(results),
         cost=_sums(result.cost for result in results),
         traffic=_traffic(results),
@@ -325,7 +330,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         global_accuracy=result.global_accuracy if result else None,
         bytes_out=sent[1] + sent[2] if result else status.bytes_out if status else 0,
         bytes_in=received[1] + received[2] if result else status.bytes_in if status else 0,
-        messages_out=sent[0],
+        messages_out=sent[0] if result else status.messages_out if status else 0,
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,

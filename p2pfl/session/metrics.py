@@ -179,6 +179,9 @@ class Totals:
     def bytes_in(self) -> int:
         return _bytes(self.received)
 
+    def messages_out(self) -> int:
+        return sum(entry[0] for kinds in self.sent.values() for entry in kinds.values())
+
 
 def add_counts(total: Counts, counts: Counts) -> None:
     for neighbor, kinds in counts.items():

@@ -67,7 +67,10 @@ class StatusFile:
         self.status.since = round(monotonic(), 2)
         self.status.t = t
         self.status.rounds_done = rounds_done
-        self.status.accuracy = evaluations.personal.accuracy if evaluations.personal else None
+        if (personal := evaluations.personal) is not None:
+            self.status.accuracy = personal.accuracy
+            self.status.masked_accuracy = personal.masked_accuracy
+            self.status.unmasked_accuracy = personal.unmasked_accuracy
         self._totals = totals
         self._waits_for = waits_for
         self._stale.set()
@@ -82,6 +85,7 @@ class StatusFile:
         if self._counted != self.status.rounds_done:  # a sum over all neighbors, which changes between rounds only
             self._counted = self.status.rounds_done
             self.status.bytes_out, self.status.bytes_in = self._totals.bytes_out(), self._totals.bytes_in()
+            self.status.messages_out = self._totals.messages_out()
         if self.status != self._written:
             self.status.unread, self.status.undelivered = self._queues()
             current = replace(self.status)

@@ -72,7 +72,9 @@ class Status:
 
     Attributes:
         t: its round; ``rounds_done`` counts completed rounds.
-        bytes_out, bytes_in: of the completed rounds.
+        accuracy, masked_accuracy, unmasked_accuracy: last evaluation on the local test split; the first is that one
+            of the other two that ``masked_test`` asks for.
+        bytes_out, bytes_in, messages_out: of the completed rounds.
         since: seconds of this host's monotonic clock when ``phase`` began; 0 if unknown.
         unread: messages that have arrived and were not yet used.
         undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
@@ -93,6 +95,9 @@ class Status:
     unread: int = 0
     undelivered: int = 0
     starts: int = 0
+    masked_accuracy: float | None = None
+    unmasked_accuracy: float | None = None
+    messages_out: int = 0
 
 
 @dataclass

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from statistics import pstdev
 
 import pytest
 import yaml
 from rich.console import Console
 
+from launcher.views.compare import lines
 from launcher.views.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from launcher.views.summary import Collaboration, Spread, Summary, summarize
@@ -89,6 +91,21 @@ def test_prints_the_accuracy_that_masked_test_asks_for_first(
     assert summary.masked_test == masked
     assert accuracy_lines(summary)[0].startswith(f"accuracy, {first}")
     assert accuracy_lines(summary)[2] == f"peak: {summary.extra_metrics['peak']}"
+
+
+def test_the_last_evaluation_of_a_peer_that_died_counts_as_both_accuracies(make_folder: MakeFolder) -> None:
+    recorded = {"masked_accuracies": {"personal": 0.75}, "unmasked_accuracies": {"personal": 0.5}}
+    folder = make_folder(peers=2, results={0: {"accuracy": 0.5, **recorded}, 1: None})
+    died = Status(1, 1, "training", 2, 2, [], 0.75, 180, 110, messages_out=3)
+    folder.peer(1).write_status(replace(died, masked_accuracy=1.0, unmasked_accuracy=0.75))
+    summary = summarize(folder)
+    assert summary.accuracy is not None
+    assert summary.accuracy == summary.unmasked_accuracies["personal"]
+    assert (summary.accuracy.mean, summary.masked_accuracies["personal"].mean) == (0.625, 0.875)
+    assert (summary.peers[1].bytes_out, summary.peers[1].messages_out) == (180, 3)
+    (line,) = lines([folder], masked=True)
+    assert line.accuracy is not None
+    assert (line.accuracy.mean, line.messages) == (0.875, 3)
 
 
 def test_summarizes_results_of_earlier_versions(make_folder: MakeFolder) -> None:

@@ -90,7 +90,7 @@ def test_the_status_has_the_bytes_of_the_completed_rounds(files: PeerFolder, clo
     enter(file, "training", 1, totals)
     status = files.status()
     assert status is not None
-    assert (status.bytes_out, status.bytes_in) == (220, 0)
+    assert (status.bytes_out, status.bytes_in, status.messages_out) == (220, 0, 2)
 
 
 def test_the_status_has_the_time_when_its_phase_began(
