@@ -153,6 +153,8 @@ class FedKD(Memes):
     async def round(self, t: int, net: Net) -> None:
         h = self.hyper
         self.energy = h.energy_start + (h.energy_end - h.energy_start) * (t + 1) / max(self.rounds, t + 1)
+        if self.me not in net.participants(h.participation):
+            self.energy = 1.0  # its meme is not sent
         await super().round(t, net)
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:

@@ -174,6 +174,20 @@ def test_memes_are_equal_on_a_complete_graph_and_fewer_bytes_are_sent_than_they_
     assert 0 < payload(traffic[0][0].sent) < whole
 
 
+def test_only_participants_compress_their_memes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(matrix: torch.Tensor, energy: float) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(energy)
+        return low_rank(matrix, energy)
+
+    monkeypatch.setattr("p2pfl.algorithms.fedkd.low_rank", counted)
+    peers = make(participation=0.4, **LOW)
+    run_rounds(peers, COMPLETE, ROUNDS)
+    assert len(calls) == ROUNDS * 2  # matrices of one participant
+    assert len({digest(parameters_of(peer.meme)) for peer in peers}) == 1
+
+
 def test_clipping_bounds_the_step_of_each_module() -> None:
     (peer, *_) = make(clip=1e-3)
     before = [[value.detach().clone() for value in module.parameters()] for module in peer.trained()]
