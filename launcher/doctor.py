@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import psutil
-
 from launcher.backends.checks import check_addresses, check_keys, check_ports
 from launcher.backends.limits import check_limits, task_limits
 from launcher.backends.mps import CONTROL
 from launcher.prepare import check_report
+from launcher.sweep import memory
 from launcher.tracking.processes import check_trackers
 from launcher.views import formatting
 from p2pfl.errors import P2pflError
@@ -137,7 +136,7 @@ def _check_limits(run: Run) -> None:
 
 
 def _memory(run: Run | None) -> Iterator[Finding]:
-    free = psutil.virtual_memory().available
+    free = memory.available()
     if run is None:
         peers = max(0, free - WARM_MEMORY) // PEER_MEMORY
         yield Finding("ok", "memory", f"{formatting.size(free)} available: about {peers} peers with small models")

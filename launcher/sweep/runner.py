@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import psutil
-
 from launcher.backends.follow import counted_interrupts
 from launcher.errors import SweepError
 from launcher.sweep import memory
@@ -216,7 +214,7 @@ class Runner:
         self._describe(name)
         running = {job.name: job.memory for job in self.progress.jobs}
         free = self._available()
-        if self._estimate.fits(name, running, free, psutil.virtual_memory().total):
+        if self._estimate.fits(name, running, free, memory.total()):
             return ""
         needed = self._estimate.of(name)
         if needed is None:

@@ -10,15 +10,14 @@ import socket
 from collections import namedtuple
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from launcher import doctor
 from launcher.doctor import Finding, examine
 from launcher.errors import LaunchError
+from launcher.sweep import memory
 from launcher.tracking import backends
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.load import from_dict
@@ -74,7 +73,7 @@ def test_an_invalid_run_file_is_a_problem(file: Path, invoke: Invoke) -> None:
 
 
 def test_says_what_prevents_a_run_and_what_to_do(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=500_000_000))
+    monkeypatch.setattr(memory, "available", lambda: 500_000_000)
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
     with socket.socket() as taken:

@@ -148,7 +148,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
     FakeJob.peaks, FakeJob.failing, FakeJob.log = dict.fromkeys("abc", GB), set(), []
     monkeypatch.setattr(runner, "Job", FakeJob)
     monkeypatch.setattr(runner, "wait", lambda jobs, timeout: None)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"total": 10 * GB}))
+    monkeypatch.setattr(memory, "total", lambda: 10 * GB)
     return found
 
 
@@ -185,6 +185,15 @@ def test_a_run_that_does_not_fit_beside_others_waits_for_them(folder: SweepFolde
     found, _ = run(folder, 3, int(1.8 * GB))  # 1.2 GB each, 0.2 GB to grow, 0.5 GB in reserve
     assert FakeJob.log == [f"{what} {name}" for name in "abc" for what in ("start", "end")]
     assert found.finished == 3
+
+
+def test_the_reserve_is_a_fraction_of_what_the_control_groups_allow(
+    folder: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"total": 1000 * GB}))  # of the host
+    found, _ = run(folder, most=1, free=4 * GB)
+    assert not found.failures
+    assert not found.waits
 
 
 def test_a_run_that_does_not_fit_alone_is_not_started(folder: SweepFolder) -> None:
