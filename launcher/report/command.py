@@ -9,8 +9,8 @@ from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.collect import Collected, collect
 from launcher.report.several import Member
 from launcher.sweep.grid import Point
-from p2pfl.errors import RunFolderError, WriteError
-from p2pfl.session.files import write_atomically
+from p2pfl.errors import RunFolderError
+from p2pfl.session.files import write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 
 NAME = "report.html"
@@ -71,8 +71,6 @@ def write(
 
 
 def _write(file: Path, text: str) -> None:
-    try:
+    with write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WriteError(file, error) from error
     write_atomically(file, text.encode("utf-8", errors="replace"))

@@ -14,7 +14,7 @@ from launcher.report import history, several
 from launcher.report.collect import Collected
 from launcher.report.figures import confusion_table
 from launcher.report.history import PHASES
-from p2pfl.errors import MissingExtra, WriteError
+from p2pfl.errors import MissingExtra
 from p2pfl.session.files import write_errors
 
 if TYPE_CHECKING:
@@ -63,10 +63,8 @@ def write(drawn: Mapping[str, Draw], png: Path | None, pdf: Path | None) -> list
         made.append((name, figure))
     written = []
     if png is not None:
-        try:
+        with write_errors(png):
             png.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WriteError(png / "accuracy.png", error) from error
         for name, figure in made:
             file = png / f"{name}.png"
             with write_errors(file):

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.errors import MissingExtra, WriteError
+from p2pfl.errors import MissingExtra
+from p2pfl.session.files import write_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,10 +51,8 @@ def save(figure: Figure, file: Path) -> None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "p2pfl", "pdf.fonttype": 42}):
         metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
         figure.savefig(drawn, dpi=DOTS, format=kind, metadata=metadata)
-    try:
+    with write_errors(file):
         file.write_bytes(drawn.getvalue())
-    except OSError as error:
-        raise WriteError(file, error) from error
 
 
 def group_colors(groups: Sequence[int]) -> list[Any]:

@@ -17,7 +17,7 @@ from launcher.commands import run as run_commands
 from launcher.prepare import LaunchRequest
 from launcher.report import command, figures, page, papers
 from launcher.report.collect import collect
-from p2pfl.errors import RunFileError
+from p2pfl.errors import RunFileError, WriteError
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import write_records
@@ -159,6 +159,13 @@ def test_figures_for_papers_are_png_and_pdf(folder: RunFolder, tmp_path: Path) -
     pdf = files[-1].read_bytes()
     assert pdf.startswith(b"%PDF")
     assert len(re.findall(rb"/Type /Page\b", pdf)) == len(names)
+
+
+def test_a_folder_of_figures_that_cannot_be_made_is_named_itself(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "png").touch()
+    with pytest.raises(WriteError, match=f"^{re.escape(str(tmp_path / 'png'))}: cannot be written: "):
+        papers.write({}, tmp_path / "png", None)
 
 
 @pytest.mark.usefixtures("short_library")
