@@ -3,9 +3,11 @@
 It takes no part in training. The launcher reaches it by one ordered pair of byte streams, whatever started it: lines
 of JSON on stdin and stdout. Before "load" it imports no torch, so that problems are reported at once.
 
-    ← {"event": "hello", "protocol": 1, "versions": {…}, "code": "<hash>", "address": "10.0.0.2" | null, "cores": 8}
+    ← {"event": "hello", "protocol": 1, "versions": {…}, "code": "<hash>", "address": "10.0.0.2" | null,
+       "hostname": "beta", "cores": 8}
     → {"do": "open", "folder": "<path>", "run": "<id>", "token": "<text>", "peers": [3], "have": {"peers/03/…": 9}}
-    ← {"event": "opened", "shared": false, "running": {"3": 4711}, "new": [4]}   which run, and which have no files
+    ← {"event": "opened", "shared": false, "folder": "<path>", "running": {"3": 4711}, "new": [4]}
+                                                            which peers run, and which have no files
     → {"do": "file", "path": "run.yaml", "mode": 420, "data": "<base64>"}
     → {"do": "listen", "port": 0}                           to find out which ports a firewall blocks
     ← {"event": "listening", "port": 40123}

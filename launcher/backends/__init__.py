@@ -1,1 +1,1 @@
-"""Where peers run: local processes, containers, or a single process (simulate)."""
+"""Where peers run: as local processes, on several hosts, in containers, on Kubernetes, or simulated in a process."""

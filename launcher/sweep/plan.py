@@ -165,7 +165,7 @@ def _same(folder: SweepFolder, asked: Sweep) -> SweepFolder:
     """Return the folder if it is of the sweep that is asked for now. Raises SweepError."""
     found = folder.sweep
     if found.digest == asked.digest:
-        if (found.search, found.backend) != (asked.search, asked.backend):  # in the number of trials only
+        if (found.search, found.backend) != (asked.search, asked.backend):  # in the trials or where they run only
             with folder.locked():  # a search that is at work adds its trials to the same file
                 folder.write(replace(folder.sweep, search=asked.search, backend=asked.backend))
         return folder
