@@ -97,7 +97,8 @@ def run_peer(
         now = Status(me, os.getpid(), phase, error=error, since=monotonic())
         if (last := files.status()) is not None:
             kept = ("t", "rounds_done", "accuracy", "bytes_out", "bytes_in", "starts")
-            now = replace(now, **{name: getattr(last, name) for name in kept})
+            resumes = last.resumes_at_start() if phase == "starting" else last.resumes
+            now = replace(now, resumes=resumes, **{name: getattr(last, name) for name in kept})
         with suppress(WriteError):
             files.write_status(now)
 

@@ -77,7 +77,7 @@ def accuracy_lines(summary: Summary | RunEvaluation) -> list[str]:
 
 
 def restarted(peers: Sequence[PeerSummary]) -> str:
-    """Say which peers were restarted, and how often; empty if none was."""
+    """Say which peers were restarted after a failure, and how often; empty if none was."""
     again = {peer.peer: peer.restarts for peer in peers if peer.restarts}
     if not again:
         return ""

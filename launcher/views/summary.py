@@ -334,7 +334,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
-        restarts=max(status.starts - 1, 0) if status else 0,
+        restarts=max(status.starts - 1 - status.resumes, 0) if status else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
         cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),

@@ -79,6 +79,7 @@ class Status:
         unread: messages that have arrived and were not yet used.
         undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
         starts: how often the peer has started, this time included.
+        resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
     """
 
     peer: PeerId
@@ -98,6 +99,12 @@ class Status:
     masked_accuracy: float | None = None
     unmasked_accuracy: float | None = None
     messages_out: int = 0
+    resumes: int = 0
+
+    def resumes_at_start(self) -> int:
+        """Return ``resumes`` of a process that starts now, after the one that has written this status."""
+        known = self.resumes if type(self.resumes) is int else 0
+        return known + (self.phase in ("stopped", "finished"))
 
 
 @dataclass

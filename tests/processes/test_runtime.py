@@ -53,6 +53,7 @@ def test_sigterm_checkpoints_and_the_run_resumes_from_there(
     for files, expected in zip(folder.peers(), simulate(longer), strict=True):
         assert files.result().digest == expected.digest
         assert [record["t"] for record in metrics.read(files.metrics)] == list(range(longer.rounds))
+        assert (files.status().starts, files.status().resumes) == (2, 1)
 
 
 @pytest.mark.parametrize("algorithm", ["dpsgd", "mapl"])

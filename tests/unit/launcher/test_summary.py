@@ -162,6 +162,13 @@ def test_says_which_peers_were_restarted(make_folder: MakeFolder) -> None:
     assert summarize(folder).to_dict()["peers"][2]["restarts"] == 3
 
 
+def test_resuming_a_stopped_peer_does_not_count_as_a_restart(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=2)
+    folder.peer(0).write_status(Status(0, 1, "finished", starts=3, resumes=2))
+    folder.peer(1).write_status(Status(1, 1, "finished", starts=3, resumes=1))
+    assert printed(summarize(folder)).splitlines()[-1] == "peer 1 was restarted once"
+
+
 def test_the_worst_tenth_of_thirty_peers_are_three() -> None:
     spread = Spread.of([peer / 100 for peer in range(30)])
     assert spread is not None

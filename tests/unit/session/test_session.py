@@ -118,7 +118,7 @@ def test_a_resumed_peer_does_not_evaluate_again(
     assert all(result.accuracy is not None and result.metrics["macro-f1"] is not None for result in results)
     monkeypatch.setattr("p2pfl.session.session.evaluate_algorithm", None)
     assert simulate(run, folder) == results
-    assert [files.status().starts for files in folder.peers()] == [2, 2]
+    assert [(files.status().starts, files.status().resumes) for files in folder.peers()] == [(2, 1)] * 2
 
 
 def test_evaluates_before_it_skips_the_last_rounds(
