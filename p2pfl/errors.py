@@ -17,6 +17,7 @@
     ├── OutOfMemory             a peer does not fit into the available memory
     ├── MissingExtra            an optional package is not installed
     ├── NetError                an algorithm misused its Net
+    │   ├── BodyTooLarge        it sent more than transport.max_message
     │   ├── NotANeighbor        it addressed a peer that is not a neighbor, or whose edge is dropped
     │   └── Deadlock            in one process: every peer waits, and no message is in flight
     ├── HandshakeError          a neighbor uses another protocol version, run or run file
@@ -206,6 +207,18 @@ class MissingExtra(P2pflError):
 
 class NetError(P2pflError):
     """An algorithm misused its Net."""
+
+
+class BodyTooLarge(NetError):
+    """An algorithm sent a body of more bytes than the run file allows. Restarting the peer does not help."""
+
+    exit_code = os.EX_CONFIG
+
+    def __init__(self, size: int, largest: float) -> None:
+        super().__init__(
+            f"a body of {size} bytes cannot be sent: transport.max_message is {largest}; set it higher in run.yaml "
+            "of the run folder, then `p2pfl resume` the run"
+        )
 
 
 class NotANeighbor(NetError):

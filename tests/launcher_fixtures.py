@@ -202,6 +202,8 @@ FAKE_PEERS = """
             os._exit(3)
         if behavior == "cannot write":
             os._exit(os.EX_CANTCREAT)
+        if behavior == "sends too much":
+            os._exit(os.EX_CONFIG)
         if behavior == "address in use":
             os._exit(os.EX_TEMPFAIL)
         while True:

@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
-from p2pfl.errors import AddressInUse, AlreadyRunning, WriteError
+from p2pfl.errors import AddressInUse, AlreadyRunning, BodyTooLarge, WriteError
 from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
 
 POLL_INTERVAL = 0.25
@@ -40,9 +40,10 @@ OUT_OF_MEMORY = (
 Restart = Literal["on-failure", "always", "never"]
 """Which unfinished peers to restart.
 
-``on-failure``: peers that crashed or failed, but not those that were stopped or cannot write to the run folder, nor
-those that fail MAX_FAILURES times without completing a round. No policy restarts a peer that the run file's chaos
-killed permanently, or whose host is lost; ``always`` starts hosts again for as long as it takes.
+``on-failure``: peers that crashed or failed, but not those that were stopped, cannot write to the run folder, or send
+more than ``transport.max_message``, nor those that fail MAX_FAILURES times without completing a round. No policy
+restarts a peer that the run file's chaos killed permanently, or whose host is lost; ``always`` starts hosts again for
+as long as it takes.
 """
 
 
@@ -137,6 +138,7 @@ def follow(
                     _stop(processes, warm, kill=False, progress=progress)
             codes, errors = processes.exit_codes, processes.errors
             again = [peer for peer in exited if policy.restarts(peer, codes.get(peer), errors.get(peer, ""))]
+            recoveries.forget(peer for peer in exited if policy.outcomes[peer] != "finished")
             if interrupts:
                 _stop(processes, warm, kill=len(interrupts) > 1, progress=progress)
             elif again and processes.started:  # otherwise another warm process would not start any peer either
@@ -226,6 +228,10 @@ class RestartPolicy:
             return False
         if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
             return False
+        if self.restart == "on-failure" and exit_code == BodyTooLarge.exit_code:
+            self.hopeless.add(peer)
+            self.reports[peer] = ended
+            return False
         if exit_code == AddressInUse.exit_code:
             began = self._in_use_since.setdefault(peer, time.monotonic())
             if time.monotonic() - began < IN_USE_FOR:
@@ -243,7 +249,7 @@ class RestartPolicy:
         if self.restart == "always" or progressed:
             return True
         self.hopeless.add(peer)
-        self.reports[peer] = f"{ended}; not restarted: failed {MAX_FAILURES} times without completing a round"
+        self.reports[peer] = f"{ended}; not restarted: failed {MAX_FAILURES} times without completing a further round"
         if exit_code == -signal.SIGKILL:
             self.reports[peer] += OUT_OF_MEMORY
         return False
@@ -265,6 +271,11 @@ class Recoveries:
     def expect(self, peers: Iterable[PeerId]) -> None:
         """Note that ``peers`` were restarted."""
         self._done |= dict.fromkeys(peers)
+
+    def forget(self, peers: Iterable[PeerId]) -> None:
+        """Note that ``peers`` have failed again, or were stopped."""
+        for peer in peers:
+            self._done.pop(peer, None)
 
     def new(self) -> list[tuple[PeerId, int]]:
         """Return the peers that have completed a round since they were restarted, and that round, each peer once."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import NetError, Unexpected
+from p2pfl.errors import BodyTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
@@ -226,10 +226,7 @@ class Endpoint:
         began = clock()
         encoded = wire.encode(body, count)
         if encoded.size > self.max_message:
-            raise NetError(
-                f"a body of {encoded.size} bytes cannot be sent: transport.max_message is {self.max_message}; "
-                "set it higher"
-            )
+            raise BodyTooLarge(encoded.size, self.max_message)
         if checked and encoded.kind in self.schema.kinds:
             self.check(encoded.header)
         entry = self.journal.append(encoded, receivers)

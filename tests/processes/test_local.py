@@ -19,6 +19,7 @@ from launcher.backends.follow import (
     MAX_FAILURES,
     OUT_OF_MEMORY,
     PeerProcesses,
+    Recoveries,
     Restart,
     RestartPolicy,
     follow,
@@ -30,7 +31,7 @@ from launcher.errors import LaunchError
 from launcher.views.print_summary import failure_lines
 from launcher.views.progress import LineProgress
 from launcher.views.summary import summarize
-from p2pfl.errors import WriteError
+from p2pfl.errors import BodyTooLarge, WriteError
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 
@@ -102,7 +103,7 @@ def test_does_not_restart_a_peer_without_progress_forever(run_peers: Any) -> Non
 def test_reports_a_peer_that_is_no_longer_restarted(run_peers: Any, behavior: str, hint: str) -> None:
     _, processes, printed = run_peers(behavior, restart="on-failure")
     ended = f"killed by {signal.Signals(-processes.exit_codes[0]).name}"
-    reason = f"; not restarted: failed {MAX_FAILURES} times without completing a round"
+    reason = f"; not restarted: failed {MAX_FAILURES} times without completing a further round"
     assert printed.splitlines()[MAX_FAILURES - 1] == f"peer 0: {ended}{reason}{hint}"
 
 
@@ -118,6 +119,19 @@ def test_always_restarts_a_peer_that_cannot_write(run_peers: Any) -> None:
     _, processes, printed = run_peers("cannot write, finishes", restart="always")
     assert processes.exit_codes == {0: 0}
     assert printed.splitlines()[0] == "peer 0: failed: metrics.jsonl: no room; restarting"
+
+
+def test_does_not_restart_a_peer_whose_message_is_too_large(run_peers: Any) -> None:
+    folder, processes, printed = run_peers("sends too much", "finishes", restart="on-failure")
+    assert processes.exit_codes == {0: BodyTooLarge.exit_code, 1: 0}
+    assert "restart" not in printed
+    assert folder.death_notice(0).exists()  # its neighbors continue
+
+
+def test_a_peer_that_is_not_restarted_has_not_recovered(run_peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recoveries, "new", lambda self: [(peer, 1) for peer in self._done])
+    _, _, printed = run_peers("crashes", restart="on-failure")
+    assert "without completing a further round" in printed.splitlines()[-1]
 
 
 def test_restarts_a_peer_until_its_address_is_free(run_peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
