@@ -19,7 +19,7 @@ from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.session.files import is_file
-from p2pfl.session.run_folder import PeerFolder, RunFolder
+from p2pfl.session.run_folder import PeerFolder, RunFolder, is_run
 
 POLL_INTERVAL = 0.1
 """Seconds between two looks at a launcher that has not started the peers yet."""
@@ -64,7 +64,9 @@ class RunLine:
 
 
 def find_runs(folder: Path) -> Iterator[RunLine]:
-    """Yield the runs in a folder, oldest first. Raises RunFolderError if there is no such folder."""
+    """Yield the runs in a folder, or of a sweep, oldest first. Raises RunFolderError if there is no such folder."""
+    if is_file(folder / "sweep.yaml") and (folder / "runs").is_dir():
+        folder /= "runs"
     try:
         entries = [entry for entry in sorted(folder.iterdir()) if _may_be_run(entry)]
     except OSError as error:
@@ -75,7 +77,7 @@ def find_runs(folder: Path) -> Iterator[RunLine]:
 def _may_be_run(entry: Path) -> bool:
     """Return whether an entry is a run, or somebody else's folder that hides whether it is."""
     try:
-        return is_file(entry / "run.yaml")
+        return is_run(entry)
     except RunFolderError:
         return True
 

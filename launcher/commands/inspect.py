@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @JSON
 def list_runs(folder: Path | None, as_json: bool) -> None:
-    """List the runs in DIR (default: runs) and their state."""
+    """List the runs in DIR (default: runs) and their state.
+
+    DIR may be the folder of a sweep.
+    """
     from launcher.runs import find_runs
     from launcher.views.formatting import percent
 

@@ -266,6 +266,12 @@ class PeerFolder:
                 temporary.unlink(missing_ok=True)
 
 
+def is_run(root: Path) -> bool:
+    """Return whether a folder is that of a run. Raises RunFolderError if it cannot be read."""
+    # Not by run.yaml alone: a user's run file may be called so. A run folder may be damaged, but not that much.
+    return is_file(root / "run.yaml") and (is_file(root / "run.json") or (root / "peers").is_dir())
+
+
 def require_empty(root: Path) -> None:
     """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is no folder."""
     if root.exists() and any(root.iterdir()):
@@ -303,9 +309,14 @@ class RunFolder:
     @classmethod
     def open(cls, root: Path) -> RunFolder:
         """Open an existing run. Raises RunFolderError if there is none."""
-        if not is_file(root / "run.yaml"):
-            raise RunFolderError(f"{root}: not a run folder (no run.yaml in it); `p2pfl list` shows the runs")
-        return cls(root.resolve())
+        if is_run(root):
+            return cls(root.resolve())
+        if is_file(root / "run.yaml"):
+            file = root / "run.yaml"
+            raise RunFolderError(f"{root}: not a run folder, but it has a run file; start it: `p2pfl launch {file}`")
+        if is_file(root / "sweep.yaml"):
+            raise RunFolderError(f"{root}: a sweep, not a run; name one of its runs: `p2pfl list {root}` shows them")
+        raise RunFolderError(f"{root}: not a run folder (no run.yaml in it); `p2pfl list` shows the runs")
 
     def require_local(self) -> RunFolder:
         """Return this folder, if peers on this host may write into it. Raises RunFolderError for a collection."""

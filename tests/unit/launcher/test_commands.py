@@ -61,6 +61,30 @@ def test_a_folder_without_run_exits_with_1(tmp_path: Path, invoke: Invoke) -> No
         assert "not a run folder (no run.yaml in it)" in outcome.stderr
 
 
+def test_a_folder_with_a_run_file_is_no_run(tmp_path: Path, file: Path, invoke: Invoke) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "run.yaml").write_bytes(file.read_bytes())
+    for command in ("resume", "show", "status"):
+        outcome = invoke(command, project)
+        assert outcome.exit_code == 1
+        launch = f"`p2pfl launch {project}/run.yaml`"
+        assert outcome.stderr == f"error: {project}: not a run folder, but it has a run file; start it: {launch}\n"
+    assert invoke("list", tmp_path).stdout == f"no runs in {tmp_path}\n"
+
+
+def test_a_sweep_is_no_run_but_its_runs_are_listed(tmp_path: Path, make_folder: MakeFolder, invoke: Invoke) -> None:
+    (tmp_path / "sweep.yaml").touch()
+    assert "no runs in" in invoke("list", tmp_path).stdout
+    run = make_folder().root
+    (tmp_path / "runs").mkdir()
+    run.rename(tmp_path / "runs" / "a")
+    outcome = invoke("show", tmp_path)
+    assert outcome.exit_code == 1
+    assert f"{tmp_path}: a sweep, not a run; name one of its runs: `p2pfl list {tmp_path}`" in outcome.stderr
+    assert f"{tmp_path}/runs/a " in invoke("list", tmp_path).stdout
+
+
 def test_invalid_usage_exits_with_2(make_folder: MakeFolder, invoke: Invoke) -> None:
     root = make_folder().root
     assert invoke("launch", "x.yaml", "--rounds", "0").exit_code == 2
