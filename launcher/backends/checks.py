@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from reprlib import repr as shortened
+from typing import TYPE_CHECKING, Any
 
 from launcher.backends.limits import check_limits
 from launcher.backends.this_host import remote_peers
 from launcher.errors import LaunchError
+from launcher.flat import flatten
 from launcher.tracking.processes import check_trackers
 from p2pfl import PeerId
 from p2pfl.errors import KeysError
@@ -21,6 +23,9 @@ from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
+
+MAX_CHANGES = 3
+"""Most changed keys to name."""
 
 
 def check_start(run: Run, peers: Sequence[PeerId], *, here: bool) -> None:
@@ -55,10 +60,22 @@ def check_unchanged(run: Run, folder: RunFolder) -> None:
     info, now = folder.info, describe_run(run, "")
     same_version = info.get("versions", {}).get("p2pfl-mesh") == now["versions"]["p2pfl-mesh"]  # others may add keys
     if same_version and info.get("config_hash", now["config_hash"]) != now["config_hash"]:
+        changes = _changes(info.get("settings"), now["settings"])
         raise LaunchError(
-            f"{folder.run_file}: changed since the run began, so its results would be those of two settings; "
-            "undo the changes, or launch it as a new run"
+            f"{folder.run_file}: changed since the run began{changes}, so its results would be those of two "
+            "settings; undo the changes, or launch it as a new run"
         )
+
+
+def _changes(before: dict[str, Any] | None, now: dict[str, Any]) -> str:
+    """Name the first keys whose values differ, and both values; empty if they are unknown, or plug-ins differ."""
+    if not before or not now:
+        return ""
+    old, new = dict(flatten(before)), dict(flatten(now))
+    differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    named = [f"{key} was {shortened(old.get(key))}, is {shortened(new.get(key))}" for key in differ[:MAX_CHANGES]]
+    more = [f"{len(differ) - MAX_CHANGES} keys more"] * (len(differ) > MAX_CHANGES)
+    return f" ({'; '.join(named + more)})" if named else ""
 
 
 def check_complete(folder: RunFolder, peers: int) -> None:

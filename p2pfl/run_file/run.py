@@ -120,8 +120,8 @@ class Run:
     def to_yaml(self) -> str:
         return to_text(self.resolved())
 
-    def config_hash(self) -> str:
-        """SHA-256 over everything that determines the result, equal on all peers of one run; then the plug-ins."""
+    def settings(self) -> dict[str, Any]:
+        """Everything that determines the result, equal on all peers of one run, but the code of plug-ins."""
         plain = self.resolved(portable=True)
         del plain["plugins"]
         local = (
@@ -143,5 +143,9 @@ class Run:
             plain.pop(key)
         plain["data"].pop("root")
         plain["data"].pop("download")
-        settings = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+        return plain
+
+    def config_hash(self) -> str:
+        """SHA-256 over the settings, then the plug-ins."""
+        settings = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
         return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins})

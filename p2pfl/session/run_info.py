@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -17,14 +18,19 @@ from p2pfl.run_file.config_hash import settings_of
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
+MAX_SETTINGS = 20_000
+"""Characters of settings that run.json has beside their hash, to name what was changed. A graph may be larger."""
+
 
 def describe_run(
     run: Run, run_id: str, started: datetime | None = None, launcher_pid: int | None = None
 ) -> dict[str, Any]:
     """The contents of run.json. ``run_id``: 16 hex digits; peers of other runs are rejected."""
+    settings = run.settings()
     return {
         "id": run_id,
         "config_hash": run.config_hash(),
+        "settings": settings if len(json.dumps(settings)) <= MAX_SETTINGS else {},
         "started": (started or datetime.now().astimezone()).isoformat(timespec="seconds"),  # noqa: TID251  # for people
         "command": shlex.join(["p2pfl", *sys.argv[1:]]),
         "host": socket.gethostname(),

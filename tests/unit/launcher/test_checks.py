@@ -60,7 +60,11 @@ def test_a_run_file_that_was_changed_is_not_resumed(make_run: Any, tmp_path: Pat
     text = folder.run_file.read_text()
     assert "batch: 16" in text
     folder.run_file.write_text(text.replace("batch: 16", "batch: 8"))
-    with pytest.raises(LaunchError, match=r"run\.yaml: changed since the run began, .*; undo the changes, or"):
+    changed = r"run\.yaml: changed since the run began{}, .*; undo the changes, or"
+    with pytest.raises(LaunchError, match=changed.format(r" \(algorithm\.batch was 16, is 8\)")):
+        check_unchanged(load(folder.run_file), folder)
+    folder.write_info({key: value for key, value in folder.info.items() if key != "settings"})  # earlier versions
+    with pytest.raises(LaunchError, match=changed.format("")):
         check_unchanged(load(folder.run_file), folder)
     folder.write_info({**folder.info, "versions": {"p2pfl-mesh": "0.0"}})  # whose run file had other keys
     check_unchanged(load(folder.run_file), folder)
