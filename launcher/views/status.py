@@ -31,6 +31,8 @@ MAX_HOLDS = 5
 """Most lines about peers that hold up others."""
 ORDINARY = 2.0
 """Seconds for which peers may hold up others without a line of their own: somebody is always the last in a round."""
+LONG = 5.0
+"""Seconds after which a message that was sent, and is not queued at its sender, should have arrived."""
 MIN_ROWS = 3
 """Rows of the table that are shown even if the screen has no room for them."""
 SUSPENDED = "suspended"
@@ -197,6 +199,11 @@ def _why(source: PeerId, edges: set[tuple[PeerId, PeerId]], lines: Mapping[PeerI
     return describe(line)
 
 
+def _has_sent_all(line: PeerLine) -> bool:
+    """Return whether a peer has waited for long, and everything that it has sent was delivered."""
+    return bool(line.waiting_for) and not line.undelivered and (line.seconds or 0.0) >= LONG
+
+
 def describe(line: PeerLine) -> str:
     """``training in round 3 for 0:12``"""
     if not line.alive or line.state in FINAL:
@@ -300,6 +307,9 @@ def _lines(status: RunStatus) -> list[str]:
     if short := [hold.source for hold in status.holds if hold not in long]:
         noun, verb = ("peer", "holds") if len(short) == 1 else ("peers", "hold")
         lines.append(f"{noun} {formatting.ids(short)} {verb} up others, for less than {ORDINARY:.0f} s")
+    if status.peers and all(map(_has_sent_all, status.peers)):
+        logs = f"p2pfl logs {status.run} --level warning"
+        lines.append(f"all peers wait, with nothing to send: is an `await` missing in the method? See `{logs}`")
     lines += [f"peer {line.peer}: {line.state}" for line in status.peers if ":" in line.state]
     return [printable(line) for line in lines]
 

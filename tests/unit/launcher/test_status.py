@@ -105,6 +105,18 @@ def shown(status: RunStatus, width: int = 100, height: int | None = None) -> lis
     return capture.get().splitlines()
 
 
+def test_if_all_peers_wait_and_nothing_is_queued_an_await_may_be_missing() -> None:
+    stuck = lines({peer: ((peer + 1) % 5,) for peer in range(5)})
+
+    def asks(peers: list[PeerLine]) -> bool:
+        return any(line.startswith("all peers wait, with nothing to send: ") for line in shown(run_status(peers)))
+
+    assert asks(stuck)
+    assert not asks([*stuck[:4], replace(stuck[4], undelivered=1)])
+    assert not asks([*stuck[:4], replace(stuck[4], seconds=1.0)])
+    assert not asks(lines({0: (1,), 1: (0,)}))
+
+
 def test_peers_that_were_the_last_for_a_moment_share_a_line() -> None:
     waits = {0: (1, 3), 2: (3, 4)}
     peers = [replace(line, seconds=0.5 if line.peer != 3 else 12.0) for line in lines(waits)]
