@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warning", "problem"]
 
-OLDEST_PYTHON = (3, 11)
 WARM_MEMORY = 400 << 20
 """Bytes of the process that forks the peers, with torch."""
 PEER_MEMORY = 70 << 20
@@ -70,9 +69,7 @@ def examine(file: Path | None, sets: tuple[str, ...] = ()) -> list[Finding]:
 
 def _python() -> Iterator[Finding]:
     version, system = platform.python_version(), platform.system()
-    if sys.version_info < OLDEST_PYTHON:
-        yield Finding("problem", "Python", version, "install Python 3.11 or newer")
-    elif system != "Linux":
+    if system != "Linux":
         yield Finding("problem", "Python", f"{version} on {system}", "peers run on Linux only; use it, WSL or Docker")
     else:
         yield Finding("ok", "Python", f"{version}, {sys.executable}")
@@ -128,11 +125,9 @@ def _limits() -> Iterator[Finding]:
 
 
 def _limits_of(run: Run) -> Iterator[Finding]:
-    yield from _checked("limits", "enough processes, threads and open files", lambda: _check_limits(run))
-
-
-def _check_limits(run: Run) -> None:
-    check_limits(run, range(run.peers))
+    yield from _checked(
+        "limits", "enough processes, threads and open files", lambda: check_limits(run, range(run.peers))
+    )
 
 
 def _memory(run: Run | None) -> Iterator[Finding]:

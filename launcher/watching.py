@@ -78,11 +78,11 @@ class _Lossy:
 
 
 @contextmanager
-def watching(console: Console, ui: bool, metrics: tuple[str, int] | None = None) -> Iterator[Watching]:
+def watching(console: Console, ui: bool, metrics: tuple[str, int] | None) -> Iterator[Watching]:
     """Prepare what the user asks for, before any peer starts.
 
     Args:
-        metrics: host and port of the endpoint.
+        metrics: host and port of the endpoint; None for none.
 
     Raises:
         MissingExtra: textual is not installed.

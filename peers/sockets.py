@@ -57,8 +57,8 @@ class Sockets:
         transport: Transport,
         log: logging.Logger,
         journals: NeighborJournals,
-        keys: Keys | None = None,
-        health: Health | None = None,
+        keys: Keys | None,
+        health: Health | None,
     ) -> None:
         self.me, self.neighbors = endpoint.me, endpoint.neighbors
         self.transport = transport

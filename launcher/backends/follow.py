@@ -47,16 +47,6 @@ as long as it takes.
 """
 
 
-class RunSize(Protocol):
-    """The part of a Run that ``follow`` needs."""
-
-    @property
-    def peers(self) -> int: ...
-
-    @property
-    def rounds(self) -> int: ...
-
-
 class Forker(Protocol):
     """What forks the peers: the warm process, or the host processes of several hosts (remote_processes.py)."""
 
@@ -87,7 +77,7 @@ class Forker(Protocol):
 def follow(
     folder: RunFolder,
     peers: Sequence[PeerId],
-    run: RunSize,
+    rounds: int,
     warm: Forker,
     console: Console,
     restart: Restart,
@@ -117,7 +107,7 @@ def follow(
         watching.progress(console, folder) as progress,
         nullcontext() if warm.stops_on_sigterm else sigterm_notice(folder, progress),
     ):
-        display = Display(progress, folder, shown, run.rounds, processes.is_stale)
+        display = Display(progress, folder, shown, rounds, processes.is_stale)
         if not (asked := list(requests())):
             warm.fork(folder, peers)
         while processes.running or due:

@@ -145,7 +145,7 @@ def _run(
             warm = services.enter_context(WarmProcess(environment))
         trackers = services.enter_context(tracking(folder, console.print))
         processes = follow(
-            folder, peers, settings, warm, console, restart, watching, trackers.failures, requests=requests.new
+            folder, peers, settings.rounds, warm, console, restart, watching, trackers.failures, requests=requests.new
         )
     from p2pfl.messaging.topology import Topology  # takes memory that the peers no longer need
 

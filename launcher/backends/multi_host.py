@@ -291,7 +291,7 @@ def _follow(
 
             todo = list(peers)
             followed = remote.processes(todo)
-            processes = follow(folder, todo, settings, remote, console, restart, watching, notices, followed)
+            processes = follow(folder, todo, settings.rounds, remote, console, restart, watching, notices, followed)
     finally:
         remote.write_state(0)
         for line in remote.failures():

@@ -5,7 +5,7 @@ Requests and replies are lines of JSON on a socket, one at a time:
 
     → {"do": "connect", "address": "10.0.0.1:6379" | null, "namespace": "p2pfl-…", "runtime_env": {…} | null}
     ← {"ok": [{"id": "…", "address": "10.0.0.2", "total": {"CPU": 8.0}, "free": {"CPU": 4.0}}, …]}      its nodes
-    → {"do": "reserve", "bundles": [{"CPU": 4.0}, …], "wait": 60}
+    → {"do": "reserve", "bundles": [{"CPU": 4.0}, …], "wait": 60, "pinned": [], "setup_limit": 600}
     ← {"ok": ["10.0.0.2", …]}                                   the address of each bundle's node
     → {"do": "start", "bundle": 0, "command": […], "environment": {…}, "movable": true}      with a socket
     ← {"ok": null}                                              at once; problems end the socket's stream
@@ -217,8 +217,8 @@ class Driver:
         self,
         bundles: Sequence[Mapping[str, float]],
         wait: float,
-        pinned: Sequence[str] = (),
-        setup_limit: float = 0.0,
+        pinned: Sequence[str],
+        setup_limit: float,
     ) -> list[str]:
         """Reserve the bundles, unless that was done before, and set up the runtime environment on their nodes.
 

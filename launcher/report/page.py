@@ -115,15 +115,11 @@ def findings(of: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="findings" aria-label="What stands out">{items}</ul>'
 
 
-def figure(chart: Chart, extra: str = "") -> str:
-    """Return the place of a chart, with the controls that select among its variants.
-
-    Args:
-        extra: HTML before the chart.
-    """
+def figure(chart: Chart) -> str:
+    """Return the place of a chart, with the controls that select among its variants."""
     return (
         f'<figure id="figure-{escape(chart.id)}" data-chart="{escape(chart.id)}">'
-        f"{_variants(chart)}{_list(chart)}{extra}"
+        f"{_variants(chart)}{_list(chart)}"
         f'<div class="chart" style="min-height:{chart.height or 280}px"></div>'
         f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     )

@@ -135,7 +135,7 @@ def _load_all(request: SweepRequest, axes: Sequence[Axis], planned: Sequence[Poi
     return runs
 
 
-def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str, str] | None = None) -> Run:
+def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str, str]) -> Run:
     """Load the run file with other values. Problems with them name the option that they come from."""
     from p2pfl.run_file import load as run_files
 
@@ -144,7 +144,7 @@ def _load(request: SweepRequest, values: Mapping[str, Any], options: Mapping[str
         return run_files.load(request.file, request.all_sets, os.environ, copy.deepcopy(dict(values)))
     except RunFileError as error:
         # The loader places them at "key=value", the value being that of one run.
-        places = {f"{key}={value!r}": (options or {}).get(key, f"{key}={value}") for key, value in values.items()}
+        places = {f"{key}={value!r}": options.get(key, f"{key}={value}") for key, value in values.items()}
         raise RunFileError(
             replace(problem, where=places.get(problem.where, problem.where)) for problem in error.problems
         ) from None

@@ -73,12 +73,12 @@ def describe_graph(topology: Topology) -> dict[str, Any]:
     }
 
 
-def describe_over_time(schedule: Schedule, rounds: int, window: int | None = None) -> dict[str, Any]:
+def describe_over_time(schedule: Schedule, rounds: int, window: int | None) -> dict[str, Any]:
     """Return what a round of a time-varying graph costs, and how fast information spreads.
 
     Args:
         rounds: of the run.
-        window: rounds of whose product the spectral gap is computed; default: the period, or else ``WINDOW``.
+        window: rounds of whose product the spectral gap is computed; None: the period, or else ``WINDOW``.
 
     Returns:
         ``sent``: messages that a peer sends in a round, minimum, mean and maximum over peers and rounds; ``edges``:

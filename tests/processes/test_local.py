@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -41,10 +40,7 @@ def output(console: Console) -> str:
     return console.file.getvalue()
 
 
-@dataclass
-class Run:
-    peers: int
-    rounds: int = 3
+ROUNDS = 3
 
 
 @pytest.fixture
@@ -60,7 +56,7 @@ def run_peers(make_folder: MakeFolder, fake_peers: Any) -> Callable[..., tuple[R
         with WarmProcess(fake_peers(behaviors)) as warm:
             if other:
                 other.start()
-            processes = follow(folder, range(len(behaviors)), Run(len(behaviors)), warm, console, restart)
+            processes = follow(folder, range(len(behaviors)), ROUNDS, warm, console, restart)
         if other:
             other.join()
         # The number of progress lines depends on the machine's load.
@@ -179,7 +175,7 @@ def test_follows_peers_although_the_output_cannot_be_written(make_folder: MakeFo
         WarmProcess(fake_peers(["crashes, finishes", "finishes"])) as warm,
     ):
         console = Console(file=full, width=80)
-        processes = follow(folder, range(2), Run(2), warm, console, "on-failure")
+        processes = follow(folder, range(2), ROUNDS, warm, console, "on-failure")
         with pytest.raises(OSError, match="No space left"):
             console.print("at the end, the error is seen")
         null = os.open(os.devnull, os.O_WRONLY)
@@ -338,7 +334,7 @@ def test_ctrl_c_before_any_peer_started_kills_the_warm_process(
         os.kill(warm._process.pid, signal.SIGSTOP)
         other = threading.Thread(target=press)
         other.start()
-        processes = follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
+        processes = follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
         other.join()
     assert processes.started == set()
     assert warm._process.returncode == -signal.SIGKILL
@@ -351,7 +347,7 @@ def test_reports_the_output_of_a_dead_warm_process(make_folder: MakeFolder, fake
         WarmProcess(fake_peers("dies at once")) as warm,
         pytest.raises(LaunchError, match="no torch here"),
     ):
-        follow(folder, [0], Run(1), warm, Console(file=io.StringIO()), "on-failure")
+        follow(folder, [0], ROUNDS, warm, Console(file=io.StringIO()), "on-failure")
     assert (folder.root / "warm.log").read_text() == "no torch here\n"
 
 
