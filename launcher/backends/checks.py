@@ -37,8 +37,10 @@ def check_start(run: Run, peers: Sequence[PeerId], *, here: bool) -> None:
     check_keys(run, peers)
     check_trackers(run)
     if here:
+        from p2pfl.session.gpus import require_gpu
+
         check_limits(run, peers)
-        check_gpu(run)
+        require_gpu(run)
         check_ports(run, peers)
 
 
@@ -140,10 +142,3 @@ def check_keys(run: Run, peers: Iterable[PeerId]) -> None:
                 raise KeysError(done.stderr.strip().removeprefix("error: "))
         except KeysError as error:
             raise run.error_at("transport.keys", error) from None
-
-
-def check_gpu(run: Run) -> None:
-    """Raise RunFileError if the run file requires a GPU and this host has none."""
-    from p2pfl.session.gpus import require_gpu
-
-    require_gpu(run)

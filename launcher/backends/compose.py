@@ -309,6 +309,3 @@ def _quoted(text: str) -> str:
 
 def _list(words: Sequence[str]) -> str:
     return json.dumps([_escaped(word) for word in words], ensure_ascii=False)
-
-
-__all__ = ["ComposeFile"]

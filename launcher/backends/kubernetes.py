@@ -416,6 +416,3 @@ def _name(text: str) -> str:
 def _literal(text: str) -> str:
     """Escape ``$(``, so that Kubernetes substitutes no variables in arguments."""
     return text.replace("$(", "$$(")
-
-
-__all__ = ["Manifests"]

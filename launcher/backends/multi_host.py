@@ -40,7 +40,7 @@ from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError
 from p2pfl.process_title import set_title
-from p2pfl.run_file.addresses import is_ipv6, is_loopback
+from p2pfl.run_file.addresses import is_ipv6, is_loopback, join
 from p2pfl.session.files import read_json, write_errors, write_json
 from p2pfl.session.key_files import PUBLIC, private_file
 from p2pfl.session.run_folder import RunFolder
@@ -209,8 +209,7 @@ def stop(folder: RunFolder, *, kill: bool, timeout: float) -> list[tuple[PeerId,
         if state.followed(folder.root) and not kill:  # it stops the peers; a second signal would kill them
             return [(peer, None) for peer in sorted(state.running)]
     if state.followed(folder.root) and ask(folder.root, "kill" if kill else "stop"):
-        starting = state.answered < 0
-        stopped = [files.peer for files in folder.peers()] if starting else sorted(state.running)
+        stopped = [files.peer for files in folder.peers()] if state.answered < 0 else sorted(state.running)
         _wait_until(lambda: not (HostState.read(folder.root) or HostState()).followed(folder.root), timeout)
         running = (HostState.read(folder.root) or HostState()).running
         return [(peer, None if peer in running else outcome(folder.peer(peer))) for peer in stopped]
@@ -351,7 +350,7 @@ def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], address
         if is_loopback(settings.bind):
             changes["transport.host"] = "::" if is_ipv6(address) else "0.0.0.0"
         if not settings.has_addresses and settings.port is None:
-            changes["transport.address"] = f"tcp://{_bracketed(address)}:{{port}}"
+            changes["transport.address"] = join(address, "{port}")
         elif not settings.has_addresses:  # then every peer's address is known before it starts
             changes["transport.hosts"] = {str(peer): addresses[other.name] for other in hosts for peer in other.peers}
         if keys is not None:
@@ -383,10 +382,6 @@ def _make_keys(folder: RunFolder, peers: int) -> str:
         with write_errors(target):
             new.rename(target)
     return str(target)
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if is_ipv6(address) and not address.startswith("[") else address
 
 
 def _this_version() -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any
 
 from launcher.comparison import curves
 from launcher.comparison.groups import Group, Member, find_baseline, group, varied
-from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm
+from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm, mean_by_seed
 from launcher.errors import CompareError
 from launcher.views.compare import Line
 from p2pfl.run_file.options import unknown
@@ -181,12 +179,8 @@ def _differ(groups: Sequence[Group]) -> dict[str, list[Difference]]:
 
 def _tested(metric: str | None, runs: Sequence[_Run]) -> dict[int, float]:
     """Return the metric or the accuracy of each seed; of runs with the same seed, the mean."""
-    by_seed: dict[int, list[float]] = defaultdict(list)
-    for run in runs:
-        figure = run.line.accuracy if metric is None else run.line.metrics.get(metric)
-        if figure is not None:
-            by_seed[run.member.seed].append(figure.mean)
-    return {seed: fmean(found) for seed, found in by_seed.items()}
+    figures = ((run, run.line.accuracy if metric is None else run.line.metrics.get(metric)) for run in runs)
+    return mean_by_seed((run.member.seed, figure.mean) for run, figure in figures if figure is not None)
 
 
 def _line(
@@ -195,13 +189,7 @@ def _line(
     seeds = sorted({run.member.seed for run in runs})
 
     def over_seeds(figure: Callable[[_Run], float | None]) -> Statistic | None:
-        """Runs with the same seed are no samples of their own: their mean counts."""
-        by_seed: dict[int, list[float]] = defaultdict(list)
-        for run in runs:
-            found = figure(run)
-            if found is not None:
-                by_seed[run.member.seed].append(found)
-        return Statistic.of(fmean(found) for found in by_seed.values())
+        return Statistic.of(mean_by_seed((run.member.seed, figure(run)) for run in runs).values())
 
     def metric(name: str) -> Statistic | None:
         return over_seeds(lambda run: run.line.metrics[name].mean if name in run.line.metrics else None)

@@ -48,6 +48,15 @@ class Comparison:
     adjusted: float | None = None
 
 
+def mean_by_seed(figures: Iterable[tuple[int, float | None]]) -> dict[int, float]:
+    """Return the mean figure of each seed, from pairs; runs with the same seed are no samples of their own."""
+    found: dict[int, list[float]] = {}
+    for seed, figure in figures:
+        if figure is not None:
+            found.setdefault(seed, []).append(figure)
+    return {seed: fmean(values) for seed, values in found.items()}
+
+
 def compare(figures: Mapping[int, float], baseline: Mapping[int, float], test: Test) -> Comparison | None:
     """Compare figures with the baseline's, paired by seed; None without a common seed."""
     seeds = sorted(figures.keys() & baseline.keys())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,7 @@ def read(folder: RunFolder) -> Events:
     """Read the logs of all peers, merged by time; without any, there are no events."""
     events = Events()
     equal: dict[tuple[str, str], dict[str, Any]] = {}
-    try:
+    with suppress(RunFolderError):  # no log: a run of nobody yet
         entries = read_all(open_logs(folder, ()), lambda text: True)
         for entry in entries:
             found = SHOWN.match(entry.text)
@@ -48,6 +49,4 @@ def read(folder: RunFolder) -> Events:
             elif len(events.shown) < MAX_EVENTS:
                 event = equal[level, shortened] = {"at": at, "peers": [entry.peer], "level": level, "text": shortened}
                 events.shown.append(event)
-    except RunFolderError:  # no log: a run of nobody yet
-        return events
     return events

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from launcher.backends.processes import RUNNING
-from launcher.report.history import History
+from launcher.report.history import History, means
 from launcher.report.learned import Learned
 from launcher.views.formatting import duration, ids, percent
 from launcher.views.print_summary import restarted
@@ -206,8 +206,6 @@ def _restarted(summary: Summary) -> list[Finding]:
 
 def _progress(history: History) -> list[Finding]:
     """Say whether the mean accuracy still rises at the end, or has fallen since its best round."""
-    from launcher.report.history import means
-
     curve = means(history)
     if len(curve) < 4:
         return []

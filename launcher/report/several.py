@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from launcher.comparison import groups as grouping
-from launcher.comparison.statistics import are_equal, holm, p_value
+from launcher.comparison.statistics import are_equal, holm, mean_by_seed, p_value
 from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.report import history
@@ -62,11 +62,8 @@ class Group:
 
     def by_seed(self) -> dict[int, float]:
         """The final mean accuracy by seed: the mean of the runs that share a seed."""
-        found: dict[int, list[float]] = {}
-        for member in self.counted:
-            if (value := self.accuracy(member)) is not None:
-                found.setdefault(member.summary.seed, []).append(value)
-        return {seed: fmean(values) for seed, values in sorted(found.items())}
+        found = mean_by_seed((member.summary.seed, self.accuracy(member)) for member in self.counted)
+        return dict(sorted(found.items()))
 
     def by_peer(self) -> dict[tuple[int, int], float]:
         """The final accuracy by seed and peer."""

@@ -177,8 +177,7 @@ def by_depth(axes: Sequence[Axis]) -> list[Axis]:
 def run_name(labels: Mapping[str, str], seed: int, taken: Iterable[str]) -> str:
     """``mapl-lr=0.01-seed=2``: the name of a folder that no other run has."""
     parts = [short(key, label) for key, label in labels.items()]
-    text = re.sub(r"[^A-Za-z0-9._+=-]+", "_", "-".join([*parts, f"seed={seed}"])).lstrip(".-")[-LONGEST_NAME:]
-    text = text.lstrip(".-")
+    text = re.sub(r"[^A-Za-z0-9._+=-]+", "_", "-".join([*parts, f"seed={seed}"]))[-LONGEST_NAME:].lstrip(".-")
     taken = set(taken)
     return next(name for number in count(1) if (name := text if number == 1 else f"{text}-{number}") not in taken)
 

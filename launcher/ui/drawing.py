@@ -206,7 +206,7 @@ def _style(step: int) -> Style:
 def summary(state: RunState, name: str, times: str, width: int) -> Text:
     """Return the line on top: name, rounds, accuracy, traffic, time."""
     snapshot = state.snapshot
-    low, high = (min(snapshot.done), max(snapshot.done)) if snapshot.done else (0, 0)
+    low, high = min(snapshot.done), max(snapshot.done)
     rounds = f"{low}" if low == high else f"{low}–{high}"
     full = max(6, min(30, width - 80))
     filled = round(full * snapshot.fraction)

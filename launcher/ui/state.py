@@ -46,11 +46,11 @@ class Peer:
 
     @property
     def accuracy(self) -> float | None:
-        return next(reversed(self.accuracies.values()), None) if self.accuracies else None
+        return next(reversed(self.accuracies.values()), None)
 
     @property
     def loss(self) -> float | None:
-        return next(reversed(self.losses.values()), None) if self.losses else None
+        return next(reversed(self.losses.values()), None)
 
     @property
     def missing(self) -> int:

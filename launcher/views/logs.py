@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,10 +157,8 @@ def follow(folder: RunFolder, logs: Sequence[LogFile], matches: Callable[[str], 
 
 def last(entries: Iterator[Entry], count: int | None) -> list[Entry]:
     """Return the last ``count`` entries; all if None."""
-    if count is None:
-        return list(entries)
     kept = list(entries)
-    return list(islice(kept, max(0, len(kept) - count), None))
+    return kept if count is None else kept[max(0, len(kept) - count) :]
 
 
 def has_ended(folder: RunFolder, files: PeerFolder) -> bool:
