@@ -114,6 +114,7 @@ def test_reports_what_a_launch_would_refuse(file: Path, monkeypatch: pytest.Monk
 
 def test_missing_packages_of_trackers_and_reports_are_problems(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing: set[str] = set()
+    gpus.torch_build()  # imports torchvision, which looks for modules too
     for module in (importlib.util, backends):
         monkeypatch.setattr(module, "find_spec", lambda name: None if name in missing else object())
     sets = ("track=[{name: tensorboard}]", "report=true")
