@@ -33,10 +33,12 @@ The message of every error is one line that includes the remedy. Nothing in the 
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,16 @@ class PluginError(RunFileError):
 
     def __init__(self, file: str, line: int, message: str) -> None:
         super().__init__([Problem(f"{file}:{line}", "", message)])
+
+    @classmethod
+    def of(cls, function: object, message: str) -> PluginError:
+        """Return the error of a function or method; the message begins with where that is defined."""
+        while isinstance(function, partial):
+            function = function.func
+        code = getattr(inspect.unwrap(getattr(function, "forward", function)), "__code__", None)  # type: ignore[arg-type]
+        if code is None:
+            return cls(f"{type(function).__module__}.{type(function).__qualname__}", 1, message)
+        return cls(code.co_filename, code.co_firstlineno, message)
 
     def during(self, activity: str) -> PluginError:
         """Return the error with what was going on before the message: ``my_method.py:12: round 3: KeyError: 7``."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from p2pfl.errors import PluginError
 from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
@@ -123,7 +125,7 @@ class Trainer:
         with self.streams.torch("augmentation"):
             x = self.inputs(images)
         labels = labels.repeat(self.views)
-        self.descend(self.optimizer, lambda: self.loss(x, labels), len(images))
+        self.descend(self.optimizer, partial(self.loss, x, labels), len(images))
 
     def inputs(self, images: Tensor) -> Tensor:
         """Return the input of ``loss`` for a batch of inputs: the augmented views, concatenated."""
@@ -134,6 +136,7 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         with self.streams.torch("dropout"):
             terms = loss()
+            check_terms(loss, terms)
             torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
         self.before_step()
         optimizer.step()
@@ -156,6 +159,28 @@ class Trainer:
 
     def _modules(self) -> Iterator[nn.Module]:
         return (value for value in vars(self).values() if isinstance(value, nn.Module))
+
+
+def check_terms(loss: Callable[[], object], terms: object) -> None:
+    """Check what a loss has returned. Raises PluginError with the line where it is defined."""
+    if not isinstance(terms, Mapping):
+        wrong = f"not {_shown(terms)}"
+    elif not terms:
+        wrong = "but the dict is empty"
+    elif bad := [name for name, value in terms.items() if not isinstance(value, Tensor) or value.numel() != 1]:
+        wrong = f"but {bad[0]!r} is {_shown(terms[bad[0]])}"
+    elif not any(value.requires_grad for value in terms.values()):
+        wrong = "but none has a gradient: compute one from the model's output, without detach or no_grad"
+    else:
+        return
+    text = f'loss should return its terms by name, scalar tensors, such as {{"ce": tensor}}, {wrong}'
+    raise PluginError.of(loss, text)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}" if value.dim() else "a tensor"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def clear_statistics(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
