@@ -69,11 +69,17 @@ TABLES: Mapping[str, Table[Any]] = {
 
 METHODS = {
     Algorithm: {
+        "__init__": "self, hyper, context",
         "setup": "self",
         "round": "self, t, net",
         "layouts": "self",
         "loss": "self, x, labels",
         "predict": "self, x",
+        "weights": "self",
+        "diagnostics": "self",
+        "extra_metrics": "self, whole",
+        "on_receive": "self, body",
+        "dry_round": "self, t, net, work",
     },
     Loader: {"read": "self, root", "files": "self, root", "download": "self, root"},
     Partition: {"split": "self, data, peers, seed"},

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from p2pfl.errors import PluginError
 from p2pfl.learning.metrics import measure
 from p2pfl.learning.peer_data import PeerData, Samples
 
@@ -98,7 +99,7 @@ def evaluate(
     measured: list[Tensor] = []
     excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels])
     for x, labels in data.sweep(samples):
-        scores = torch.cat([predict(part) for part in torch.split(x, PREDICTION_BATCH)])
+        scores = torch.cat([_scores(predict, part, data.classes) for part in torch.split(x, PREDICTION_BATCH)])
         local = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
         for mask, considered in ((False, scores), (True, local)):
             correct[mask] += int((considered.argmax(1) == labels).sum())
@@ -114,3 +115,13 @@ def evaluate(
         unmasked_accuracy=correct[False] / total,
         metrics=measure(metrics, torch.cat(measured), torch.from_numpy(samples.labels)) if metrics else {},
     )
+
+
+def _scores(predict: Callable[[Tensor], Tensor], x: Tensor, classes: int) -> Tensor:
+    scores: object = predict(x)
+    if isinstance(scores, Tensor) and scores.is_floating_point() and scores.shape == (len(x), classes):
+        return scores
+    found = f"{scores.dtype} {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+    name = getattr(predict, "__name__", "predict")
+    text = f"{name} should return class scores, float [B, K], here {[len(x), classes]}, not {found}"
+    raise PluginError.of(predict, text.replace("torch.", ""))

@@ -22,6 +22,7 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.run_file.plugin_files import blaming, definition, naming_lines
 from p2pfl.run_file.run import Run
+from p2pfl.session.method_results import check_setup
 from p2pfl.session.pretrained import load_pretrained
 
 
@@ -161,6 +162,7 @@ def _make_algorithm(
     )
     try:
         algorithm = run.algorithm(run.hyper, context)
+        check_setup(algorithm)
         load_pretrained(algorithm)
     except OptionErrors as errors:
         raise run.option_errors_at("algorithm", errors) from None

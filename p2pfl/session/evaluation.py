@@ -8,6 +8,7 @@ from typing import Any
 
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.learning.evaluation import Evaluation, evaluate, mean_of
+from p2pfl.session.method_results import extra_metrics_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def evaluate_algorithm(
     on_whole = evaluate(algorithm.predict, data, data.global_test) if whole else None
     extra: dict[str, Evaluation] = {}
     parts: dict[str, list[Evaluation]] = {}
-    for metric in algorithm.extra_metrics(whole):
+    for metric in extra_metrics_of(algorithm, whole):
         # The whole test set is never masked.
         masked_metric = masked and metric.samples is not data.global_test
         evaluation = evaluate(metric.predict, data, metric.samples, masked=masked_metric)

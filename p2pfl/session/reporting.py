@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic, perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import Counts
 from p2pfl.session.evaluation import Evaluations
+from p2pfl.session.method_results import weights_of
 from p2pfl.session.metrics import RoundRecord, Totals, number
 from p2pfl.session.peer_log import details
 from p2pfl.session.run_folder import FINAL, PeerFolder, Phase, Result, Status
@@ -150,7 +152,9 @@ def make_result(
     expired: int = 0,
 ) -> Result:
     """Summarize the run of peer ``me``; ``dropped`` and ``expired`` are counts of its endpoint."""
-    weights = algorithm.weights()
+    weights = None
+    with suppress(*[Exception] * (phase == "failed")):  # perhaps because of that very method
+        weights = weights_of(algorithm)
     personal = evaluations.personal
     scored = evaluations.personal_and_extra()
     return Result(

@@ -30,6 +30,7 @@ from p2pfl.session.checkpoint_copies import CheckpointCopies
 from p2pfl.session.compute_slot import FreeSlot, HeldSlot, Slot
 from p2pfl.session.cost import CostMeter
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
+from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.reporting import StatusFile, log_round, make_result
@@ -129,7 +130,7 @@ class Session:
 
     def _layouts(self) -> Sequence[Layout]:
         with naming_lines():
-            return self.algorithm.layouts()
+            return layouts_of(self.algorithm)
 
     # -- the loop
 
@@ -259,9 +260,9 @@ class Session:
             missing=self.endpoint.missing,
             sources=sources,
             receivers=receivers,
-            weights=self.algorithm.weights(),
+            weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
-            diagnostics=self.algorithm.diagnostics(),
+            diagnostics=diagnostics_of(self.algorithm),
         )
         self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
         self.algorithm.training_seconds = 0.0

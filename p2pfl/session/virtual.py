@@ -42,6 +42,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.machine import Computing, Machine, computing
+from p2pfl.session.method_results import layouts_of
 from p2pfl.session.metrics import add_counts
 from p2pfl.session.simulate import deterministic
 from p2pfl.session.virtual_loop import VirtualLoop
@@ -148,7 +149,7 @@ class _Kind:
 
     def __init__(self, run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], machine: Machine) -> None:
         self.algorithm = make_algorithm(run, me, data, torch.device("cpu"), Streams(run.seed, me))
-        self.layouts: Sequence[Layout] = self.algorithm.layouts()
+        self.layouts: Sequence[Layout] = layouts_of(self.algorithm)
         self.model_bytes = sum(x.numel() * x.element_size() for x in self.algorithm.model.state_dict().values())
         self.computing = computing(machine, self.algorithm)
         self.received: dict[bytes, tuple[Plan, Body]] = {}
