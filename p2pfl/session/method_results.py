@@ -15,6 +15,7 @@ from p2pfl.errors import PluginError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
+from p2pfl.run_file.plugin_files import naming_lines
 
 ROUNDING = 1e-6
 """A weight that is computed as 1 minus the others may be below 0 by as much."""
@@ -33,6 +34,7 @@ def check_setup(algorithm: Algorithm[Any]) -> None:
         raise PluginError.of(cls.setup, f"state should be a tuple of names, ({state!r},), not a string")
 
 
+@naming_lines()
 def layouts_of(algorithm: Algorithm[Any]) -> Sequence[Layout]:
     layouts: object = algorithm.layouts()
     expected = "layouts should return a list with a Layout.of(body) for each kind of message"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -136,6 +137,14 @@ def log_round(
         log.warning("messages missing kind=%s peers=%s t=%d", kind, ",".join(map(str, absent)), record.t)
     for kind, senders in nonfinite.items():
         log.warning("diverged values received kind=%s peers=%s t=%d", kind, ",".join(map(str, senders)), record.t)
+
+
+def log_diverged_loss(log: logging.Logger, record: RoundRecord) -> bool:
+    """Log a warning if a term of the training loss is not finite; return whether one is."""
+    terms = [name for name, value in record.loss.items() if not math.isfinite(value)]
+    if terms:
+        log.warning("training loss diverged t=%d terms=%s", record.t, ",".join(terms))
+    return bool(terms)
 
 
 def make_result(

@@ -19,7 +19,6 @@ from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
-from p2pfl.messaging.schema import Layout
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults, NoFaults
 from p2pfl.run_file.plugin_files import definition, naming_lines
@@ -33,7 +32,7 @@ from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.reporting import StatusFile, log_round, make_result
+from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, make_result
 from p2pfl.session.run_folder import PeerFolder, Phase, Result, Status
 from p2pfl.session.saving import Saver, load
 from p2pfl.session.training_errors import naming_batches
@@ -101,7 +100,7 @@ class Session:
             run.topology,
             run_id,
             run.seed,
-            self._layouts(),
+            layouts_of(self.algorithm),
             wait_policy,
             self._idle,
             self.algorithm.on_receive,
@@ -117,6 +116,8 @@ class Session:
         self.evaluations = Evaluations()
         self._recorded = -1
         """Round of the last record."""
+        self._loss_diverged = False
+        """The log has a warning of it, which later rounds do not repeat."""
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every = self.settings.checkpoint_every
@@ -127,10 +128,6 @@ class Session:
         self._began = perf_counter()
         self._elapsed_before = 0.0
         """Seconds that earlier processes of this peer have taken."""
-
-    def _layouts(self) -> Sequence[Layout]:
-        with naming_lines():
-            return layouts_of(self.algorithm)
 
     # -- the loop
 
@@ -272,6 +269,8 @@ class Session:
             metrics.append(self.folder.metrics, record)
         self._recorded = t
         log_round(self.log, record, self.totals.best, self.endpoint.nonfinite)
+        if not self._loss_diverged:
+            self._loss_diverged = log_diverged_loss(self.log, record)
         self._take_snapshot()
         if self.saver is not None and self.saver.is_due(self.rounds_done):
             async with self._idle(list):

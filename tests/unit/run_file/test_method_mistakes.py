@@ -140,3 +140,22 @@ def test_numbers_of_numpy_and_torch_are_recorded(project: Project, tmp_path: Pat
     record = metrics.read(folder.peer(1).metrics)[0]
     assert (record["weights"], record["diagnostics"]) == ({"1": 0.5}, {"q": 2.0})
     assert results[1].weights == {"1": 0.5}
+
+
+@pytest.mark.parametrize("name", ["ce", "distance"])
+def test_the_first_round_with_a_diverged_loss_is_logged(name: str, project: Project, tmp_path: Path) -> None:
+    text = (
+        METHOD
+        + f"""
+    def loss(self, x, labels):
+        factor = float("nan") if self.t > 0 and self.me == 1 else 1.0
+        return {{"{name}": factor * self.label_loss(self.model(x), labels)["ce"]}}
+"""
+    )
+    text = text.replace("        self.train_or", "        self.t = t\n        self.train_or")
+    run = load(project(my_method=text))  # of 3 rounds
+    folder = RunFolder.create(tmp_path / "run", range(run.peers))
+    folder.write_info({"id": "0" * 16})
+    simulate(run, folder)
+    logged = [re.findall(r"training loss diverged.*", folder.peer(me).log.read_text()) for me in range(3)]
+    assert logged == [[], [f"training loss diverged t=1 terms={name}"], []]
