@@ -15,6 +15,10 @@ from p2pfl.tensors import Tensors
 
 PASSES = 50
 """Turns of the event loop in which no peer must be able to go on before that is a deadlock."""
+NEVER_SENT = (
+    "All peers wait for messages that nobody has sent: look for a net.broadcast or net.send without `await`, or for "
+    "peers that send different kinds"
+)
 
 
 class LocalHub:
@@ -87,7 +91,8 @@ class LocalHub:
             for peer in self.local
             for t, kind, sender in self.endpoints[peer].mailbox.waits_for
         ]
-        self.fail(Deadlock("; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")))
+        waits = "; ".join(lines[:5]) + ("; …" if len(lines) > 5 else "")
+        self.fail(Deadlock(f"deadlock: {waits}. {NEVER_SENT}"))
 
     def fail(self, error: Exception) -> None:
         """End the waits of this process's peers with an error."""

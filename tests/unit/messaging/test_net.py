@@ -246,7 +246,7 @@ async def test_a_failure_ends_waits_now_and_later(local: Any) -> None:
             await wait
 
 
-async def test_a_deadlock_error_names_the_waiting_peers(local: Any) -> None:
+async def test_a_deadlock_error_names_the_waiting_peers_and_what_to_look_for(local: Any) -> None:
     endpoints = await local.open(complete(3), LAYOUTS)
     waiting = asyncio.gather(*(e.begin(3).gather(Word, of=[1 - e.me]) for e in endpoints[:2]), return_exceptions=True)
     for _ in range(2):
@@ -256,7 +256,9 @@ async def test_a_deadlock_error_names_the_waiting_peers(local: Any) -> None:
     for outcome in await waiting:
         assert isinstance(outcome, Deadlock)
         assert str(outcome) == (
-            "peer 0 waits for Word of peer 1 in round 3; peer 1 waits for Word of peer 0 in round 3"
+            "deadlock: peer 0 waits for Word of peer 1 in round 3; peer 1 waits for Word of peer 0 in round 3. All "
+            "peers wait for messages that nobody has sent: look for a net.broadcast or net.send without `await`, or "
+            "for peers that send different kinds"
         )
 
 
