@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import RunFolderError, SpoolError
-from p2pfl.tensors import Tensors
+from p2pfl.tensors import Tensors, raw
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Spool:
 
         Raises SpoolError if they cannot be written.
         """
-        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+        sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
         try:
             if self._file < 0:
                 self._file = _unnamed_file()
@@ -63,14 +63,14 @@ class Spool:
                 extent = _Extent(tensor.dtype, tensor.shape, offset, sizes[name])
                 spooled.extents[name] = extent
                 offset += extent.size
-                _write(self._file, _bytes_of(tensor), extent.offset)
+                _write(self._file, raw(tensor).numpy(), extent.offset)
         except OSError as error:
             raise SpoolError(tempfile.gettempdir(), error) from None
         return spooled
 
     def read(self, extent: _Extent) -> Tensor:
         tensor = torch.empty(extent.shape, dtype=extent.dtype)
-        view = memoryview(_bytes_of(tensor))  # type: ignore[arg-type]
+        view = memoryview(raw(tensor).numpy())  # type: ignore[arg-type]
         done = 0
         while done < extent.size:
             count = os.preadv(self._file, [view[done:]], extent.offset + done)
@@ -104,10 +104,6 @@ class Spooled(Mapping[str, Tensor]):
 def _unnamed_file() -> int:
     with tempfile.TemporaryFile(prefix="p2pfl-") as file:
         return os.dup(file.fileno())
-
-
-def _bytes_of(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _write(file: int, data: np.ndarray, offset: int) -> None:

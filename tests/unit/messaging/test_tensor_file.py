@@ -91,6 +91,11 @@ def test_one_thread_can_put_while_another_reads_and_releases() -> None:
     thread.join()
 
 
+def test_a_single_element_of_a_larger_tensor_is_stored() -> None:
+    element = torch.arange(12.0).reshape(3, 4)[1:2, 2]  # counts as contiguous with any stride
+    assert Spool().put({"element": element})["element"].tolist() == [6.0]
+
+
 @pytest.mark.exhaustive
 def test_the_file_has_no_name_and_is_closed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
