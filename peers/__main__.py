@@ -86,6 +86,8 @@ def main(
         os._exit(serve_host())  # as above
     if root is None or me is None:
         raise click.UsageError("give --run FOLDER and --me N")
+    if root.name == "run.yaml" and not root.is_dir():
+        root = root.parent
     if health:
         from peers.health import check_health
 
@@ -109,7 +111,7 @@ def main(
             if log_options:
                 folder.write_info({**folder.info, "log": _log(log_format, log_levels, log_size, run.peers)})
         else:
-            folder = RunFolder.open(root.parent if root.name == "run.yaml" else root).require_local()
+            folder = RunFolder.open(root).require_local()
             if not folder.peer(me).root.is_dir():
                 raise click.UsageError(printable(f"{folder.root} has no folder of peer {me}"))
     except P2pflError as error:

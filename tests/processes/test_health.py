@@ -142,9 +142,9 @@ def test_reports_an_invalid_answer(files: PeerFolder, answer: Any) -> None:
 # ---- a whole peer
 
 
-def ask(folder: Any, peer: int) -> tuple[int, str]:
-    """Run the command of a container's health check."""
-    command = [sys.executable, "-m", "peers", "--health", "--run", str(folder.root), "--me", str(peer)]
+def ask(folder: Any, peer: int, file: str = "") -> tuple[int, str]:
+    """Run the command of a container's health check, for a run folder or its ``run.yaml``."""
+    command = [sys.executable, "-m", "peers", "--health", "--run", str(folder.root / file), "--me", str(peer)]
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert asked.stderr == ""
     return asked.returncode, asked.stdout
@@ -160,6 +160,8 @@ def test_health_check_of_a_peer_from_start_to_end(
     until(lambda: "| 1 of 1 neighbors connected" in check_health(folder.peer(0))[1])
     # On a busy host even this peer may not answer in time.
     _, words = until(lambda: (asked := ask(folder, 0))[0] == 0 and asked)
+    assert words.startswith("peer 0 is ")
+    _, words = until(lambda: (asked := ask(folder, 0, "run.yaml"))[0] == 0 and asked)
     assert words.startswith("peer 0 is ")
 
     os.kill(pids[0], signal.SIGSTOP)  # the kernel accepts the connection, but the process does not answer
