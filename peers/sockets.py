@@ -71,6 +71,7 @@ class Sockets:
         self.addresses = AddressFiles(self.me, addresses, self.book, self.neighbors, resolver, monotonic)
         self._wake = -1
         """An eventfd."""
+        self._waking = threading.Lock()
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
@@ -153,9 +154,10 @@ class Sockets:
             self._authenticator.socket.close()
 
     def wake(self) -> None:
-        """Have the I/O loop take a turn; called by the event loop."""
-        if self._wake >= 0:  # otherwise the I/O thread has not started, or has ended
-            os.eventfd_write(self._wake, 1)
+        """Have the I/O loop take a turn; called by the event loop, and by the timers of injected faults."""
+        with self._waking:  # the eventfd is not closed meanwhile
+            if self._wake >= 0:  # otherwise the I/O thread has not started, or has ended
+                os.eventfd_write(self._wake, 1)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Schedule a call on the event loop, in order, unless that has ended; called by the I/O loop."""
@@ -165,8 +167,9 @@ class Sockets:
     async def ended(self) -> None:
         """Wait until the I/O loop has ended, and free its resources."""
         await asyncio.to_thread(self.thread.join)
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
+        with self._waking:
+            if self._wake >= 0:
+                os.close(self._wake)
+                self._wake = -1
         self.monitors.close()
         self.context.destroy(linger=0)

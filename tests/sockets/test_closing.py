@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,32 @@ async def test_close_delivers_everything(sockets: Any) -> None:
 
 async def test_close_does_not_wait_for_a_neighbor_that_never_started(sockets: Any, alone: Any) -> None:
     await sockets.shut(alone.link)
+
+
+async def test_a_fault_timer_writes_to_no_closed_descriptor(sockets: Any, alone: Any, monkeypatch: Any) -> None:
+    """A partition may heal while the link is closing."""
+    failed: list[BaseException] = []
+    timers: list[threading.Thread] = []
+
+    def heal() -> None:
+        try:
+            alone.link.world.wake()
+        except OSError as error:
+            failed.append(error)
+
+    def close(descriptor: int) -> None:
+        os_close(descriptor)
+        if descriptor == wake:
+            timers.append(threading.Thread(target=heal))
+            timers[-1].start()
+            timers[-1].join(0.2)
+
+    os_close, wake = os.close, alone.link.world._wake
+    monkeypatch.setattr("peers.sockets.os.close", close)
+    await sockets.shut(alone.link)
+    for timer in timers:
+        timer.join()
+    assert (len(timers), failed) == (1, [])
 
 
 async def test_close_times_out_without_a_confirmation(sockets: Any, alone: Any, raw: Any, caplog: Any) -> None:
