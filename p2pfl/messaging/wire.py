@@ -194,7 +194,7 @@ class Message:
 
     Attributes:
         plan: its header, for what the receiver counts and checks.
-        finite: whether no number in the body is NaN or infinite.
+        finite: whether no number in the body is NaN or infinite, and no tensor has diverged.
     """
 
     body: Body
