@@ -219,8 +219,7 @@ class RecordedRun:
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the record of each peer and round, by peer; p2pfl/session/metrics.py lists the fields."""
         for files in self._folder.peers():
-            if files.metrics.exists():
-                yield from metrics.read(files.metrics)
+            yield from metrics.read(files.metrics)
 
     def metrics(self) -> pd.DataFrame:
         """Return a tidy table: a row for each peer and round, a column for each number.

@@ -65,6 +65,11 @@ def error_text(error: BaseException) -> str:
     return str(error) if isinstance(error, P2pflError) else f"{type(error).__name__}: {error}"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; without one, its class."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 @dataclass(frozen=True)
 class Problem:
     """One problem in a run file.

@@ -45,6 +45,8 @@ STALE = 2.0
 """Seconds without an answer after which an address is read again: its peer may have restarted elsewhere."""
 OVERDUE = 20.0
 """Seconds after which the log names the neighbors not reached yet, and the addresses tried."""
+NAMED = 8
+"""Most neighbors that the log names then."""
 REFUSAL_PERIOD = 1.0
 """Seconds for which a peer whose handshake has failed keeps refusing its neighbors' handshakes before it closes."""
 MIN_ENTRIES = 16
@@ -270,12 +272,12 @@ class IoLoop:
         busy = self.closing_since is not None or any(now - each.down_since < LONG for each in down)
         self.next_check = now + max(TICK if busy else SLOW_TICK, len(down) / CHECKS_OF_DOWN_PER_SECOND)
 
-    def _name_overdue(self, connections: list[Connection], most: int = 8) -> None:
+    def _name_overdue(self, connections: list[Connection]) -> None:
         """Log once which neighbors were not reached: not started yet, behind a firewall, or at another address."""
         if not connections:
             return
-        names = [f"peer {each.peer} at {each.address or 'no known address'}" for each in connections[:most]]
-        others = f" and {len(connections) - most} others" if len(connections) > most else ""
+        names = [f"peer {each.peer} at {each.address or 'no known address'}" for each in connections[:NAMED]]
+        others = f" and {len(connections) - NAMED} others" if len(connections) > NAMED else ""
         addresses = self.world.addresses
         unwritten = any(not each.address and not addresses.is_fixed(each.peer) for each in connections)
         where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" * unwritten

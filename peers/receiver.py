@@ -135,7 +135,8 @@ class Receiver:
             return False
         self._assemblies.pop(peer, None)
         header = frames[0] if frames else b""
-        if reader.exceeds_window(len(memoryview(header)), entry.size):
+        length = len(memoryview(header))
+        if reader.exceeds_window(length, entry.size):
             raise Unexpected(f"entry {tuple(entry.id)} exceeds the window")
         limit = self._io.largest
         try:
@@ -145,7 +146,6 @@ class Receiver:
             if entry.segment and (not reader.references or plan.size == 0):
                 raise Unexpected("a reference that was not asked for")
         except WireError:
-            length = len(memoryview(header))
             reader.passed(entry.id, length, min(entry.size, limit))  # the writer counts it too
             self._useless_left -= length / 1024  # it has been read in vain
             raise

@@ -53,6 +53,8 @@ Data = tuple[Dataset, Sequence[Subset]]
 
 STOPS = (signal.SIGTERM, signal.SIGINT)
 """Signals that stop a peer."""
+NAMED = 8
+"""Most neighbors that the log names at the start."""
 
 
 def run_peer(
@@ -276,9 +278,9 @@ def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
         yield stopped
 
 
-def _short(peers: Sequence[PeerId], most: int = 8) -> str:
-    text = ", ".join(map(str, peers[:most])) or "none"
-    return f"{text}, … ({len(peers)})" if len(peers) > most else text
+def _short(peers: Sequence[PeerId]) -> str:
+    text = ", ".join(map(str, peers[:NAMED])) or "none"
+    return f"{text}, … ({len(peers)})" if len(peers) > NAMED else text
 
 
 def _fraction(accuracy: float | None) -> str:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import CheckpointError
+from p2pfl.errors import CheckpointError, first_line
 from p2pfl.session.files import NewFile, write_all, write_errors
 from p2pfl.tensors import raw
 
@@ -265,8 +265,7 @@ def read(path: Path) -> State:
     except MemoryError:
         raise
     except Exception as error:  # torch.load interprets the bytes and may raise anything
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{path}: damaged: {reason}") from None
+        raise CheckpointError(f"{path}: damaged: {first_line(error)}") from None
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: damaged: not a mapping")
     return state

@@ -28,7 +28,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, Self
 
-from p2pfl.errors import CheckpointError, RunFolderError
+from p2pfl.errors import CheckpointError, RunFolderError, first_line
 from p2pfl.session import checkpoint
 from p2pfl.session.files import NewFile, read_json, write_errors, write_json
 from p2pfl.session.run_folder import PeerFolder
@@ -167,7 +167,7 @@ class CheckpointCopies:
         try:
             self._save(rounds_done, segments, given_up)
         except Exception as error:  # each file system has errors of its own
-            errors.append(_text(error))
+            errors.append(first_line(error))
 
     def _save(self, rounds_done: int, segments: Iterable[int], given_up: Event) -> None:
         fs, root = self._open()
@@ -231,7 +231,7 @@ class CheckpointCopies:
         try:
             found = self._find()
         except Exception as error:  # as above
-            problem = f"checkpoint_copies {self.url}: cannot be read: {_text(error)}"
+            problem = f"checkpoint_copies {self.url}: cannot be read: {first_line(error)}"
             raise CheckpointError(f"{problem}; make it reachable from this host, then resume the run") from error
         if not found or self._has(found[-1]):
             self._kept = found[-2:]
@@ -305,8 +305,4 @@ def _chunks(fs: Any, path: str) -> Iterable[bytes]:
             while chunk := reader.read(CHUNK):
                 yield chunk
     except Exception as error:
-        raise _Incomplete(_text(error)) from error
-
-
-def _text(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+        raise _Incomplete(first_line(error)) from error

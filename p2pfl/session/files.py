@@ -140,7 +140,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     for line in (_read(path) or b"").splitlines(keepends=True):
-        value = _json_object(line) if line.endswith(b"\n") else None
+        value = json_object(line) if line.endswith(b"\n") else None
         if value is None:
             break
         found.append(value)
@@ -150,7 +150,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def read_undamaged_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Read one JSON object per line; also count the lines that are damaged, not only cut off at the end."""
     lines = (_read(path) or b"").splitlines(keepends=True)
-    found = [value for line in lines if line.endswith(b"\n") and (value := _json_object(line)) is not None]
+    found = [value for line in lines if line.endswith(b"\n") and (value := json_object(line)) is not None]
     return found, sum(line.endswith(b"\n") for line in lines) - len(found)
 
 
@@ -184,7 +184,7 @@ def read_json(path: Path, *, stable: bool = False) -> dict[str, Any] | None:
         pass
     if content is None:
         return None
-    value = _json_object(content)
+    value = json_object(content)
     if value is None:
         raise RunFolderError(f"{path}: damaged: not a JSON object")
     return value
@@ -207,7 +207,8 @@ def _read(path: Path) -> bytes | None:
         raise RunFolderError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _json_object(text: bytes) -> dict[str, Any] | None:
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that is written there; None if there is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # of brackets nested without end

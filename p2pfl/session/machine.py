@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median_high
 from time import process_time
 from typing import Any
 
@@ -198,8 +199,8 @@ def _seconds_of_batch(algorithm: Algorithm[Any]) -> float:
 
 
 def _median_step(times: list[float]) -> float:
-    steps = sorted(later - earlier for earlier, later in pairwise(times))
-    return steps[len(steps) // 2] if steps else 0.0
+    steps = [later - earlier for earlier, later in pairwise(times)]
+    return median_high(steps) if steps else 0.0
 
 
 @torch.no_grad()

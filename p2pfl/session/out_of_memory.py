@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from p2pfl import PeerId
-from p2pfl.errors import OutOfMemory
+from p2pfl.errors import OutOfMemory, first_line
 from p2pfl.run_file.schema import RunFile
 
 # Messages of plain RuntimeErrors that torch raises.
@@ -26,13 +26,13 @@ def memory_errors(me: PeerId, device: torch.device, run: RunFile) -> Iterator[No
         if _is_gpu_error(error):
             fraction = run.gpu.memory_fraction
             raise OutOfMemory(
-                f"peer {me}: out of memory on {device} ({_first_line(error)}); gpu.memory_fraction is "
+                f"peer {me}: out of memory on {device} ({first_line(error)}); gpu.memory_fraction is "
                 f"{'1 / peers per GPU' if fraction is None else f'{fraction:g}'}: use a smaller batch or model, or "
                 "fewer peers per GPU with a larger fraction each"
             ) from error
         if _is_host_error(error):
             raise OutOfMemory(
-                f"peer {me}: out of memory on its host ({_first_line(error)}); use fewer compute slots (slots), "
+                f"peer {me}: out of memory on its host ({first_line(error)}); use fewer compute slots (slots), "
                 "fewer peers, or a smaller batch or model"
             ) from error
         raise
@@ -46,7 +46,3 @@ def _is_host_error(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError) or ON_THE_HOST in str(error)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from p2pfl.session.files import json_object
 
 
 class RecordFile:
@@ -32,13 +33,5 @@ class RecordFile:
             return []
         new = new[: new.rfind(b"\n") + 1]
         self._offset += len(new)
-        return [record for line in new.splitlines() if (record := _record(line)) is not None]
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line; None if it is damaged."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and type(record.get("t")) is int else None
+        records = map(json_object, new.splitlines())
+        return [record for record in records if record is not None and type(record.get("t")) is int]

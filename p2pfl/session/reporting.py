@@ -157,8 +157,8 @@ def make_result(
     totals: Totals,
     error: str,
     *,
-    dropped: Mapping[PeerId, int] | None = None,
-    expired: int = 0,
+    dropped: Mapping[PeerId, int],
+    expired: int,
 ) -> Result:
     """Summarize the run of peer ``me``; ``dropped`` and ``expired`` are counts of its endpoint."""
     weights = None
@@ -189,7 +189,7 @@ def make_result(
         weights=None if weights is None else {str(j): weight for j, weight in weights.items()},
         missing=totals.missing,
         skipped_rounds=totals.skipped_rounds,
-        dropped={str(neighbor): count for neighbor, count in sorted((dropped or {}).items())},
+        dropped={str(neighbor): count for neighbor, count in sorted(dropped.items())},
         expired=expired,
         seconds=totals.seconds,
         cost=totals.cost,
