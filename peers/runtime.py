@@ -98,7 +98,8 @@ def run_peer(
         """Say what this peer does now; what it, or an earlier process, has achieved stays."""
         now = Status(me, os.getpid(), phase, error=error, since=monotonic())
         if (last := files.status()) is not None:
-            kept = ("t", "rounds_done", "accuracy", "bytes_out", "bytes_in", "starts")
+            kept = ["t", "rounds_done", "bytes_out", "bytes_in", "messages_out", "starts"]
+            kept += ["accuracy", "masked_accuracy", "unmasked_accuracy"]
             resumes = last.resumes_at_start() if phase == "starting" else last.resumes
             now = replace(now, resumes=resumes, **{name: getattr(last, name) for name in kept})
         with suppress(WriteError):
