@@ -25,7 +25,7 @@ from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Ta
 from p2pfl.run_file.plugin_files import blaming, naming_lines
 from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run
-from p2pfl.run_file.schema import Named, PluginEntry, RunFile
+from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile
 from p2pfl.run_file.yaml_source import Source
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -89,7 +89,12 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     except ValidationError as error:
         problems.extend(explain(error, _known_keys))
     plain = tree if file is None else file.model_dump()
-    plugins = _load_plugins(plain, source, base, () if file is None else file.models.texts)
+    try:
+        plugins = _load_plugins(plain, source, base, _model_texts(plain) if file is None else file.models.texts)
+    except PluginError:
+        if file is None:  # a mistake in the file, such as in `models`, may be why a plug-in seems to be wrong
+            raise source.error(problems) from None
+        raise
 
     listed = ", ".join(plugin.name for plugin in plugins)
     forgotten = (
@@ -159,6 +164,14 @@ def _naming(problem: OptionProblem, loc: Loc, given: object, table: Table[Any]) 
         if isinstance(value, str) and value in table:
             text += f"; did you mean 'name: {value}' by '{key}: {value}'?"
     return problem._replace(message=text)
+
+
+def _model_texts(plain: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the models in a file that has problems elsewhere; none if they are in its section of models."""
+    try:
+        return Models.model_validate(Models.from_value(plain.get("models", {}))).texts
+    except ValueError:
+        return ()
 
 
 def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: Sequence[str]) -> list[Plugin]:

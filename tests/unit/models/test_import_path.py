@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from p2pfl.errors import ModelError, PluginError, RunFileError
 from p2pfl.models import MODELS, build
 from p2pfl.models.cost import cost
 from p2pfl.models.import_path import ImportPath, parse
+from p2pfl.run_file import plugin_files
 from p2pfl.run_file.load import load
 from p2pfl.session.build import load_data
 from p2pfl.session.checkpoint import read
@@ -234,3 +236,27 @@ def test_method_that_needs_linear_heads_rejects_others(project: Project) -> None
         RunFileError, match=r"mine\.yaml:5: models\.name: 'my_nets.Deep:fc' has a head of several layers"
     ):
         load_data(load(project(text, my_nets=NETS)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("device: cpu", "device: gpu0", "run.yaml:{line}: device: unknown 'gpu0'; known: auto, cpu, cuda"),
+        ("rounds: 2", "rounds: zwei", "run.yaml:{line}: rounds: should be an integer (found 'zwei')"),
+        ("rounds: 2", "foo: 1\nrounds: 2", "run.yaml:{line}: foo: unknown key 'foo'; "),
+        ("features:", "feature:", "run.yaml:{line}: models.feature: unknown key 'feature'; "),
+    ],
+)
+def test_mistake_in_a_run_folder_is_not_blamed_on_the_module_of_its_models(
+    old: str, new: str, message: str, project: Project, tmp_path: Path
+) -> None:
+    folder = create(load(project(RUN, my_nets=NETS)), tmp_path / "run")
+    text = folder.run_file.read_text()
+    assert old in text
+    plugin_files.activate([])  # as in a new process
+    folder.run_file.write_text(text.replace(old, new))
+    with pytest.raises(RunFileError) as caught:
+        load(folder.run_file)
+    line = text[: text.index(old)].count("\n") + 1
+    assert message.format(line=line) in str(caught.value)
+    assert "registers" not in str(caught.value)
