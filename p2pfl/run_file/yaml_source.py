@@ -26,15 +26,27 @@ P2PFL_ADDRESS_7 also overrides the address of peer 7. Paths in them start from t
 class RunFileLoader(yaml.SafeLoader):
     """Reads plain scalars as YAML 1.2 does, where PyYAML implements YAML 1.1.
 
-    1e-4 is a number and not a string; ``off``, ``no`` and 2026-01-31 are strings. (pydantic still accepts ``no`` for
-    false where a key is a boolean.)
+    1e-4 is a number and not a string, and 016 is sixteen; ``off``, ``no``, 1:30 and 2026-01-31 are strings. (pydantic
+    still accepts ``no`` for false where a key is a boolean.)
     """
 
+    def construct_integer(self, node: yaml.ScalarNode) -> int:
+        digits = node.value.replace("_", "").lower()
+        return int(digits, 0 if digits.lstrip("+-")[:2] in ("0b", "0o", "0x") else 10)
 
+
+_REPLACED = ("bool", "float", "int", "timestamp")
 RunFileLoader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in entries if tag.rpartition(":")[2] not in ("float", "bool", "timestamp")]
+    first: [(tag, regexp) for tag, regexp in entries if tag.rpartition(":")[2] not in _REPLACED]
     for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+RunFileLoader.add_constructor("tag:yaml.org,2002:int", RunFileLoader.construct_integer)
+_INTEGERS = (
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(0b[01_]+|0o[0-7_]+|0x[0-9a-fA-F_]+|\d[\d_]*)$", re.ASCII),
+    list("-+0123456789"),
+)
+RunFileLoader.add_implicit_resolver(*_INTEGERS)
 _FLOATS = (
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*([eE][-+]?\d+)|\d[\d_]*\.[\d_]*|\.\d[\d_]*([eE][-+]?\d+)?|\.inf|\.nan)$"),
@@ -47,9 +59,10 @@ RunFileLoader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Also quotes strings that only ``RunFileLoader`` reads as something else, such as "1e5"."""
+    """Also quotes strings that only ``RunFileLoader`` reads as something else, such as "1e5" and "089"."""
 
 
+_Dumper.add_implicit_resolver(*_INTEGERS)
 _Dumper.add_implicit_resolver(*_FLOATS)
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.run_file.load import load
+from p2pfl.run_file.yaml_source import RunFileLoader, to_text
 from tests.run_file_texts import GOOD, GRAPH_NAMES, TOP, changed, problems, read
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -114,6 +116,25 @@ def test_parses_numbers_as_in_yaml_1_2(text: str, value: float) -> None:
         hyper: Any = run.hyper
         assert hyper.lr == value
         assert type(hyper.lr) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("016", 16), ("089", 89), ("0o17", 15), ("0x1F", 31), ("+012", 12), ("1_000", 1000)]
+)
+def test_integers_with_leading_zeros_are_decimal(text: str, value: int) -> None:
+    assert (read(changed("seed: 1", f"seed: {text}")).seed, read(GOOD, f"seed={text}").seed) == (value, value)
+
+
+@pytest.mark.parametrize("name", ["016", "089", "0o17", "0x1F", "1:30", "12", "1_0"])
+def test_strings_that_look_like_integers_survive_the_run_folder(name: str) -> None:
+    for loader in (RunFileLoader, yaml.SafeLoader):
+        assert yaml.load(to_text({"name": name, "seed": 16}), loader) == {"name": name, "seed": 16}
+
+
+def test_numbers_with_a_colon_are_strings() -> None:
+    expected = "seed: should be an integer (found '1:30')"
+    assert problems(changed("seed: 1", "seed: 1:30")) == [f"run.yaml:2: {expected}"]
+    assert problems(GOOD, "seed=1:30") == [f"--set seed=1:30: {expected}"]
 
 
 def test_off_is_a_string() -> None:
