@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -87,7 +88,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     try:
         file = RunFile.model_validate(tree, context={"base": base})
     except ValidationError as error:
-        problems.extend(explain(error, _known_keys))
+        problems.extend(explain(error, _known_keys, _unit))
     plain = tree if file is None else file.model_dump()
     try:
         plugins = _load_plugins(plain, source, base, _model_texts(plain) if file is None else file.models.texts)
@@ -246,12 +247,27 @@ def _graph_names(name: str, given: Mapping[str, Any]) -> Iterator[str]:
         yield from _graph_names(named.name, named.given)
 
 
-def _known_keys(path: Loc) -> tuple[str, ...]:
-    """The keys of the section in which the key at ``path`` is."""
+def _section(path: Loc) -> Any:
+    """The section in which the key at ``path`` is."""
     section: Any = RunFile
     for part in path[:-1]:
         if isinstance(part, str):
             section = section.model_fields[part].annotation
         else:  # an item of a list
             section, *_ = get_args(section)
-    return tuple(section.model_fields)
+    return section
+
+
+def _known_keys(path: Loc) -> tuple[str, ...]:
+    """The keys of the section in which the key at ``path`` is."""
+    return tuple(_section(path).model_fields)
+
+
+def _unit(path: Loc) -> str:
+    """The unit of the key at ``path``, with which its note begins; empty if it has none."""
+    try:
+        note = _section(path).model_fields[path[-1]].description
+    except (AttributeError, LookupError, ValueError):  # below a list or a mapping without fixed keys
+        return ""
+    found = re.match(r"(?:maximum )?(bytes per second|bytes|seconds)\b", note or "", re.IGNORECASE)
+    return found[1].lower() if found else ""

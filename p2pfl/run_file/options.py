@@ -331,37 +331,74 @@ _EXPECTED = {
 """What was expected, by pydantic's error type, where pydantic's message names Python types."""
 
 
-def explain(error: ValidationError, known_keys: Callable[[Loc], Iterable[str]]) -> list[OptionProblem]:
-    """Translate a pydantic error: what was found and what is expected, per problem.
+_BRANCH = re.compile(
+    r"int|float|str|bool|none|constrained-(int|float|str)|(tuple|list|dict|literal|nullable|union|lax-or-strict|"
+    r"function-(before|after|wrap|plain))\[.*\]"
+)
+"""How pydantic names one of several types of a key, in the path of an error."""
+
+
+def explain(
+    error: ValidationError,
+    known_keys: Callable[[Loc], Iterable[str]],
+    unit_of: Callable[[Loc], str] = lambda path: "",
+) -> list[OptionProblem]:
+    """Translate a pydantic error: what was found and what is expected, once per key.
 
     Args:
         known_keys: the keys allowed beside the key at a path.
+        unit_of: of the key at a path: ``seconds``; empty if it has none.
     """
     problems = []
+    choices: dict[Loc, dict[str, list[Any]]] = {}
+    """The errors of a key that may have several types, by type."""
     for item in error.errors(include_url=False):
-        path, kind, found, context = item["loc"], item["type"], item["input"], item.get("ctx", {})
-        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-            known = list(known_keys(path))
-            text = unknown(path[-1], known, "key")
-            problems.append(OptionProblem(path, text, suggestion=closest(path[-1], known)))
+        path = item["loc"]
+        branch = next((depth for depth, part in enumerate(path) if _BRANCH.fullmatch(str(part))), None)
+        if branch is not None and branch > 0 and isinstance(path[branch], str):
+            below = {**item, "loc": path[:branch] + path[branch + 1 :]}
+            choices.setdefault(path[:branch], {}).setdefault(str(path[branch]), []).append(below)
+        elif item["type"] != "too_short" or len(item["input"]) < item["ctx"]["min_length"]:  # else an item is wrong
+            problems.append(_explained(item, known_keys, unit_of))
+    for path, types in choices.items():
+        # Of a list with a wrong item, the item is reported, and not that it is no number.
+        inside = next((found for found in types.values() if len(found[0]["loc"]) > len(path)), None)
+        if inside is not None:
+            problems.extend(_explained(item, known_keys, unit_of) for item in inside)
             continue
-        if kind in ("missing", "missing_argument"):
-            problems.append(OptionProblem(path, "missing; it has no default", missing=True))
-            continue
-        if kind == "invalid_key":
-            text = "a key should be a string; put it in quotes"
-        elif kind == "literal_error":
-            text = unknown(found, re.findall("'([^']*)'", context["expected"]))
-        else:
-            if kind in _EXPECTED:
-                text = f"should be {_EXPECTED[kind]}"
-            elif kind == "too_long":
-                text = f"should have at most {context['max_length']} items"
-            else:
-                text = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-            text += f" (found {_short(found)})"
-        problems.append(OptionProblem(path, text))
+        given = next(iter(types.values()))[0]["input"]
+        texts = dict.fromkeys(_expected(item, unit_of(path)) for found in types.values() for item in found)
+        first, *others = (text.removesuffix("; put it in quotes") for text in texts)
+        text = ", or ".join([first, *(other.removeprefix("should be ") for other in others)])
+        problems.append(OptionProblem(path, f"{text} (found {_short(given)})"))
     return problems
+
+
+def _explained(item: Any, known_keys: Callable[[Loc], Iterable[str]], unit_of: Callable[[Loc], str]) -> OptionProblem:
+    path, kind, found = item["loc"], item["type"], item["input"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = list(known_keys(path))
+        return OptionProblem(path, unknown(path[-1], known, "key"), suggestion=closest(path[-1], known))
+    if kind in ("missing", "missing_argument"):
+        return OptionProblem(path, "missing; it has no default", missing=True)
+    if kind == "invalid_key":
+        return OptionProblem(path, "a key should be a string; put it in quotes")
+    if kind == "literal_error":
+        return OptionProblem(path, unknown(found, re.findall("'([^']*)'", item["ctx"]["expected"])))
+    return OptionProblem(path, f"{_expected(item, unit_of(path))} (found {_short(found)})")
+
+
+def _expected(item: Any, unit: str) -> str:
+    """What a value should be."""
+    kind, context = item["type"], item.get("ctx", {})
+    if unit and _EXPECTED.get(kind) in ("an integer", "a number"):
+        return f"should be a number of {unit}"
+    if kind in _EXPECTED:
+        return f"should be {_EXPECTED[kind]}"
+    if kind in ("too_long", "too_short"):
+        bound, count = ("most", context["max_length"]) if kind == "too_long" else ("least", context["min_length"])
+        return f"should have at {bound} {count} {'item' if count == 1 else 'items'}"
+    return str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
 
 
 def _short(value: object, limit: int = 60) -> str:

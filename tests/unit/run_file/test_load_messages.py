@@ -367,6 +367,48 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
             '"<unicode string>", position 27',
             id="control character",
         ),
+        pytest.param(
+            "dataset: digits",
+            "dataset: {name: table, path: a.csv, label: y, test: 5}",
+            "run.yaml:7: data.dataset.test: should be less than 1, or a path (found 5)",
+            id="number or path",
+        ),
+        pytest.param(
+            "device: cpu",
+            "checkpoint_every: 0",
+            "run.yaml:11: checkpoint_every: should be greater than 0, or 'auto' (found 0)",
+            id="number or word",
+        ),
+        pytest.param(
+            "{name: clusters, clusters: 2}",
+            "{name: fraction, fraction: [0.5, x]}",
+            "run.yaml:8: data.partition.fraction.1: should be a number (found 'x')",
+            id="item of a list or a number",
+        ),
+        pytest.param(
+            "device: cpu",
+            "transport: {deadline: 10m}",
+            "run.yaml:11: transport.deadline: should be a number of seconds (found '10m')",
+            id="number with a unit",
+        ),
+        pytest.param(
+            "device: cpu",
+            "transport: {max_message: 1GB}",
+            "run.yaml:11: transport.max_message: should be a number of bytes (found '1GB')",
+            id="integer with a unit",
+        ),
+        pytest.param(
+            "graph: ring",
+            "graph: {name: list, graphs: [3]}",
+            "run.yaml:5: graph.graphs.0: should be a string, or a mapping (found 3)",
+            id="text or mapping",
+        ),
+        pytest.param(
+            "device: cpu",
+            "chaos: {partition: {groups: [[0, 1]], round: 1}}",
+            "run.yaml:11: chaos.partition.0.groups: should have at least 2 items (found [[0, 1]])",
+            id="short list",
+        ),
         pytest.param("rounds: 3", "3: 3", "run.yaml:3: 3: a key should be a string; put it in quotes", id="key"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.options import Note, OptionErrors, Options, Table, notes, unknown
 
 
@@ -187,3 +191,16 @@ def test_table_with_a_family_of_names_finds_members_that_it_does_not_list() -> N
 def test_unknown_lists_known_names(found: object, known: list[str], text: str) -> None:
     assert unknown(found, known) == text
     assert unknown(found, known, "key") == text.replace("unknown", "unknown key", 1)
+
+
+@pytest.mark.parametrize("value", [5, -1, "zz", [1], [[1]], {}, {"a": 1}, None], ids=repr)
+def test_no_message_names_a_type_of_pydantic_and_no_key_has_two(value: object) -> None:
+    hypers = [method.Hyper for method in ALGORITHMS.values()]
+    messages = []
+    for options in (*hypers, *AUGMENTATIONS.values(), *DATASETS.values(), *GRAPHS.values(), *PARTITIONS.values()):
+        for key in options.known():
+            found = problems({key: value, "unknown key": 0}, options)
+            assert len(dict(found)) == len(found)
+            messages += [f"{options.__name__}.{path}: {text}" for path, text in found if path != ("unknown key",)]
+    assert messages
+    assert not [text for text in messages if re.search(r"constrained|Tuple|tuple|function-|\bint\b|\bstr\b", text)]
