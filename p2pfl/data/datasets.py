@@ -41,6 +41,7 @@ from p2pfl.data.loaders import DatasetArrays, Inputs, Labels, Loader
 from p2pfl.data.partitions import DatasetLabels
 from p2pfl.errors import DataError
 from p2pfl.inputs import Size, Tokens
+from p2pfl.run_file.options import closest
 
 _FORMAT = 2
 """Part of every cache key: increment it when the layout of an entry or the output of a loader changes."""
@@ -165,7 +166,9 @@ class Dataset:
         return Tokens(shape[1:]) if self.vocabulary else shape[2:]
 
 
-def open_dataset(name: str, loader: Loader, root: Path | None = None, download: bool = True) -> Dataset:
+def open_dataset(
+    name: str, loader: Loader, root: Path | None = None, download: bool = True, base: Path | None = None
+) -> Dataset:
     """Open a dataset from the host's cache; add it to the cache if needed.
 
     Args:
@@ -173,6 +176,7 @@ def open_dataset(name: str, loader: Loader, root: Path | None = None, download: 
         loader: the options of that dataset, an instance of ``DATASETS[name]``.
         root: folder with the dataset's files; by default $P2PFL_DATA, or else <user cache>/p2pfl/data.
         download: download missing files.
+        base: the folder of the run file, where the loader's paths were looked for first.
 
     Raises:
         DataError: files are missing and cannot be downloaded, files are damaged, or the cache is not writable.
@@ -184,7 +188,7 @@ def open_dataset(name: str, loader: Loader, root: Path | None = None, download: 
     with _lock(cache / f"{name}.lock"):
         # Check again: the previous holder of the lock may have finished the work.
         if missing := _missing(loader, root):
-            _fetch(name, loader, root, download, missing)
+            _fetch(name, loader, root, download, missing, base)
         entry = cache / _key(name, loader, root)
         if dataset := _load(name, entry):
             return dataset
@@ -211,10 +215,21 @@ def _missing(loader: Loader, root: Path) -> list[Path]:
     return [path for path in loader.files(root) if not os.path.exists(path)]
 
 
-def _fetch(name: str, loader: Loader, root: Path, download: bool, missing: list[Path]) -> None:
+def _fetch(name: str, loader: Loader, root: Path, download: bool, missing: list[Path], base: Path | None) -> None:
     """Download missing files, or raise a DataError with instructions to get them."""
     folder = missing[0].parent
-    problem = f"{name}: missing {', '.join(path.name for path in missing)}; looked in {folder}. "
+    folders = [folder]
+    given = next(
+        (path for path in vars(loader).values() if isinstance(path, Path) and root / path == missing[0]), None
+    )
+    if given is not None and not given.is_absolute() and base is not None:
+        folders.insert(0, (base / given).parent.absolute())
+    problem = (
+        f"{name}: missing {', '.join(path.name for path in missing)}; looked in {' and '.join(map(str, folders))}"
+    )
+    there = [entry for place in folders if os.path.isdir(place) for entry in os.listdir(place)]
+    suggestion = closest(missing[0].name, there) if given is not None else None
+    problem += f"; did you mean {suggestion!r}? " if suggestion else ". "
     if folder.is_relative_to(root):
         relative = folder.relative_to(root)
         content = missing[0].name if relative == Path() else f"{relative}/"

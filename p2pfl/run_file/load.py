@@ -153,7 +153,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     assert all(part is not None for part in (hyper, graph, topology, dataset, partition, augmentation))
     parts = (hyper, graph, topology, schedule, dataset, partition, augmentation)
     plugins += plugin_files.used_of_announced(_names(file))
-    return Run(file, *parts, tuple(plugins), source.locate)  # type: ignore[arg-type]
+    return Run(file, *parts, tuple(plugins), source.locate, base)  # type: ignore[arg-type]
 
 
 def _naming(problem: OptionProblem, loc: Loc, given: object, table: Table[Any]) -> OptionProblem:

@@ -34,6 +34,7 @@ class Run:
         schedule: the graph of each round, if it changes.
         loader: loads the dataset.
         plugins: code from outside that it uses.
+        base: the folder of the run file.
     """
 
     file: RunFile
@@ -46,6 +47,7 @@ class Run:
     augmentation: Augmentation
     plugins: tuple[Plugin, ...]
     _locate: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
+    base: Path | None = field(default=None, repr=False, compare=False)
 
     def error_at(self, key: str, error: Exception) -> RunFileError:
         """Report an error found later at the line of ``key`` (dotted)."""

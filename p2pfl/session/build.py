@@ -40,7 +40,7 @@ def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
 def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     data = run.file.data
     try:
-        dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download)
+        dataset = open_dataset(data.dataset.name, run.loader, data.root, data.download, run.base)
     except (DataError, MissingExtra) as error:
         raise run.error_at("data.dataset", DataError(blaming(type(run.loader).read, error))) from None
     _check_kind(run, dataset)

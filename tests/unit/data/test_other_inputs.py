@@ -272,6 +272,18 @@ def test_wrong_tables_are_errors(text: str, options: dict[str, Any], message: st
         opened("table", **{"path": "t.csv", "label": "y", **options})
 
 
+def test_missing_table_error_names_both_folders_and_a_similar_file() -> None:
+    Path("lab").mkdir()
+    Path("lab/ok.csv").write_text("a,y\n1,0\n")
+    text = RUN.replace("{name: npz, path: data.npz}", "{name: table, path: okk.csv, label: y}")
+    Path("lab/run.yaml").write_text(text.replace("MODELS", "mlp-8").replace("ALGORITHM", "local"))
+    places = f"looked in {Path('lab').absolute()} and {Path('root').absolute()}; did you mean 'ok.csv'"
+    with pytest.raises(
+        RunFileError, match=rf"run.yaml:5: data.dataset: table: missing okk.csv; {places}\? Set data.r"
+    ):
+        load_data(load(Path("lab/run.yaml"), overrides={"data.root": str(Path("root").absolute())}))
+
+
 def test_table_of_another_type_is_an_error() -> None:
     Path("t.xls").write_text("")
     with pytest.raises(DataError, match=r"unknown type of table '\.xls'; known: \.csv, \.parquet"):
