@@ -264,15 +264,20 @@ def _check(name: str, arrays: Any) -> None:
         if not isinstance(array, np.ndarray):
             raise DataError(f"{name}: inputs and labels should be NumPy arrays, not {type(array).__name__}")
     kinds = {(np.dtype(np.uint8), 4), (np.dtype(np.float32), 2), (np.dtype(np.float32), 3), (np.dtype(np.int64), 2)}
-    for images in (arrays.train_images, arrays.test_images):
+    for split, images in (("training", arrays.train_images), ("test", arrays.test_images)):
+        if len(images) == 0:
+            raise DataError(f"{name}: no {split} samples; training and test samples are needed")
         if (images.dtype, images.ndim) not in kinds:
             expected = "uint8 [N, C, H, W], float32 [N, D] or [N, C, L], or int64 [N, L]"
             raise DataError(f"{name}: inputs are {images.dtype} {list(images.shape)}; expected {expected}")
         if images.dtype == np.float32 and not np.isfinite(images).all():
-            raise DataError(f"{name}: inputs contain NaN or infinity; replace or remove these samples")
+            sample, *place = map(int, np.argwhere(~np.isfinite(images))[0])
+            where = f"{split} sample {sample} at {place} (both counted from 0)"
+            raise DataError(f"{name}: inputs contain NaN or infinity, e.g. {where}; replace or remove these samples")
         if images.dtype == np.int64 and not 0 <= images.min(initial=0) <= images.max(initial=0) < arrays.vocabulary:
             found = f"from {images.min()} to {images.max()}"
-            raise DataError(f"{name}: tokens range {found}, but the vocabulary is {arrays.vocabulary}")
+            hint = "; integers are tokens, counted from 0: store other inputs as float" if images.min() < 0 else ""
+            raise DataError(f"{name}: tokens range {found}, but the vocabulary is {arrays.vocabulary}{hint}")
     if arrays.train_images.shape[1:] != arrays.test_images.shape[1:]:
         shapes = f"{arrays.train_images.shape[1:]} for training, {arrays.test_images.shape[1:]} for testing"
         raise DataError(f"{name}: inputs have different shapes: {shapes}")
@@ -280,7 +285,7 @@ def _check(name: str, arrays: Any) -> None:
         ("training", arrays.train_images, arrays.train_labels),
         ("test", arrays.test_images, arrays.test_labels),
     ):
-        if len(images) != len(labels) or len(labels) == 0:
+        if len(images) != len(labels):
             raise DataError(f"{name}: {len(images)} {split} inputs but {len(labels)} labels")
         if labels.dtype != np.int64 or labels.ndim != 1:
             raise DataError(f"{name}: {split} labels are {labels.dtype} {list(labels.shape)}; expected int64 [N]")

@@ -48,7 +48,12 @@ class Npz(Loader):
             with path.open("rb") as file, np.load(file, allow_pickle=False) as content:  # noqa: TID251
                 arrays = {name: content[name] for name in content.files}
         except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"{path}: not a valid .npz file of plain arrays: {error}") from error
+            reason = str(error)
+            if not isinstance(error, OSError) and not zipfile.is_zipfile(path):
+                reason = "it is no complete zip archive"
+            elif "allow_pickle" in reason:
+                reason = "it contains Python objects; convert these arrays to numbers or text"
+            raise DataError(f"{path}: not a valid .npz file of plain arrays: {reason}") from error
         if missing := [name for name in REQUIRED if name not in arrays]:
             raise DataError(f"{path}: {missing[0]} is missing; it must contain {', '.join(REQUIRED)}")
         train, test = (

@@ -187,11 +187,27 @@ def _require(path: Path, columns: Columns, name: str) -> None:
 
 
 def _require_numbers(path: Path, columns: Columns, names: Sequence[str]) -> None:
+    """Raise DataError if a column with features has text, NaN or infinity."""
     for name in names:
         if columns[name].dtype.kind == "U":
             values = [str(value) for value in columns[name]]  # of Parquet, all may look like numbers
             text = f"column {name!r} has text, such as {next(filterfalse(_is_number, values), values[0])!r}"
             raise DataError(f"{path}: {text}; list it in groups, or list only columns with numbers in features")
+        wrong = np.flatnonzero(~(np.abs(columns[name]) <= np.finfo(np.float32).max))
+        if len(wrong):
+            value = float(columns[name][wrong[0]])
+            text = f"column {name!r} is {value}, no finite float32; replace it, or remove the row"
+            raise DataError(f"{_place(path, int(wrong[0]))}: {text}")
+
+
+def _place(path: Path, row: int) -> str:
+    """The line of a row, counted from 0, in a CSV file; else the number of the row."""
+    if path.suffix.lower() != ".csv":
+        return f"{path}: row {row + 1}"
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        lines = [reader.line_num for values in reader if values]
+    return f"{path}:{lines[row + 1]}"
 
 
 def _is_number(text: str) -> bool:

@@ -198,7 +198,19 @@ def test_usps_in_another_format_is_an_error(root: Path) -> None:
         ({"y_train": np.array([0, 1, 2, 0, 1, -1])}, "npz: training labels range from -1 to 2"),
         ({"y_train": np.arange(5)}, "npz: 6 training inputs but 5 labels"),
         ({"x_test": np.zeros((2, 4, 4), np.uint8)}, "inputs have different shapes"),
-        ({"y_train": np.array([object()] * 6)}, "not a valid .npz file of plain arrays"),
+        (
+            {"y_train": np.array([object()] * 6)},
+            "not a valid .npz file of plain arrays: it contains Python objects; co",
+        ),
+        (
+            {"x_train": np.arange(-3, 9).reshape(6, 2), "x_test": np.ones((2, 2), np.int64)},
+            "tokens range from -3 to 8, but the vocabulary is 9; integers are tokens, .* store other inputs as float",
+        ),
+        (
+            {"x_train": np.full((6, 2), np.nan), "x_test": np.ones((2, 2))},
+            r"npz: inputs contain NaN or infinity, e\.g\. training sample 0 at \[0\]",
+        ),
+        ({"x_test": np.zeros((0, 2, 3), np.uint8), "y_test": np.zeros(0, np.int64)}, "npz: no test samples; train"),
     ],
 )
 def test_npz_with_wrong_arrays_is_an_error(root: Path, changes: dict[str, np.ndarray], message: str) -> None:
@@ -217,6 +229,9 @@ def test_damaged_or_incomplete_npz_is_an_error(root: Path) -> None:
         damage(path)
         with pytest.raises(DataError, match=r"not a valid .npz file"):
             opened("npz", root, path="mine.npz")
+    path.write_text("no zip")
+    with pytest.raises(DataError, match=r"not a valid .npz file of plain arrays: it is no complete zip archive$"):
+        opened("npz", root, path="mine.npz")
     np.save(root / "array.npy", np.zeros(3))
     with pytest.raises(DataError, match=r"not a valid .npz file"):
         opened("npz", root, path="array.npy")

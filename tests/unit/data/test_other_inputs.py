@@ -247,6 +247,13 @@ def test_table_may_hold_series_or_tokens() -> None:
     assert opened("table", path="t.csv", label="y", features=["d", "a"]).train.images[0].tolist() == [4, 1]
 
 
+def test_infinity_in_the_file_with_the_test_samples_is_located() -> None:
+    Path("train.csv").write_text("a,y\n1,7\n3,9\n")
+    Path("test.csv").write_text("a,y\n1,7\n-inf,9\n")
+    with pytest.raises(DataError, match=r"test\.csv:3: column 'a' is -inf, no finite float32; replace it"):
+        opened("table", path="train.csv", test="test.csv", label="y")
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -263,7 +270,8 @@ def test_table_may_hold_series_or_tokens() -> None:
         ("a,b,y\n1,2,0\n", {"channels": 3}, "2 features are no series of 3 channels"),
         ("a,y\n1.5,0\n", {"vocabulary": 3}, "tokens must be integers"),
         ("a,y\n" + "1,0\n" * 5 + "7,0\n" * 5, {"vocabulary": 3}, "tokens range from 1 to 7, but the vocabulary is 3"),
-        ("a,y\nnan,0\n" + "1,0\n" * 9, {}, "inputs contain NaN or infinity"),
+        ("a,b,y\n1,2,0\n\n2,nan,1\n", {}, r"t\.csv:4: column 'b' is nan, no finite float32; replace it"),
+        ("a,y\n1e200,0\n" + "1,0\n" * 9, {}, r"t\.csv:2: column 'a' is 1e\+200, no finite float32"),
     ],
 )
 def test_wrong_tables_are_errors(text: str, options: dict[str, Any], message: str) -> None:
