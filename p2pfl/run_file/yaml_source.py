@@ -97,8 +97,13 @@ class Source:
             self._record_positions(node, ())
             return loader.construct_document(node) if node is not None else None
         except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise _error(self._at(line), (), f"invalid YAML: {error.problem}") from None
+            line, problem = error.problem_mark.line if error.problem_mark else 0, error.problem
+            before = error.context_mark.line if error.context_mark else line - 1
+            if problem in ("could not find expected ':'", "mapping values are not allowed here") and before >= 0:
+                suspect = text.splitlines()[before].strip()  # a missing space is noticed in the next line
+                if re.match(r"[\w.-]+:[^\s/]", suspect):
+                    line, problem = before, f"a space is missing after the colon of {suspect!r}"
+            raise _error(self._at(line + 1), (), f"invalid YAML: {problem}") from None
         except (yaml.YAMLError, ValueError) as error:
             raise _error(_Position(self.name), (), f"invalid YAML: {' '.join(str(error).split())}") from None
         except RecursionError:
@@ -111,6 +116,7 @@ class Source:
                 line, name = key.start_mark.line + 1, str(key.value)
                 if name in lines:
                     raise _error(self._at(line), (*path, name), f"duplicate key, first given in line {lines[name]}")
+                self._check_decimal(node.value[len(lines) - 1] if lines else None, key, value, path)
                 lines[name] = line
                 self._positions[(*path, name)] = self._at(line)
                 self._record_positions(value, (*path, name))
@@ -118,6 +124,17 @@ class Source:
             for index, item in enumerate(node.value):
                 self._positions[(*path, str(index))] = self._at(item.start_mark.line + 1)
                 self._record_positions(item, (*path, str(index)))
+
+    def _check_decimal(
+        self, before: tuple[yaml.Node, yaml.Node] | None, key: yaml.Node, value: yaml.Node, path: tuple[str, ...]
+    ) -> None:
+        """Refuse ``{lr: 0,05}``, which is a mapping with the keys ``lr`` and 5."""
+        if before is None or value.value != "" or before[1].end_mark.index + 1 != key.start_mark.index:
+            return
+        number = f"{before[1].value},{key.value}"
+        if re.fullmatch(r"[-+]?\d+,\d+", number):
+            text = f"{number!r} is no number; write a point: {number.replace(',', '.')}"
+            raise _error(self._at(key.start_mark.line + 1), (*path, str(before[0].value)), text)
 
     def _at(self, line: int) -> _Position:
         return _Position(f"{self.name}:{line}", line)
@@ -188,7 +205,20 @@ class Source:
         meant = {(*found.path[:-1], found.suggestion) for found in problems if found.suggestion is not None}
         shown = [found for found in problems if not (found.missing and found.path in meant)]
         shown.sort(key=lambda found: self._position(tuple(map(str, found.path))).line)
-        return RunFileError([self.locate(found.path, found.message) for found in shown])
+        return RunFileError([self.locate(found.path, found.message + self._kept(found)) for found in shown])
+
+    def _kept(self, found: OptionProblem) -> str:
+        """A hint if the file's key is unknown only because an override has changed the name of its section."""
+        *section, _ = map(str, found.path or ("",))
+        key = self._positions.get((*section, "name"))
+        if not found.message.startswith("unknown key ") or key is None or math.isfinite(key.line):
+            return ""
+        if math.isinf(self._position(tuple(map(str, found.path))).line):
+            return ""
+        option, dotted = "--set " if key.text.startswith("--set ") else "", ".".join(section)
+        name = key.text.partition("=")[2]
+        whole = f"{option}{dotted}={name}, or {option}'{dotted}={{name: {name}, …}}',"
+        return f"; {key.text} keeps the other keys of the file's `{dotted}`: {whole} replaces them"
 
 
 def _error(position: _Position, path: tuple[str, ...], message: str) -> RunFileError:

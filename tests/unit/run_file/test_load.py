@@ -95,6 +95,17 @@ def test_set_replaces_a_whole_section_and_its_problems() -> None:
     assert run.file.algorithm.name == "local"
 
 
+def test_set_of_a_name_says_that_it_keeps_the_other_keys_of_the_section() -> None:
+    [found] = problems(GOOD, "algorithm.name=dpsgd")
+    assert found.startswith("run.yaml:10: algorithm.warmup: unknown key 'warmup'; known: ")
+    assert found.endswith(
+        "; --set algorithm.name=dpsgd keeps the other keys of the file's `algorithm`: --set algorithm=dpsgd, or "
+        "--set 'algorithm={name: dpsgd, …}', replaces them"
+    )
+    [found] = problems(GOOD, "algorithm.name=dpsgd", "algorithm.warmup=3")
+    assert "keeps" not in found
+
+
 # ---- YAML -------------------------------------------------------------------------------
 
 

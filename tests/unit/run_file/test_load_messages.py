@@ -409,6 +409,24 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
             "run.yaml:11: chaos.partition.0.groups: should have at least 2 items (found [[0, 1]])",
             id="short list",
         ),
+        pytest.param(
+            "warmup: 2",
+            "warmup: 2, lr: 0,05",
+            "run.yaml:10: algorithm.lr: '0,05' is no number; write a point: 0.05",
+            id="decimal comma",
+        ),
+        pytest.param(
+            "rounds: 3",
+            "rounds:3",
+            "run.yaml:3: invalid YAML: a space is missing after the colon of 'rounds:3'",
+            id="no space after a colon",
+        ),
+        pytest.param(
+            "  dataset: digits",
+            "  dataset:digits",
+            "run.yaml:7: invalid YAML: a space is missing after the colon of 'dataset:digits'",
+            id="no space after the first colon of a section",
+        ),
         pytest.param("rounds: 3", "3: 3", "run.yaml:3: 3: a key should be a string; put it in quotes", id="key"),
     ],
 )
