@@ -131,6 +131,7 @@ class Dataset:
         mirror: whether mirroring an image keeps its label.
         columns: further properties of the samples, by name.
         vocabulary: number of different tokens; 0 for other inputs.
+        sha256: of all that training and tests depend on; empty in a cache that an earlier version has written.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Dataset:
     mirror: bool
     columns: Columns = field(default_factory=dict)
     vocabulary: int = 0
+    sha256: str = ""
 
     @cached_property
     def pool(self) -> Pool:
@@ -312,6 +314,10 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
         "vocabulary": arrays.vocabulary,
         "columns": {name: column.values for name, column in arrays.columns.items()},
     }
+    sha = hashlib.sha256(json.dumps(metadata).encode())
+    for array in files.values():
+        sha.update(np.ascontiguousarray(array).data)
+    metadata["sha256"] = sha.hexdigest()
     try:
         for leftover in (building, entry):
             if leftover.exists():
@@ -346,6 +352,7 @@ def _load(name: str, entry: Path) -> Dataset | None:
             mirror=metadata["mirror"],
             columns=columns,
             vocabulary=metadata.get("vocabulary", 0),
+            sha256=metadata.get("sha256", ""),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None

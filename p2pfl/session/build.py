@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
-from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError
+from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError, WriteError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
@@ -22,19 +23,49 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.run_file.plugin_files import blaming, definition, naming_lines
 from p2pfl.run_file.run import Run
+from p2pfl.session.files import write_atomically
 from p2pfl.session.method_results import check_setup
 from p2pfl.session.pretrained import load_pretrained
 
+DATASET = "dataset.sha256"
+"""The file of a run folder with the hash of the dataset that its peers learn from."""
 
-def load_data(run: Run) -> tuple[Dataset, list[Subset]]:
+
+def load_data(run: Run, folder: Path | None = None, *, record: bool = True) -> tuple[Dataset, list[Subset]]:
     """Map the run's inputs from this host's cache, and divide them among the peers.
 
+    Args:
+        folder: the run folder; by default that of the run file, if it is in one.
+        record: write the dataset's hash into a run folder that has none.
+
     Raises:
-        RunFileError: the dataset is not available, or cannot be partitioned as requested.
+        RunFileError: the dataset is not available, has changed since the run began, or cannot be partitioned as
+            requested.
     """
     run.activate()
     with naming_lines():
-        return _load_data(run)
+        dataset, subsets = _load_data(run)
+    if folder is None and run.base is not None and (run.base / "run.json").is_file():
+        folder = run.base
+    if folder is not None and dataset.sha256:
+        _check_unchanged(run, dataset, folder / DATASET, record)
+    return dataset, subsets
+
+
+def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> None:
+    try:
+        recorded = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        if record:
+            with suppress(WriteError):  # a full disk has an error of its own, at what the run needs
+                write_atomically(file, f"{dataset.sha256}\n".encode())
+        return
+    if recorded != dataset.sha256:
+        text = (
+            f"{dataset.name} has changed since this run began: its hash is {dataset.sha256[:12]}…, not "
+            f"{recorded[:12]}…; restore its files, start a new run, or delete {file} to use it nevertheless"
+        )
+        raise run.error_at("data.dataset", DataError(text))
 
 
 def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
