@@ -58,7 +58,9 @@ POLL = 0.1
 
 
 def load(source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> PlannedRun:
-    """Check a run.
+    """Check a run, without opening its dataset and without building models that have an import path.
+
+    ``PlannedRun.partition`` does both, as does the start of the run.
 
     Args:
         source: a run file, or the same as nested dicts, whose relative paths start from the working directory.
@@ -103,7 +105,11 @@ class PlannedRun:
         return self._run.topology if self._run.schedule is None else self._run.schedule(t)
 
     def partition(self) -> list[Subset]:
-        """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
+        """The samples of each peer, as indices into the dataset.
+
+        Raises:
+            RunFileError: the dataset is not available, or a model from a module cannot be built for it.
+        """
         return load_data(self._run)[1]
 
     def simulate(

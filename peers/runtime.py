@@ -112,7 +112,7 @@ def run_peer(
             write_status("starting")
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which a fork of the warm process blocks until here
             run = run or load(folder.run_file, environment=os.environ)
-            data = data or load_data(run)
+            data = data or load_data(run, folder.root, record=True)
             return asyncio.run(_run(folder, me, run, data, log))
     except Stopped:
         if files.result() is None:

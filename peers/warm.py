@@ -183,7 +183,7 @@ class Forks:
         file = folder.root, folder.run_file.read_bytes()
         if file not in self._known:
             run = load(folder.run_file, self._sets)
-            data = load_data(run)
+            data = load_data(run, folder.root, record=True)
             _import_what_peers_import(run, data)
             self._known = {file: (run, data)}
         return self._known[file]

@@ -31,12 +31,12 @@ DATASET = "dataset.sha256"
 """The file of a run folder with the hash of the dataset that its peers learn from."""
 
 
-def load_data(run: Run, folder: Path | None = None, *, record: bool = True) -> tuple[Dataset, list[Subset]]:
+def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> tuple[Dataset, list[Subset]]:
     """Map the run's inputs from this host's cache, and divide them among the peers.
 
     Args:
         folder: the run folder; by default that of the run file, if it is in one.
-        record: write the dataset's hash into a run folder that has none.
+        record: write the dataset's hash into a run folder that has none, as a run does that begins.
 
     Raises:
         RunFileError: the dataset is not available, has changed since the run began, or cannot be partitioned as

@@ -5,6 +5,7 @@
         plugins/            copies of the plug-ins that run.yaml lists, which peers import
         files/              copies of other files that it names
         run.json            run id, versions, command line, host           (RunFolder.info)
+        dataset.sha256      hash of the dataset that the peers learn from  (p2pfl.session.build)
         addresses/03        the address of peer 3, e.g. tcp://127.0.0.1:40123
         addresses/03.dead   the launcher no longer restarts peer 3; empty
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha

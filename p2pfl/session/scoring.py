@@ -48,7 +48,7 @@ def evaluate_run(
     for files in peers:  # before the first evaluation, as one may take minutes
         _require_finished(files, run)
     torch.set_num_threads(run.file.threads)
-    data = load_data(run, folder.root, record=False)
+    data = load_data(run, folder.root)
     for files in peers:
         saved = checkpoint.load(files.checkpoint, run_id, files.peer, repair=False)
         if saved is None:

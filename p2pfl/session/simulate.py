@@ -64,7 +64,7 @@ def simulate(
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
-    data = load_data(run, folder.root if folder else None)
+    data = load_data(run, folder.root if folder else None, record=True)
     sessions = []
     with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
         hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)

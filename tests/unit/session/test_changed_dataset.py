@@ -64,3 +64,12 @@ def test_run_of_an_earlier_version_is_usable(folder: RunFolder) -> None:
     (folder.root / DATASET).unlink()
     assert len(list(evaluate_run(load(folder.run_file), folder))) == 2
     assert not (folder.root / DATASET).exists()
+
+
+def test_only_a_run_records_the_hash(folder: RunFolder) -> None:
+    (folder.root / DATASET).unlink()
+    run = load(folder.run_file)
+    load_data(run)
+    assert not (folder.root / DATASET).exists()
+    simulate(run, folder)
+    assert (folder.root / DATASET).exists()
