@@ -12,7 +12,7 @@ from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.sweep.grid import Point, short
 from launcher.views.summary import masked_test, settings
-from p2pfl.run_file.options import closest
+from p2pfl.run_file.options import did_you_mean
 from p2pfl.session.run_folder import RunFolder
 
 NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")
@@ -150,8 +150,7 @@ def find_baseline(groups: Sequence[Group], text: str | None) -> Group:
     if len(meant) == 1:
         return meant[0]
     problem = f"means {len(meant)} groups" if meant else "no such group"
-    suggestion = closest(text, names) if not meant else None
-    hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+    hint = "" if meant else did_you_mean(text, names)
     raise CompareError(f"--baseline {text}: {problem}; the groups are: {'; '.join(names)}{hint}")
 
 

@@ -41,7 +41,7 @@ from p2pfl.data.loaders import DatasetArrays, Inputs, Labels, Loader
 from p2pfl.data.partitions import DatasetLabels
 from p2pfl.errors import DataError
 from p2pfl.inputs import Size, Tokens
-from p2pfl.run_file.options import closest
+from p2pfl.run_file.options import did_you_mean
 
 _FORMAT = 2
 """Part of every cache key: increment it when the layout of an entry or the output of a loader changes."""
@@ -230,8 +230,8 @@ def _fetch(name: str, loader: Loader, root: Path, download: bool, missing: list[
         f"{name}: missing {', '.join(path.name for path in missing)}; looked in {' and '.join(map(str, folders))}"
     )
     there = [entry for place in folders if os.path.isdir(place) for entry in os.listdir(place)]
-    suggestion = closest(missing[0].name, there) if given is not None else None
-    problem += f"; did you mean {suggestion!r}? " if suggestion else ". "
+    hint = did_you_mean(missing[0].name, there) if given is not None else ""
+    problem += f"{hint or '.'} "
     if folder.is_relative_to(root):
         relative = folder.relative_to(root)
         content = missing[0].name if relative == Path() else f"{relative}/"

@@ -291,8 +291,13 @@ def unknown(found: object, known: Iterable[str], what: str = "") -> str:
     names = list(known)
     text = f"unknown {what} {found!r}" if what else f"unknown {found!r}"
     text += f"; known: {', '.join(names) or '(none)'}"
-    suggestion = closest(found, names)
-    return f"{text}; did you mean {suggestion!r}?" if suggestion else text
+    return text + did_you_mean(found, names)
+
+
+def did_you_mean(found: object, known: Iterable[str]) -> str:
+    """``; did you mean 'mapl'?``, or nothing if no known name is close."""
+    suggestion = closest(found, known)
+    return f"; did you mean {suggestion!r}?" if suggestion else ""
 
 
 ALSO_CALLED: Mapping[str, str] = {

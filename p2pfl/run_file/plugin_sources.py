@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from p2pfl.errors import PluginError, RunFolderError
-from p2pfl.run_file.options import OptionErrors, closest
+from p2pfl.run_file.options import OptionErrors, did_you_mean
 
 FOLDER = "plugins"
 """The subfolder with the plug-ins of a run folder."""
@@ -81,7 +81,7 @@ def find(name: str, base: Path) -> Plugin:
                     raise OptionErrors([((), f"{path.name!r} is no module name; use letters, digits and '_' only")])
                 return _local(path.stem, path.parent)
         there = [file.name for file in sorted((base / name).parent.glob("*.py"))]
-        raise OptionErrors([((), _not_found(f"no file {name!r} in {base.absolute()}", Path(name).name, there))])
+        raise OptionErrors([((), f"no file {name!r} in {base.absolute()}{did_you_mean(Path(name).name, there)}")])
     for root in (base, base / FOLDER):
         if source_of(root, name) is not None:
             return _local(name, root)
@@ -92,13 +92,8 @@ def find(name: str, base: Path) -> Plugin:
     if spec is None or spec.origin is None:
         there = [file.stem for file in sorted(base.glob("*.py"))]
         text = f"no module {name!r} in {base.absolute()}, and none is installed"
-        raise OptionErrors([((), _not_found(text, name, there))])
+        raise OptionErrors([((), text + did_you_mean(name, there))])
     return _installed(name)
-
-
-def _not_found(text: str, name: str, there: Iterable[str]) -> str:
-    suggestion = closest(name, there)
-    return f"{text}; did you mean {suggestion!r}?" if suggestion else text
 
 
 def source_of(root: Path, module: str) -> Path | None:

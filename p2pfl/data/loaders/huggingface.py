@@ -16,7 +16,7 @@ from p2pfl.data.loaders.arrays import Array, as_column, as_inputs, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
 from p2pfl.data.loaders.torchvision_class import pixels, stacked
 from p2pfl.errors import DataError, MissingExtra, P2pflError
-from p2pfl.run_file.options import DataPath, closest
+from p2pfl.run_file.options import DataPath, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,7 @@ class HuggingFace(Loader):
 
     def _require(self, split: Any, name: str) -> None:
         if name not in split.column_names:
-            suggestion = closest(name, split.column_names)
-            hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+            hint = did_you_mean(name, split.column_names)
             known = ", ".join(split.column_names)
             raise DataError(f"huggingface {self.path}: no column {name!r}; it has {known}{hint}")
 

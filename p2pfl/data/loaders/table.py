@@ -16,7 +16,7 @@ from p2pfl.data.columns import Column
 from p2pfl.data.loaders.arrays import Array, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Labels, Loader, split_off_test
 from p2pfl.errors import DataError, MissingExtra
-from p2pfl.run_file.options import DataPath, closest
+from p2pfl.run_file.options import DataPath, did_you_mean
 
 Columns = Mapping[str, Array]
 """The columns of a file, [N] each: float64, int64, or text."""
@@ -181,8 +181,7 @@ def _plain(path: Path, name: str, column: Any) -> Array:
 
 def _require(path: Path, columns: Columns, name: str) -> None:
     if name not in columns:
-        suggestion = closest(name, columns)
-        hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+        hint = did_you_mean(name, columns)
         raise DataError(f"{path}: no column {name!r}; it has {', '.join(columns)}{hint}")
 
 

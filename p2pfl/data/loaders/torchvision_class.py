@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, split_off_test
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import DataPath, closest
+from p2pfl.run_file.options import DataPath, did_you_mean
 
 GENERATED = "FakeData"
 """The class that has no files."""
@@ -97,8 +97,7 @@ class Torchvision(Loader):
 
         found = getattr(datasets, self.class_, None)
         if not inspect.isclass(found) or self.class_ not in datasets.__all__:
-            suggestion = closest(self.class_, datasets.__all__)
-            hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+            hint = did_you_mean(self.class_, datasets.__all__)
             raise DataError(f"torchvision.datasets has no class {self.class_!r}{hint}")
         return found
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from p2pfl import rng
 from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out
 from p2pfl.errors import DataError, MissingExtra, P2pflError
-from p2pfl.run_file.options import closest
+from p2pfl.run_file.options import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ class Flwr(Partition):
             raise MissingExtra("flwr-datasets", "flwr", "the partition flwr") from None
         known = [name for name in dir(flower) if name.endswith("Partitioner") and name != "Partitioner"]
         if self.class_ not in known:
-            suggestion = closest(self.class_, known)
-            hint = f"; did you mean {suggestion!r}?" if suggestion else f"; it has {', '.join(known)}"
+            hint = did_you_mean(self.class_, known) or f"; it has {', '.join(known)}"
             raise DataError(f"partition flwr: flwr_datasets.partitioner has no class {self.class_!r}{hint}")
         disable_progress_bars()
         make = getattr(flower, self.class_)

@@ -15,7 +15,7 @@ from p2pfl import rng
 from p2pfl.data.columns import Column
 from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import LocalPath, closest
+from p2pfl.run_file.options import LocalPath, did_you_mean
 
 SPLITS = ("train", "validation", "test")
 
@@ -62,8 +62,7 @@ class Natural(Partition):
         if self.column in data.columns:
             return data.columns[self.column]
         known = ", ".join(data.columns) or "no columns"
-        suggestion = closest(self.column, data.columns)
-        hint = f"; did you mean {suggestion!r}?" if suggestion else ""
+        hint = did_you_mean(self.column, data.columns)
         raise DataError(f"partition natural: the dataset has no column {self.column!r}; it has {known}{hint}")
 
     def _values(self, column: Column, peers: int, stream: np.random.Generator) -> list[Indices]:
