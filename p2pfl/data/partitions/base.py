@@ -147,10 +147,17 @@ def require_per_class(name: str, labels: Labels, classes: int, count: int, requi
         )
 
 
+def sorted_subset(train: Indices, validation: float, test: Indices, *, merged: bool = False) -> Subset:
+    """The subset of a peer, of whose training samples the fraction ``validation`` is held out."""
+    kept, held_out = hold_out(train, validation)
+    return Subset(np.sort(kept), np.sort(held_out), np.sort(test), merged=merged)
+
+
 def require_peers(name: str, samples: int, split: str, peers: int) -> None:
     """Raise DataError unless there is a sample for every peer."""
     if samples < peers:
+        what = f"{split} samples".strip()
         raise DataError(
-            f"partition {name}: {samples} {split} samples are too few for {peers} peers; reduce peers, or choose a "
+            f"partition {name}: {samples} {what} are too few for {peers} peers; reduce peers, or choose a "
             "larger dataset"
         )

@@ -21,8 +21,8 @@ from p2pfl.data.partitions.base import (
     Partition,
     Subset,
     concat_sorted,
-    hold_out,
     require_peers,
+    sorted_subset,
 )
 from p2pfl.errors import DataError
 
@@ -158,6 +158,5 @@ def _hold_out_test(
     for by_class in parts:
         samples = stream.permutation(concat_sorted(by_class))
         cut = max(int((1 - test) * len(samples)), 1)
-        train, held_out = hold_out(samples[:cut], validation)
-        subsets.append(Subset(np.sort(train), np.sort(held_out), np.sort(samples[cut:]), merged=True))
+        subsets.append(sorted_subset(samples[:cut], validation, samples[cut:], merged=True))
     return subsets

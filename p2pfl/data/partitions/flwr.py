@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from p2pfl import rng
-from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out
+from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, sorted_subset
 from p2pfl.errors import DataError, MissingExtra, P2pflError
 from p2pfl.run_file.options import did_you_mean
 
@@ -50,9 +50,7 @@ class Flwr(Partition):
                 raise DataError(f"partition flwr: {self.class_} leaves peer {peer} without samples")
             if self.test is not None:
                 train, test = hold_out(train, self.test)
-            kept, held_out = hold_out(train, self.validation)
-            merged = self.test is not None
-            subsets.append(Subset(np.sort(kept), np.sort(held_out), np.sort(test), merged=merged))
+            subsets.append(sorted_subset(train, self.validation, test, merged=self.test is not None))
         return subsets
 
     def _divide(self, data: DatasetLabels, peers: int, seed: int) -> list[Indices]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from p2pfl import rng
 from p2pfl.data.columns import Column
-from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out
+from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, sorted_subset
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import LocalPath, did_you_mean
 
@@ -54,8 +54,7 @@ class Natural(Partition):
                     f"partition natural: the test split has no samples of {self.column} {names} (peer {peer}); set "
                     "test, e.g. 0.2, to hold out test samples of each peer"
                 )
-            kept, held_out = hold_out(stream.permutation(train), self.validation)
-            subsets.append(Subset(np.sort(kept), np.sort(held_out), np.sort(test), merged=merged))
+            subsets.append(sorted_subset(stream.permutation(train), self.validation, test, merged=merged))
         return subsets
 
     def _column(self, data: DatasetLabels) -> Column:

@@ -10,7 +10,15 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from p2pfl import rng
-from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, require_peers
+from p2pfl.data.partitions.base import (
+    DatasetLabels,
+    Fraction,
+    Indices,
+    Partition,
+    Subset,
+    require_peers,
+    sorted_subset,
+)
 from p2pfl.errors import DataError
 
 
@@ -31,8 +39,7 @@ class Iid(Partition):
         test = np.array_split(stream.permutation(len(data.test)), peers)
         subsets = []
         for samples, test_samples in zip(train, test, strict=True):
-            kept, held_out = hold_out(samples[: self.per_peer], self.validation)
-            subsets.append(Subset(np.sort(kept), np.sort(held_out), np.sort(test_samples)))
+            subsets.append(sorted_subset(samples[: self.per_peer], self.validation, test_samples))
         return subsets
 
 
@@ -63,8 +70,7 @@ class FractionOfAll(Partition):
         test = _distribute(stream.permutation(len(data.test)), fractions, "test")
         subsets = []
         for samples, test_samples in zip(train, test, strict=True):
-            kept, held_out = hold_out(samples, self.validation)
-            subsets.append(Subset(np.sort(kept), np.sort(held_out), np.sort(test_samples)))
+            subsets.append(sorted_subset(samples, self.validation, test_samples))
         return subsets
 
 
