@@ -152,16 +152,19 @@ class Checked:
 
 
 def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of the output for a batch; None if it is no tensor.
+    """Return the shape of the output for a batch; None if it is no tensor."""
+    output = evaluated(network, batch)
+    return tuple(output.shape) if isinstance(output, Tensor) else None
 
-    Random streams and statistics of normalizations stay as they are.
-    """
+
+def evaluated(network: nn.Module, batch: Tensor) -> Any:
+    """Return the output for a batch. Random streams and statistics of normalizations stay as they are."""
     training = network.training
     network.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         output = network(batch)
     network.train(training)
-    return tuple(output.shape) if isinstance(output, Tensor) else None
+    return output
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:

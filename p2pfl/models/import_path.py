@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from p2pfl.errors import ModelError, P2pflError, PluginError
 from p2pfl.inputs import Size, describe, kind_of, shape_of, varied, zeros
-from p2pfl.models.backbone import output_shape, plugin_line, shape_text
+from p2pfl.models.backbone import evaluated, output_shape, plugin_line, shape_text
 
 _PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+"
 
@@ -110,7 +110,7 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
         remedy = _remedy(spec, found)
         raise ModelError(f"{name!r} maps 2 {inputs} to {shape_text(found)} instead of [2, {classes}]{remedy}")
     probe = varied(2, channels, size)
-    whole = _output(network, probe)
+    whole = evaluated(network, probe)
     network.set_submodule(where, nn.Identity())
     features = _run(name, network, zeros(2, channels, size), f"{inputs}, without its head {where!r}")
     if features is None or len(features) != 2:
@@ -118,7 +118,7 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
             f"{name!r} passes {shape_text(features)} to its head {where!r} instead of [2, features]; name another "
             "part as `head`"
         )
-    if not probe.is_meta and not torch.allclose(_output(head, _output(network, probe)), whole, equal_nan=True):
+    if not probe.is_meta and not torch.allclose(evaluated(head, evaluated(network, probe)), whole, equal_nan=True):
         raise ModelError(
             f"{name!r}: the output is not that of its head {where!r}; name the last part as `head`, and return its "
             "output (logits) unchanged"
@@ -194,12 +194,3 @@ def _run(name: str, network: nn.Module, batch: Tensor, what: str) -> tuple[int, 
         text = f"{name!r} fails for {what}: {type(error).__name__}: {' '.join(str(error).split())}"
         line = plugin_line(error)
         raise (ModelError(text) if line is None else PluginError(*line, text)) from error
-
-
-def _output(network: nn.Module, x: Tensor) -> Tensor:
-    training = network.training
-    network.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        output: Tensor = network(x)
-    network.train(training)
-    return output

@@ -26,7 +26,7 @@ from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Ta
 from p2pfl.run_file.plugin_files import blaming, naming_lines
 from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run
-from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile
+from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -199,7 +199,7 @@ def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: 
     given = plain.get("plugins")
     for number, value in enumerate(given if isinstance(given, list | tuple) else ()):
         try:
-            look_for(("plugins", number), PluginEntry.model_validate(PluginEntry.from_value(value)))
+            look_for(("plugins", number), PluginEntry.model_validate(from_name(value)))
         except ValidationError:  # already reported
             continue
     silent = []

@@ -53,6 +53,11 @@ class Named(BaseModel):
         return value
 
 
+def from_name(value: Any) -> Any:
+    """Expand the short form of a section, its name alone."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 def _with_string_keys(value: Any) -> Any:
     return {str(key): item for key, item in value.items()} if isinstance(value, Mapping) else value
 
@@ -77,10 +82,6 @@ class PluginEntry(Section):
     """Hash of its sources, in the run file of a run folder: other sources are refused."""
     version: str | None = None
     """Version of the installed package, in the run file of a run folder."""
-
-    @staticmethod
-    def from_value(value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class Data(Section):
@@ -111,10 +112,6 @@ class Member(Section):
     """Its keyword arguments."""
     head: str | None = None
     """Attribute of the module that is its head; default: its last linear layer."""
-
-    @staticmethod
-    def from_value(value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -155,7 +152,7 @@ class Models(Section):
     """Keyword arguments of the module."""
     head: str | None = None
     """Attribute of the module that is its head; default: its last linear layer."""
-    members: tuple[Annotated[Member, BeforeValidator(Member.from_value)], ...] = ()
+    members: tuple[Annotated[Member, BeforeValidator(from_name)], ...] = ()
     """In place of a name: a group of names and modules."""
     features: PositiveInt | None = None
     """Width d of the feature vector; default: the group's, or else that of each backbone."""
@@ -267,10 +264,6 @@ class Tracker(Section):
     project: str | None = None
     """W&B project or MLflow experiment; default: the name of the run file."""
 
-    @staticmethod
-    def from_value(value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.name == "tensorboard" and self.project is not None:
@@ -299,7 +292,7 @@ class RunFile(Section):
     data: Data
     models: Models = Models()
     algorithm: Named
-    plugins: tuple[Annotated[PluginEntry, BeforeValidator(PluginEntry.from_value)], ...] = ()
+    plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
     """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics and
     losses this file names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
@@ -329,9 +322,7 @@ class RunFile(Section):
     checkpoint_copies: Storage | None = None
     """Folder on a shared disk, or URL of an object storage (s3://…, gs://…; anything that fsspec supports), to which
     checkpoints are copied: a peer that restarts on another host continues from there. See docs/deploy.md."""
-    track: Annotated[
-        tuple[Annotated[Tracker, BeforeValidator(Tracker.from_value)], ...], AfterValidator(_distinct)
-    ] = ()
+    track: Annotated[tuple[Annotated[Tracker, BeforeValidator(from_name)], ...], AfterValidator(_distinct)] = ()
     """Trackers that `p2pfl launch`, `resume` and `simulate` pass the records on to: tensorboard, wandb, mlflow."""
     report: bool = False
     """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
