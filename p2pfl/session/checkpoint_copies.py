@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,12 +127,13 @@ class CheckpointCopies:
 
     # ---- making
 
-    def save(self, rounds_done: int, segments: Iterable[int], *, last: bool = False) -> bool:
+    def save(self, rounds_done: int, segments: Mapping[int, int], *, last: bool = False) -> bool:
         """Copy the checkpoint that was written last, unless an attempt has failed a moment ago. On any thread.
 
         Args:
             rounds_done: its rounds.
-            segments: those of the journal that it refers to.
+            segments: how many bytes of which segments of the journal it refers to. The files may be longer: others
+                are being appended.
             last: it is the last one of this process: copy it in any case.
 
         Returns:
@@ -163,13 +164,13 @@ class CheckpointCopies:
         )
         return False
 
-    def _try(self, rounds_done: int, segments: Iterable[int], given_up: Event, errors: list[str]) -> None:
+    def _try(self, rounds_done: int, segments: Mapping[int, int], given_up: Event, errors: list[str]) -> None:
         try:
             self._save(rounds_done, segments, given_up)
         except Exception as error:  # each file system has errors of its own
             errors.append(first_line(error))
 
-    def _save(self, rounds_done: int, segments: Iterable[int], given_up: Event) -> None:
+    def _save(self, rounds_done: int, segments: Mapping[int, int], given_up: Event) -> None:
         fs, root = self._open()
         prefix = f"{rounds_done:08d}-{self._token}"
         if self._kept and self._kept[-1].name == f"{prefix}.json":
@@ -178,13 +179,13 @@ class CheckpointCopies:
         present = set().union(*(copy.objects for copy in self._kept))
         sources = {CHECKPOINT: self._folder.checkpoint, METRICS: self._folder.metrics}
         sources |= {f"{JOURNAL}{segment}": self._folder.journal / str(segment) for segment in sorted(segments)}
+        sizes = {f"{JOURNAL}{segment}": size for segment, size in segments.items()}
         files = {}
         for path, source in sources.items():
             with suppress(FileNotFoundError):  # there are no records yet, or the segment was released meanwhile
-                size = source.stat().st_size
-                segment = path.startswith(JOURNAL)
-                stored = f"{self._token}-journal-{source.name}-{size}" if segment else f"{prefix}-{path}"
-                if not segment or stored not in present:
+                size = sizes.get(path, source.stat().st_size)
+                stored = f"{self._token}-journal-{source.name}-{size}" if path in sizes else f"{prefix}-{path}"
+                if path not in sizes or stored not in present:
                     self._removable.add(stored)
                     self._put(source, size, f"{root}/{stored}")
                 files[path] = stored, size

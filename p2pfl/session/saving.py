@@ -153,9 +153,14 @@ class Saver:
         self._log.debug("checkpoint written t=%d", done - 1)
 
 
-def _segments(journal: dict[str, Any]) -> set[int]:
-    """Return the segments that the journal's index refers to."""
-    return {place[0] for _, _, _, _, place, *_ in journal["entries"] if place is not None}
+def _segments(journal: dict[str, Any]) -> dict[int, int]:
+    """Return how many bytes of which segments the journal's index refers to."""
+    found: dict[int, int] = {}
+    for _, _, _, size, place, *_ in journal["entries"]:
+        if place is not None:
+            segment, at = place
+            found[segment] = max(found.get(segment, 0), at + size)
+    return found
 
 
 def load(

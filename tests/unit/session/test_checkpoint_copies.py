@@ -68,9 +68,9 @@ def content(files: PeerFolder) -> dict[str, bytes]:
 def test_another_host_restores_the_newest_copy(tmp_path: Path, url: str) -> None:
     here = files_of(tmp_path / "here", b"first", s1=b"abc")
     process = copies(url, here)
-    assert process.save(1, [1])
+    assert process.save(1, {1: 3})
     files_of(tmp_path / "here", b"second", s1=b"abcdef", s2=b"ghi")
-    assert process.save(2, [1, 2])
+    assert process.save(2, {1: 6, 2: 3})
     there = files_of(tmp_path / "there")
     restored = copies(url, there)
     restored.restore()
@@ -107,7 +107,7 @@ def test_an_empty_storage_leaves_the_folder_alone(tmp_path: Path, url: str) -> N
 
 def test_a_checkpoint_as_new_as_its_last_copy_stays(tmp_path: Path, url: str) -> None:
     here = files_of(tmp_path / "here", b"first")
-    copies(url, here).save(1, [])
+    copies(url, here).save(1, {})
     here.checkpoint.write_bytes(sealed(b"newer, not copied before the crash"))
     again = copies(url, here)
     again.restore()
@@ -117,12 +117,12 @@ def test_a_checkpoint_as_new_as_its_last_copy_stays(tmp_path: Path, url: str) ->
 
 def test_a_checkpoint_older_than_that_of_another_host_is_replaced(tmp_path: Path, url: str) -> None:
     here = files_of(tmp_path / "here", b"first")
-    copies(url, here).save(1, [])
+    copies(url, here).save(1, {})
     there = files_of(tmp_path / "there")
     moved = copies(url, there)
     moved.restore()
     there.checkpoint.write_bytes(sealed(b"second"))
-    moved.save(2, [])
+    moved.save(2, {})
     copies(url, here).restore()
     assert here.checkpoint.read_bytes() == sealed(b"second")
 
@@ -131,9 +131,9 @@ def test_a_checkpoint_older_than_that_of_another_host_is_replaced(tmp_path: Path
 def test_the_copy_before_replaces_an_incomplete_or_damaged_one(tmp_path: Path, damage: str) -> None:
     here = files_of(tmp_path / "here", b"first")
     process = copies(str(tmp_path / "copies"), here)
-    process.save(1, [])
+    process.save(1, {})
     here.checkpoint.write_bytes(sealed(b"second"))
-    process.save(2, [])
+    process.save(2, {})
     folder = tmp_path / "copies" / RUN_ID / "03"
     (checkpoint,) = folder.glob("00000002-*-checkpoint.pt")
     if damage == "shorter":
@@ -152,7 +152,7 @@ def test_the_copy_before_replaces_an_incomplete_or_damaged_one(tmp_path: Path, d
 
 def test_a_damaged_copy_does_not_replace_an_older_checkpoint(tmp_path: Path) -> None:
     process = copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"second"))
-    process.save(1, [])
+    process.save(1, {})
     (checkpoint,) = (tmp_path / "copies" / RUN_ID / "03").glob("*-checkpoint.pt")
     checkpoint.write_bytes(sealed(b"second")[:-1] + b"?")
     there = files_of(tmp_path / "there", b"first")
@@ -163,7 +163,7 @@ def test_a_damaged_copy_does_not_replace_an_older_checkpoint(tmp_path: Path) -> 
 
 def test_without_a_complete_copy_the_peer_does_not_start_anew(tmp_path: Path) -> None:
     process = copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first"))
-    process.save(1, [])
+    process.save(1, {})
     (checkpoint,) = (tmp_path / "copies" / RUN_ID / "03").glob("*-checkpoint.pt")
     checkpoint.unlink()
     with pytest.raises(CheckpointError, match=r"no copy of peer 3 is complete: 00000001-.*No such file"):
@@ -173,7 +173,7 @@ def test_without_a_complete_copy_the_peer_does_not_start_anew(tmp_path: Path) ->
 def test_keeps_two_copies_and_what_they_refer_to(tmp_path: Path, url: str) -> None:
     here = files_of(tmp_path / "here", b"state", s1=b"abc", s2=b"de", s3=b"f")
     process = copies(url, here)
-    for rounds_done, segments in ((1, [1, 2]), (2, [2, 3]), (3, [3])):
+    for rounds_done, segments in ((1, {1: 3, 2: 2}), (2, {2: 2, 3: 1}), (3, {3: 1})):
         assert process.save(rounds_done, segments)
     kinds = sorted(name.replace(process._token, "T") for name in stored(url))
     assert kinds == [
@@ -191,7 +191,7 @@ def test_a_copy_is_complete_although_old_ones_cannot_be_deleted(
 
     process = copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first"))
     monkeypatch.setattr(fsspec.implementations.local.LocalFileSystem, "rm_file", refuse)
-    assert [process.save(t, []) for t in range(1, 6)] == [True] * 5
+    assert [process.save(t, {}) for t in range(1, 6)] == [True] * 5
     assert process.rounds_done == 5
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.getMessage() == "old copies of checkpoints not deleted: delete is not allowed"
@@ -208,22 +208,34 @@ def test_a_full_segment_is_copied_once(tmp_path: Path, monkeypatch: pytest.Monke
         original(source, size, to)
 
     monkeypatch.setattr(process, "_put", record)
-    process.save(1, [1])
-    process.save(2, [1])
+    process.save(1, {1: 3})
+    process.save(2, {1: 3})
     assert put.count("1") == 1
     assert put.count("checkpoint.pt") == 2
 
 
+def test_a_copy_has_no_body_that_is_still_being_written(tmp_path: Path) -> None:
+    """The next entry's bytes are reserved in the file before they are written."""
+    here = files_of(tmp_path / "here", b"first", s1=b"abc\0\0\0")
+    process = copies(str(tmp_path / "copies"), here)
+    assert process.save(1, {1: 3})
+    files_of(tmp_path / "here", b"second", s1=b"abcdef")
+    assert process.save(2, {1: 6})
+    there = files_of(tmp_path / "there")
+    copies(str(tmp_path / "copies"), there).restore()
+    assert content(there) == content(here)
+
+
 def test_a_process_that_was_cut_off_does_not_delete_what_its_successor_writes(tmp_path: Path, url: str) -> None:
     cut_off = copies(url, files_of(tmp_path / "here", b"first", s1=b"abc"))
-    cut_off.save(1, [1])
+    cut_off.save(1, {1: 3})
     there = files_of(tmp_path / "there")
     successor = copies(url, there)
     successor.restore()
-    successor.save(2, [1])
-    successor.save(3, [1])
+    successor.save(2, {1: 3})
+    successor.save(3, {1: 3})
     for rounds_done in (2, 3, 4):
-        cut_off.save(rounds_done, [])
+        cut_off.save(rounds_done, {})
     assert {name for name in stored(url) if successor._token in name} >= successor._kept[-1].objects
 
 
@@ -233,7 +245,7 @@ def test_a_process_that_was_cut_off_does_not_delete_what_its_successor_writes(tm
 def test_a_list_cannot_name_other_files(tmp_path: Path, path: str) -> None:
     here = files_of(tmp_path / "here", b"first")
     process = copies(str(tmp_path / "copies"), here)
-    process.save(1, [])
+    process.save(1, {})
     (listed,) = (tmp_path / "copies" / RUN_ID / "03").glob("*.json")
     files = json.loads(listed.read_text())["files"]
     listed.write_text(json.dumps({"files": {**files, path: files["metrics.jsonl"]}}))
@@ -247,10 +259,10 @@ def test_a_failed_copy_is_logged_and_tried_again(tmp_path: Path, caplog: pytest.
     blocked.write_text("a file in place of the folder")
     log = logging.getLogger("copies")
     process = CheckpointCopies(str(blocked), RUN_ID, files_of(tmp_path / "here", b"first"), log)
-    assert not process.save(1, [])
+    assert not process.save(1, {})
     assert "checkpoint not copied t=0" in caplog.text
     blocked.unlink()
-    assert process.save(2, [], last=True), "the last copy does not wait"
+    assert process.save(2, {}, last=True), "the last copy does not wait"
     assert process.rounds_done == 2
 
 
@@ -272,7 +284,7 @@ def test_a_storage_that_fails_slowly_is_left_alone_for_a_while(
         str(tmp_path), RUN_ID, files_of(tmp_path / "here", b"x"), logging.getLogger("p2pfl.copies")
     )
     for rounds_done in range(1, 30):
-        assert not process.save(rounds_done, [])
+        assert not process.save(rounds_done, {})
         now += 10.0
     assert attempts == [0.0, 120.0, 240.0]
     assert "no route to the bucket; trying again with the next one in 100 s or later" in caplog.text
@@ -286,7 +298,7 @@ def test_an_unreadable_storage_stops_the_peer_before_it_starts_anew(tmp_path: Pa
 
 
 def test_a_stop_while_a_copy_is_restored_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first")).save(1, [])
+    copies(str(tmp_path / "copies"), files_of(tmp_path / "here", b"first")).save(1, {})
 
     def stopped(*given: Any) -> None:
         raise Stopped
@@ -310,13 +322,13 @@ def test_a_storage_that_does_not_answer_does_not_stop_training(
     monkeypatch.setattr("p2pfl.session.checkpoint_copies.STUCK", 0.1)
     with monkeypatch.context() as hanging:
         hanging.setattr(fsspec.implementations.local.LocalFileSystem, "makedirs", hang)
-        assert not process.save(1, [])
+        assert not process.save(1, {})
         assert "checkpoint not copied t=0" in caplog.text
         assert "no progress within" in caplog.text
-        assert not process.save(2, [], last=True), "one attempt at a time"
+        assert not process.save(2, {}, last=True), "one attempt at a time"
     monkeypatch.setattr("p2pfl.session.checkpoint_copies.STUCK", 10.0)
     answers.set()
-    until(lambda: process.save(3, [], last=True), "the next attempt, once the first is back")
+    until(lambda: process.save(3, {}, last=True), "the next attempt, once the first is back")
     assert [name for name in stored(str(tmp_path / "copies")) if name.endswith(".json")] == [process._kept[-1].name]
     assert process.rounds_done == 3
 
