@@ -56,7 +56,7 @@ def weights_of(algorithm: Algorithm[Any]) -> Mapping[PeerId, float] | None:
     for j, weight in found.items():
         if not (isinstance(j, int) and 0 <= j < algorithm.peers):
             known = f"the peers are 0 to {algorithm.peers - 1}"
-            raise PluginError.of(algorithm.weights, f"weights should be by peer, but {j!r} is none: {known}")
+            raise PluginError.of(algorithm.weights, f"weights should be by peer, but {j!r} is not one: {known}")
         if not -ROUNDING <= weight < math.inf:
             text = f"weights should be finite and not negative, but that of peer {j} is {weight}"
             raise PluginError.of(algorithm.weights, text)

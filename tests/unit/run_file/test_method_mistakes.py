@@ -52,7 +52,7 @@ RETURNED = [
     ("layouts", "self", "None", r"a list with a Layout\.of\(body\) for each kind of message, not None"),
     ("layouts", "self", "[Head(parameters_of(self.model.linear_head))]", "not the body itself, of type Head"),
     ("weights", "self", "[0.5, 0.5]", "should return a dict of weights by peer, or None, not of type list"),
-    ("weights", "self", "{99: 1.0}", "should be by peer, but 99 is none: the peers are 0 to 3"),
+    ("weights", "self", "{99: 1.0}", "should be by peer, but 99 is not one: the peers are 0 to 3"),
     ("weights", "self", "{self.me: float('nan')}", r"should be finite and not negative, but that of peer \d is nan"),
     ("weights", "self", "{self.me: -0.5}", r"should be finite and not negative, but that of peer \d is -0.5"),
     ("weights", "self", "{self.me: 'all'}", r"weights by peer, or None, but \d is of type str"),
