@@ -25,6 +25,11 @@ def escape(text: object) -> str:
     return html.escape(printable(str(text)), quote=True)
 
 
+def prose(text: object) -> str:
+    """Escape ``text``; a number and its percent sign stay on one line."""
+    return escape(text).replace(" %", "\N{NO-BREAK SPACE}%")
+
+
 @cache
 def library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as a script that needs nothing else.
@@ -102,8 +107,8 @@ def document(heading: str, intro: str, sections: Mapping[str, tuple[str, str]], 
 def tiles(of: Iterable[tuple[str, str, str]]) -> str:
     """Return a row of boxes, each with a question, its answer, and more about it, as plain text."""
     boxes = "".join(
-        f'<div><dt>{escape(question)}</dt><dd><span class="value">{escape(answer)}</span><br>'
-        f'<span class="quiet">{escape(more)}</span></dd></div>'
+        f'<div><dt>{escape(question)}</dt><dd><span class="value">{prose(answer)}</span><br>'
+        f'<span class="quiet">{prose(more)}</span></dd></div>'
         for question, answer, more in of
     )
     return f'<dl class="tiles">{boxes}</dl>'
@@ -111,7 +116,7 @@ def tiles(of: Iterable[tuple[str, str, str]]) -> str:
 
 def findings(of: Iterable[tuple[str, str]]) -> str:
     """Return a list of remarks, each with its level (good, look or bad), as plain text."""
-    items = "".join(f'<li class="{escape(level)}">{escape(text)}</li>' for level, text in of)
+    items = "".join(f'<li class="{escape(level)}">{prose(text)}</li>' for level, text in of)
     return f'<ul class="findings" aria-label="What stands out">{items}</ul>'
 
 
