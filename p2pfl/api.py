@@ -291,13 +291,15 @@ class RecordedRun:
         if not path.is_file():
             raise RunFolderError(f"{path}: peer {peer} has written no checkpoint yet")
         state = checkpoint.read(path)["algorithm"]
-        algorithm = make_algorithm(run, peer, load_data(run), torch.device("cpu"), Streams(run.seed, peer))
+        algorithm = make_algorithm(
+            run, peer, load_data(run, self._folder.root), torch.device("cpu"), Streams(run.seed, peer)
+        )
         algorithm.load_state_dict(state)
         return algorithm.model.eval()
 
     def partition(self) -> list[Subset]:
         """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
-        return load_data(self._checked())[1]
+        return load_data(self._checked(), self._folder.root)[1]
 
     def _checked(self) -> Run:
         """The run. A collection may come from other hosts: code of plug-ins in it is not executed."""

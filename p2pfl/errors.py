@@ -233,8 +233,8 @@ class BodyTooLarge(NetError):
 
     def __init__(self, size: int, largest: float) -> None:
         super().__init__(
-            f"a body of {size} bytes cannot be sent: transport.max_message is {largest}; set it higher in run.yaml "
-            "of the run folder, then `p2pfl resume` the run"
+            f"a body of {size} bytes cannot be sent: transport.max_message is {largest}; raise it in run.yaml of the "
+            "run folder (or in the file of `p2pfl peer --file`), then restart the peers, e.g. by `p2pfl resume`"
         )
 
 

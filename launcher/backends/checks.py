@@ -76,7 +76,7 @@ def _changes(before: dict[str, Any] | None, now: dict[str, Any]) -> str:
     old, new = dict(flatten(before)), dict(flatten(now))
     differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
     named = [f"{key} was {shortened(old.get(key))}, is {shortened(new.get(key))}" for key in differ[:MAX_CHANGES]]
-    more = [f"{len(differ) - MAX_CHANGES} keys more"] * (len(differ) > MAX_CHANGES)
+    more = [f"{len(differ) - MAX_CHANGES} more keys"] * (len(differ) > MAX_CHANGES)
     return f" ({'; '.join(named + more)})" if named else ""
 
 

@@ -63,7 +63,7 @@ def _read(folder: RunFolder, learned: Learned) -> None:
     from p2pfl.session.inspection import inspect_models
 
     run = run_files.load(folder.run_file, overrides={"data.download": False})
-    data = load_data(run)
+    data = load_data(run, folder.root)
     learned.partition = partition.describe(run, *data)
     present = sum(files.checkpoint.is_file() for files in folder.peers())
     if not present:

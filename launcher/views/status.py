@@ -307,9 +307,13 @@ def _lines(status: RunStatus) -> list[str]:
     if short := [hold.source for hold in status.holds if hold not in long]:
         noun, verb = ("peer", "holds") if len(short) == 1 else ("peers", "hold")
         lines.append(f"{noun} {formatting.ids(short)} {verb} up others, for less than {ORDINARY:.0f} s")
-    if status.peers and all(map(_has_sent_all, status.peers)):
+    known = {line.peer for line in status.peers}  # others may be on other hosts
+    if known and all(_has_sent_all(line) and known.issuperset(line.waiting_for) for line in status.peers):
         logs = f"p2pfl logs {status.run} --level warning"
-        lines.append(f"all peers wait, with nothing to send: is an `await` missing in the method? See `{logs}`")
+        lines.append(
+            "all peers wait, with nothing to send; if the connections are up, is an `await` missing in the method? "
+            f"See `{logs}`"
+        )
     lines += [f"peer {line.peer}: {line.state}" for line in status.peers if ":" in line.state]
     return [printable(line) for line in lines]
 

@@ -172,7 +172,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         return scores
 
     def weights(self) -> Mapping[PeerId, float] | None:
-        """Return the last mixing weights, including the peer's own, finite and not negative; None without weights."""
+        """Return the last mixing weights, including the peer's own, all finite; None without weights."""
         return None
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:

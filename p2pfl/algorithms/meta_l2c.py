@@ -226,8 +226,9 @@ class MetaL2C(Algorithm[Hyper]):
             layouts.append(Layout.of(EncoderParameters(parameters_of(self.encoder))))
         return layouts
 
-    def weights(self) -> Mapping[PeerId, float]:
-        return self.w
+    def weights(self) -> Mapping[PeerId, float] | None:
+        """Return the last α; None if codes have diverged."""
+        return self.w if all(map(math.isfinite, self.w.values())) else None
 
     def diagnostics(self) -> Mapping[str, float]:
         return {"validation_loss": self.validation_loss} if self.hyper.train_encoder else {}

@@ -24,7 +24,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.client import HTTPException
@@ -229,8 +229,11 @@ def _fetch(name: str, loader: Loader, root: Path, download: bool, missing: list[
     problem = (
         f"{name}: missing {', '.join(path.name for path in missing)}; looked in {' and '.join(map(str, folders))}"
     )
-    there = [entry for place in folders if os.path.isdir(place) for entry in os.listdir(place)]
-    hint = did_you_mean(missing[0].name, there) if given is not None else ""
+    there: list[str] = []
+    for place in folders if given is not None else ():
+        with suppress(OSError):
+            there += os.listdir(place)
+    hint = did_you_mean(missing[0].name, there)
     problem += f"{hint or '.'} "
     if folder.is_relative_to(root):
         relative = folder.relative_to(root)
@@ -314,7 +317,8 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
         "vocabulary": arrays.vocabulary,
         "columns": {name: column.values for name, column in arrays.columns.items()},
     }
-    sha = hashlib.sha256(json.dumps(metadata).encode())
+    derived = ("mean", "std")  # their last bits may differ between hosts
+    sha = hashlib.sha256(json.dumps({key: metadata[key] for key in metadata if key not in derived}).encode())
     for array in files.values():
         sha.update(np.ascontiguousarray(array).data)
     metadata["sha256"] = sha.hexdigest()

@@ -169,6 +169,8 @@ def check_terms(loss: Callable[[], object], terms: object) -> None:
         wrong = "but the dict is empty"
     elif bad := [name for name, value in terms.items() if not isinstance(value, Tensor) or value.numel() != 1]:
         wrong = f"but {bad[0]!r} is {_shown(terms[bad[0]])}"
+    elif len(shapes := {tuple(value.shape) for value in terms.values()}) > 1:
+        wrong = f"but their shapes differ: {', '.join(map(str, sorted(shapes)))}"
     elif not any(value.requires_grad for value in terms.values()):
         wrong = "but none has a gradient: compute one from the model's output, without detach or no_grad"
     else:

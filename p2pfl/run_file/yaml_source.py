@@ -133,7 +133,7 @@ class Source:
             return
         number = f"{before[1].value},{key.value}"
         if re.fullmatch(r"[-+]?\d+,\d+", number):
-            text = f"{number!r} is no number; write a point: {number.replace(',', '.')}"
+            text = f"{number!r} is not a number; use a decimal point: {number.replace(',', '.')}"
             raise _error(self._at(key.start_mark.line + 1), (*path, str(before[0].value)), text)
 
     def _at(self, line: int) -> _Position:

@@ -14,7 +14,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
-from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError, WriteError
+from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
@@ -35,7 +35,7 @@ def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> 
     """Map the run's inputs from this host's cache, and divide them among the peers.
 
     Args:
-        folder: the run folder; by default that of the run file, if it is in one.
+        folder: the run folder, if the run has begun: its dataset must not have changed.
         record: write the dataset's hash into a run folder that has none, as a run does that begins.
 
     Raises:
@@ -45,8 +45,6 @@ def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> 
     run.activate()
     with naming_lines():
         dataset, subsets = _load_data(run)
-    if folder is None and run.base is not None and (run.base / "run.json").is_file():
-        folder = run.base
     if folder is not None and dataset.sha256:
         _check_unchanged(run, dataset, folder / DATASET, record)
     return dataset, subsets
@@ -55,15 +53,18 @@ def load_data(run: Run, folder: Path | None = None, *, record: bool = False) -> 
 def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> None:
     try:
         recorded = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
+    except FileNotFoundError:
         if record:
             with suppress(WriteError):  # a full disk has an error of its own, at what the run needs
                 write_atomically(file, f"{dataset.sha256}\n".encode())
         return
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{file}: cannot be read: {error}") from None
     if recorded != dataset.sha256:
         text = (
-            f"{dataset.name} has changed since this run began: its hash is {dataset.sha256[:12]}…, not "
-            f"{recorded[:12]}…; restore its files, start a new run, or delete {file} to use it nevertheless"
+            f"{dataset.name} has changed since this run began, or this host decodes it differently: its hash is "
+            f"{dataset.sha256[:12]}…, not {recorded[:12]}…; restore its files, start a new run, or delete {file} to "
+            "use it nevertheless"
         )
         raise run.error_at("data.dataset", DataError(text))
 

@@ -17,9 +17,6 @@ from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
 from p2pfl.run_file.plugin_files import naming_lines
 
-ROUNDING = 1e-6
-"""A weight that is computed as 1 minus the others may be below 0 by as much."""
-
 
 def check_setup(algorithm: Algorithm[Any]) -> None:
     """Check that the constructor and ``setup`` have set what the session uses."""
@@ -57,9 +54,8 @@ def weights_of(algorithm: Algorithm[Any]) -> Mapping[PeerId, float] | None:
         if not (isinstance(j, int) and 0 <= j < algorithm.peers):
             known = f"the peers are 0 to {algorithm.peers - 1}"
             raise PluginError.of(algorithm.weights, f"weights should be by peer, but {j!r} is not one: {known}")
-        if not -ROUNDING <= weight < math.inf:
-            text = f"weights should be finite and not negative, but that of peer {j} is {weight}"
-            raise PluginError.of(algorithm.weights, text)
+        if not math.isfinite(weight):
+            raise PluginError.of(algorithm.weights, f"weights should be finite, but that of peer {j} is {weight}")
     return found
 
 

@@ -269,14 +269,14 @@ class PeerFolder:
 
 def is_run(root: Path) -> bool:
     """Return whether a folder is that of a run. Raises RunFolderError if it cannot be read."""
-    # Not by run.yaml alone: a user's run file may be called so. A run folder may be damaged, but not that much.
+    # Not by run.yaml alone: a user's run file may have that name. A run folder may be damaged, but not that much.
     return is_file(root / "run.yaml") and (is_file(root / "run.json") or (root / "peers").is_dir())
 
 
 def require_empty(root: Path) -> None:
     """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is no folder."""
     if root.exists() and any(root.iterdir()):
-        resume = f"resume the run in it with `p2pfl resume {root}`, or " * (root / "run.yaml").is_file()
+        resume = f"resume the run in it with `p2pfl resume {root}`, or " * is_run(root)
         raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")
 
 

@@ -50,7 +50,7 @@ class Npz(Loader):
         except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             reason = str(error)
             if not isinstance(error, OSError) and not zipfile.is_zipfile(path):
-                reason = "it is no complete zip archive"
+                reason = "it is not a complete zip archive"
             elif "allow_pickle" in reason:
                 reason = "it contains Python objects; convert these arrays to numbers or text"
             raise DataError(f"{path}: not a valid .npz file of plain arrays: {reason}") from error

@@ -195,7 +195,7 @@ def _require_numbers(path: Path, columns: Columns, names: Sequence[str]) -> None
         wrong = np.flatnonzero(~(np.abs(columns[name]) <= np.finfo(np.float32).max))
         if len(wrong):
             value = float(columns[name][wrong[0]])
-            text = f"column {name!r} is {value}, no finite float32; replace it, or remove the row"
+            text = f"column {name!r} is {value}, not a finite float32 number; replace it, or remove the row"
             raise DataError(f"{_place(path, int(wrong[0]))}: {text}")
 
 

@@ -139,6 +139,13 @@ def test_encoder_moments_stay_local() -> None:
 
 
 @pytest.mark.exhaustive
+def test_weights_that_are_not_finite_are_none() -> None:
+    peer, *_ = make(hyper())
+    assert peer.weights() == peer.w
+    peer.w = {0: math.nan, 1: math.nan}
+    assert peer.weights() is None
+
+
 def test_missing_neighbor_has_no_weight() -> None:
     peers = make(hyper(), 4)
     expected = reference_run(peers, complete(4), 2, silent=[3])

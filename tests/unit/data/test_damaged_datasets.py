@@ -230,7 +230,7 @@ def test_damaged_or_incomplete_npz_is_an_error(root: Path) -> None:
         with pytest.raises(DataError, match=r"not a valid .npz file"):
             opened("npz", root, path="mine.npz")
     path.write_text("no zip")
-    with pytest.raises(DataError, match=r"not a valid .npz file of plain arrays: it is no complete zip archive$"):
+    with pytest.raises(DataError, match=r"not a valid .npz file of plain arrays: it is not a complete zip archive$"):
         opened("npz", root, path="mine.npz")
     np.save(root / "array.npy", np.zeros(3))
     with pytest.raises(DataError, match=r"not a valid .npz file"):

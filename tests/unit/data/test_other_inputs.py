@@ -250,7 +250,7 @@ def test_table_may_hold_series_or_tokens() -> None:
 def test_infinity_in_the_file_with_the_test_samples_is_located() -> None:
     Path("train.csv").write_text("a,y\n1,7\n3,9\n")
     Path("test.csv").write_text("a,y\n1,7\n-inf,9\n")
-    with pytest.raises(DataError, match=r"test\.csv:3: column 'a' is -inf, no finite float32; replace it"):
+    with pytest.raises(DataError, match=r"test\.csv:3: column 'a' is -inf, not a finite float32 number; replace it"):
         opened("table", path="train.csv", test="test.csv", label="y")
 
 
@@ -270,8 +270,8 @@ def test_infinity_in_the_file_with_the_test_samples_is_located() -> None:
         ("a,b,y\n1,2,0\n", {"channels": 3}, "2 features are no series of 3 channels"),
         ("a,y\n1.5,0\n", {"vocabulary": 3}, "tokens must be integers"),
         ("a,y\n" + "1,0\n" * 5 + "7,0\n" * 5, {"vocabulary": 3}, "tokens range from 1 to 7, but the vocabulary is 3"),
-        ("a,b,y\n1,2,0\n\n2,nan,1\n", {}, r"t\.csv:4: column 'b' is nan, no finite float32; replace it"),
-        ("a,y\n1e200,0\n" + "1,0\n" * 9, {}, r"t\.csv:2: column 'a' is 1e\+200, no finite float32"),
+        ("a,b,y\n1,2,0\n\n2,nan,1\n", {}, r"t\.csv:4: column 'b' is nan, not a finite float32 number; replace it"),
+        ("a,y\n1e200,0\n" + "1,0\n" * 9, {}, r"t\.csv:2: column 'a' is 1e\+200, not a finite float32 number"),
     ],
 )
 def test_wrong_tables_are_errors(text: str, options: dict[str, Any], message: str) -> None:

@@ -412,7 +412,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp_path")
         pytest.param(
             "warmup: 2",
             "warmup: 2, lr: 0,05",
-            "run.yaml:10: algorithm.lr: '0,05' is no number; write a point: 0.05",
+            "run.yaml:10: algorithm.lr: '0,05' is not a number; use a decimal point: 0.05",
             id="decimal comma",
         ),
         pytest.param(

@@ -47,12 +47,17 @@ def _write(folder: Path, rows: list[str]) -> None:
 def test_changed_dataset_is_refused_by_resume_and_evaluate(folder: RunFolder, old: str) -> None:
     _write(folder.root.parent, [row.replace(old, "5,0,1") for row in ROWS])
     run = load(folder.run_file)
-    message = r"run\.yaml:\d+: data\.dataset: table has changed since this run began: .* start a new run, or delete "
-    for again in (lambda: simulate(run, folder), lambda: list(evaluate_run(run, folder)), lambda: load_data(run)):
+    message = r"run\.yaml:\d+: data\.dataset: table has changed since this run began.* start a new run, or delete "
+    for again in (
+        lambda: simulate(run, folder),
+        lambda: list(evaluate_run(run, folder)),
+        lambda: load_data(run, folder.root),
+    ):
         with pytest.raises(RunFileError, match=message):
             again()
+    assert len(load_data(run)[1]) == 2, "a new run of the same file"
     (folder.root / DATASET).unlink()
-    assert len(load_data(run)[1]) == 2
+    assert len(load_data(run, folder.root)[1]) == 2
 
 
 def test_dataset_with_another_time_of_change_is_the_same(folder: RunFolder) -> None:
