@@ -2,6 +2,7 @@
 
     P2pflError
     ├── RunFileError            the run file is invalid: where, which key, what was found, what is allowed
+    │   ├── ChangedDataset      the dataset is not the one that the run began with
     │   └── PluginError         the code of a plug-in is wrong or has failed: its file and line
     ├── DataError               a dataset is missing, damaged, or too small for its partition
     ├── ModelError              a network does not fit the images or the method
@@ -94,6 +95,12 @@ class RunFileError(P2pflError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+class ChangedDataset(RunFileError):
+    """The dataset is not the one that the run began with. Restarting the peer does not help."""
+
+    exit_code = os.EX_CONFIG
 
 
 class PluginError(RunFileError):

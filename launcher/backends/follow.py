@@ -19,7 +19,7 @@ from launcher.errors import LaunchError
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
-from p2pfl.errors import AddressInUse, AlreadyRunning, BodyTooLarge, WriteError
+from p2pfl.errors import AddressInUse, AlreadyRunning, WriteError
 from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
 
 POLL_INTERVAL = 0.25
@@ -40,10 +40,10 @@ OUT_OF_MEMORY = (
 Restart = Literal["on-failure", "always", "never"]
 """Which unfinished peers to restart.
 
-``on-failure``: peers that crashed or failed, but not those that were stopped, cannot write to the run folder, or send
-more than ``transport.max_message``, nor those that fail MAX_FAILURES times without completing a round. No policy
-restarts a peer that the run file's chaos killed permanently, or whose host is lost; ``always`` starts hosts again for
-as long as it takes.
+``on-failure``: peers that crashed or failed, but not those that were stopped, cannot write to the run folder, send
+more than ``transport.max_message``, or have another dataset than before, nor those that fail MAX_FAILURES times
+without completing a round. No policy restarts a peer that the run file's chaos killed permanently, or whose
+host is lost; ``always`` starts hosts again for as long as it takes.
 """
 
 
@@ -218,7 +218,7 @@ class RestartPolicy:
             return False
         if self.restart == "on-failure" and (ended == "stopped" or exit_code == WriteError.exit_code):
             return False
-        if self.restart == "on-failure" and exit_code == BodyTooLarge.exit_code:
+        if self.restart == "on-failure" and exit_code == os.EX_CONFIG:
             self.hopeless.add(peer)
             self.reports[peer] = ended
             return False

@@ -14,7 +14,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
-from p2pfl.errors import DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
+from p2pfl.errors import ChangedDataset, DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
 from p2pfl.inputs import describe, kind_of
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
@@ -66,7 +66,7 @@ def _check_unchanged(run: Run, dataset: Dataset, file: Path, record: bool) -> No
             f"{dataset.sha256[:12]}…, not {recorded[:12]}…; restore its files, start a new run, or delete {file} to "
             "use it nevertheless"
         )
-        raise run.error_at("data.dataset", DataError(text))
+        raise ChangedDataset(run.error_at("data.dataset", DataError(text)).problems)
 
 
 def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:

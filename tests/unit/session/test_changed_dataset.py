@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.errors import RunFileError
+from p2pfl.errors import BodyTooLarge, ChangedDataset
 from p2pfl.run_file.load import load
 from p2pfl.session.build import DATASET, load_data
 from p2pfl.session.new_run import create
@@ -53,8 +53,9 @@ def test_changed_dataset_is_refused_by_resume_and_evaluate(folder: RunFolder, ol
         lambda: list(evaluate_run(run, folder)),
         lambda: load_data(run, folder.root),
     ):
-        with pytest.raises(RunFileError, match=message):
+        with pytest.raises(ChangedDataset, match=message) as error:
             again()
+        assert error.value.exit_code == BodyTooLarge.exit_code, "the launcher restarts no such peer"
     assert len(load_data(run)[1]) == 2, "a new run of the same file"
     (folder.root / DATASET).unlink()
     assert len(load_data(run, folder.root)[1]) == 2
