@@ -71,7 +71,7 @@ class Claim:
         runs: {label: settings}; claims with equal settings share the runs.
         figure: from the summaries of one seed, by label, to the figure that is held against the threshold.
         unit: of the figure: "points", "%", …
-        threshold: the claim says that the figure is above (or below, or equal to) it.
+        threshold: the claim says that the figure is above (or below, or equal to) it, or no farther from zero.
         whose: who chose the threshold. Zero in a comparison is the paper's: "better".
         paper: what the paper has, for the same figure.
         scale: the size of the paper's runs: peers, rounds, training samples per peer.
@@ -141,6 +141,7 @@ class Paper:
         title: authors and name.
         contents: every table and figure of the paper: each has at least one row in the ledger.
         claims, left: the rows.
+        terms: what the rows' symbols and abbreviations stand for.
     """
 
     key: str
@@ -148,8 +149,15 @@ class Paper:
     contents: Sequence[str]
     claims: Sequence[Claim]
     left: Sequence[Left]
+    terms: str
 
 
 def difference(one: str, other: str, read: Callable[[Summary], float]) -> Callable[[Mapping[str, Summary]], float]:
     """Return the paired difference of two runs' figures."""
     return lambda runs: read(runs[one]) - read(runs[other])
+
+
+def spread(runs: Mapping[str, Summary], name: str = "") -> float:
+    """How far the last accuracies of the runs whose labels begin with ``name`` are apart, by chance too."""
+    found = [run.last() for label, run in runs.items() if label.startswith(name)]
+    return max(found) - min(found)

@@ -8,6 +8,7 @@ one grid around its file's, chosen on held-out training images.
 from __future__ import annotations
 
 from benchmarks.claims.claim import Claim, Settings, difference
+from benchmarks.claims.dfml_figures import series
 from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
 from benchmarks.claims.summary import Summary
 
@@ -29,7 +30,7 @@ def methods() -> dict[str, Settings]:
 
 def score(run: Summary) -> float:
     """Mean accuracy in the last quarter of the rounds, of the peak models where a method has them."""
-    return run.settled("peak" if "peak" in run.curves else "accuracy")
+    return run.settled(series(run))
 
 
 METHODS = methods()

@@ -42,12 +42,6 @@ def least_gain(one: Summary, other: Summary, networks: int) -> float:
     return min(mine - theirs for mine, theirs in pairs)
 
 
-def apart(runs: Mapping[str, Summary]) -> float:
-    """How far the last accuracies of two runs are apart."""
-    one, other = runs.values()
-    return abs(final(one) - final(other))
-
-
 def gain(runs: Mapping[str, Summary], data: str) -> float:
     """DFML's last accuracy minus that of decentralized FedAvg, on the same data."""
     return final(runs[f"dfml{data}"]) - final(runs[f"fedavg-dec{data}"])
@@ -59,14 +53,20 @@ def loss(runs: Mapping[str, Summary], method: str) -> float:
 
 
 def times_as_fast(runs: Mapping[str, Summary]) -> float:
-    """Rounds of the run without distillation, by those until DFML reaches its last accuracy, in steps of five."""
+    """Rounds of the run without distillation, by those until DFML reaches its last accuracy, in steps of five.
+
+    If DFML never does, the rounds until the other reaches DFML's last accuracy, by DFML's: less than 1.
+    """
     rounds = float(MAXIMA[-1])
-    return rounds / min(rounds, runs["dfml"].first_to_reach(final(runs["α = 0"]), "peak"))
+    reached = runs["dfml"].first_to_reach(final(runs["α = 0"]), "peak")
+    if reached <= rounds:
+        return rounds / reached
+    return runs["α = 0"].first_to_reach(final(runs["dfml"]), "peak") / rounds
 
 
 def rounds_saved(runs: Mapping[str, Summary]) -> float:
-    """Rounds, in steps of five, until the peak models reach the baseline's last accuracy; at most its 100."""
-    return min(100.0, runs["dfml"].first_to_reach(runs["fedavg-dec"].last(), "peak"))
+    """Rounds, in steps of five, until the peak models reach the baseline's last accuracy; 200 if they never do."""
+    return min(200.0, runs["dfml"].first_to_reach(runs["fedavg-dec"].last(), "peak"))
 
 
 def rise(runs: Mapping[str, Summary]) -> float:

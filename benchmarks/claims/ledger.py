@@ -81,10 +81,14 @@ def summaries(settings: Settings, store: Store) -> dict[int, Summary]:
 def entry(claim: Claim, store: Store) -> Entry:
     measured = [store.seconds(keys(settings, store), "cpu_seconds") for settings in claim.runs.values()]
     estimates = [settings.seconds for settings in claim.runs.values()]
+    figures = plan.figures(claim, store)
+    decisive = list(figures)[: len(claim.decisive(list(figures.values())))]
     found = {label: summaries(settings, store) for label, settings in claim.runs.items()}
+    if decisive:  # a picture, too, compares runs of equal seeds
+        found = {label: {seed: by_seed[seed] for seed in decisive} for label, by_seed in found.items()}
     return Entry(
         claim,
-        plan.figures(claim, store),
+        figures,
         found,
         sum(seconds or estimate for seconds, estimate in zip(measured, estimates, strict=True)),
         None not in measured,
@@ -114,10 +118,13 @@ def figure_cell(entry: Entry) -> str:
         return "–"
     if claim.relation == "=":
         return f"{number(found.mean)} {claim.unit}, exactly"
-    sign = "+" if claim.unit.startswith("points") and claim.relation == ">" and found.mean > 0 else ""
+    differs = claim.unit.startswith("points") and claim.relation != "<"
+    compares = claim.threshold == 0 and claim.unit.startswith(("points", "rounds"))
+    sign = "+" if (differs or compares) and found.mean > 0 else ""
     whose = {"paper": "the paper's", "ours": "ours"}[claim.whose]
     shown = claim.threshold != 0 or claim.whose == "ours"
-    limit = f"; {claim.relation} {number(claim.threshold) if claim.threshold else 0} ({whose})" if shown else ""
+    relation = "within ±" if claim.relation == "≈" else f"{claim.relation} "
+    limit = f"; {relation}{number(claim.threshold) if claim.threshold else 0} ({whose})" if shown else ""
     return f"{sign}{mean_and_half(found)} {claim.unit}{limit}"
 
 
@@ -130,13 +137,11 @@ def verdict_cell(entry: Entry) -> str:
 def size_cell(entry: Entry) -> str:
     runs = [identity(settings.with_rate(None)) for settings in entry.claim.runs.values()]
     peers, rounds = (sorted(set(values)) for values in ([r.peers for r in runs], [r.rounds for r in runs]))
-    found = [summary.samples for by_seed in entry.summaries.values() for summary in by_seed.values()]
-    if found:
-        samples = f", {fmean(found):,.0f} samples"
-    else:
-        samples = f", {prices.samples(next(iter(entry.claim.runs.values())).with_rate(None)):,.0f} samples"
-    joined = [" or ".join(map(str, values)) for values in (peers, rounds)]
-    return f"{joined[0]} peers, {joined[1]} rounds{samples}{budgets(entry)}; {entry.claim.scale}"
+    found = {fmean(run.samples for run in by_seed.values()) for by_seed in entry.summaries.values() if by_seed}
+    samples = sorted(found or {prices.samples(next(iter(entry.claim.runs.values())).with_rate(None))})
+    shown = [dict.fromkeys(values) for values in (map(str, peers), map(str, rounds), (f"{n:,.0f}" for n in samples))]
+    here = "{} peers, {} rounds, {} samples".format(*(" or ".join(values) for values in shown))
+    return f"{here}{budgets(entry)}; {entry.claim.scale}"
 
 
 def budgets(entry: Entry) -> str:
@@ -320,6 +325,7 @@ def section(paper: Paper, entries: Sequence[Entry], speeds: Mapping[str, prices.
     body = "\n".join(text for _, text in sorted(rows, key=lambda item: item[0]))
     source = f"[`{paper.key}.py`](../benchmarks/claims/{paper.key}.py)"
     head = f"## {paper.key}\n\n{paper.title}. Settings: {source}.\n\n    P2PFL_DATA=… make claims ONLY={paper.key}"
+    head += f"\n\n{paper.terms}"
     return f"{head}\n\n{HEADER}\n{body}"
 
 

@@ -53,11 +53,6 @@ def within_budget(runs: Mapping[str, Summary]) -> float:
     return runs["mapl"].settled(until=rounds["mapl"]) - runs["without graph"].settled(until=rounds["without graph"])
 
 
-def area(run: Summary) -> float:
-    """Mean accuracy over all evaluated rounds."""
-    return fmean(value for _, value in run.curves[series(run)])
-
-
 def cost_of_steps(runs: Mapping[str, Summary]) -> float:
     """Accuracy with one step on the graph minus the mean with more."""
     return runs["E_g 1"].last() - fmean(run.last() for name, run in runs.items() if name != "E_g 1")

@@ -126,7 +126,7 @@ def with_heads(**hyper: Any) -> Settings:
 RANDOM_START = {"shared_init": False, "compare": "weights"}
 ALIGNED = {"with l_proto": with_heads(**RANDOM_START), "without": with_heads(prototype=False, **RANDOM_START)}
 PLAIN_HEADS = with_heads(prototype=False, head_relu=False, **RANDOM_START)
-"""As the paper prints the classifier; its code has a ReLU before the head, which makes heads of one class alike."""
+"""Without a ReLU: the paper prints one on the head's output; its code has one before it, and makes heads alike."""
 STEPS = {f"E_g {steps}": digits(4, graph_steps=steps, batch=33) for steps in (1, 2, 5, 10, 20)}
 """With batches of 32 the last one of 98 samples would have two."""
 UNPRUNED = digits(prune=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def at_paper_size(
 
     def score(run: Summary) -> float:
         found = next((name for name in ("peak", "own_head") if name in run.curves), series)
-        return replace(settings(own["name"]), series=found).score(run)
+        return run.highest(found) if best_round else run.settled(found)
 
     return [
         Claim(

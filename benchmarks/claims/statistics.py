@@ -15,7 +15,7 @@ LEAST_SEEDS = 5
 """Fewer seeds decide nothing, unless the claim is exact."""
 
 Verdict = Literal["reproduced", "refuted", "undecided", "not tried"]
-Relation = Literal[">", "<", "="]
+Relation = Literal[">", "<", "=", "≈"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def verdict(figures: Sequence[float], relation: Relation, threshold: float) -> V
     Args:
         figures: one per seed; for a comparison the paired difference.
         relation: ``>`` or ``<``: the interval must lie on that side of the threshold, and on the other side refutes
-            the claim. ``=``: exact, decided by equality in every seed, so that one seed is enough.
+            the claim. ``=``: exact, decided by equality in every seed, so that one seed is enough. ``≈``: the whole
+            interval must lie within ± the threshold, and wholly outside refutes the claim.
         threshold: what the figures are compared with.
     """
     if not all(map(math.isfinite, figures)):
@@ -70,6 +71,10 @@ def verdict(figures: Sequence[float], relation: Relation, threshold: float) -> V
         return "reproduced" if all(figure == threshold for figure in figures) else "refuted"
     if found.n < LEAST_SEEDS:
         return "undecided"
+    if relation == "≈":
+        if -threshold < found.low and found.high < threshold:
+            return "reproduced"
+        return "refuted" if found.low > threshold or found.high < -threshold else "undecided"
     if found.low > threshold:
         return "reproduced" if relation == ">" else "refuted"
     if found.high < threshold:

@@ -77,6 +77,10 @@ class Summary:
         end = until or self.curves[curve][-1][0]
         return fmean(value for t, value in self.curves[curve] if TRAINING_QUARTER * end < t <= end)
 
+    def mean(self, curve: str = "accuracy") -> float:
+        """Mean of the curve over all evaluated rounds: how fast a run learns."""
+        return fmean(value for _, value in self.curves[curve])
+
     def highest(self, curve: str = "accuracy") -> float:
         """The curve's highest value: the best evaluated round of all peers together."""
         return max(value for _, value in self.curves[curve])

@@ -44,6 +44,18 @@ def test_dfmls_figures_read_the_rounds_and_networks_that_they_name() -> None:
     assert dfml_figures.final(run) == 105.0
 
 
+def test_rounds_of_a_method_that_never_gets_there_count_against_it() -> None:
+    def peaks(slope: float) -> Summary:
+        run = summary(0.0)
+        run.curves = {"peak": [(t, slope * t) for t in range(5, 106, 5)]}
+        return run
+
+    assert dfml_figures.times_as_fast({"dfml": peaks(3.0), "α = 0": peaks(1.0)}) == pytest.approx(105 / 35)
+    assert dfml_figures.times_as_fast({"dfml": peaks(1.0), "α = 0": peaks(3.0)}) == pytest.approx(35 / 105)
+    assert dfml_figures.rounds_saved({"dfml": peaks(1.0), "fedavg-dec": summary(50.0)}) == 50.0
+    assert dfml_figures.rounds_saved({"dfml": peaks(0.1), "fedavg-dec": summary(50.0)}) == 200.0
+
+
 # ---- verdicts ----------------------------------------------------------------------------------------------
 
 
@@ -69,6 +81,11 @@ def test_interval_is_students_of_the_mean() -> None:
         ([1.0], "=", 1.0, "reproduced"),
         ([1.0, 1.0, 2.0], "=", 1.0, "refuted"),
         ([], ">", 0.0, "not tried"),
+        ([0.1, -0.2, 0.3, -0.1, 0.0], "≈", 1.0, "reproduced"),
+        ([3.0, -3.0, 3.0, -3.0, 0.0], "≈", 1.0, "undecided"),
+        ([0.9, 1.0, 1.1, 0.9, 1.1], "≈", 1.0, "undecided"),
+        ([2.0, 2.1, 1.9, 2.0, 2.0], "≈", 1.0, "refuted"),
+        ([-2.0, -2.1, -1.9, -2.0, -2.0], "≈", 1.0, "refuted"),
     ],
 )
 def test_verdict_is_decided_by_the_interval(

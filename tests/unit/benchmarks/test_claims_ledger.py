@@ -137,6 +137,31 @@ def test_row_shows_verdict_interval_threshold_and_size(tmp_path: Path) -> None:
     assert f"[one above other](claims/{ledger.file_name(one)})" in text
 
 
+def test_row_names_a_margin_on_both_sides_and_each_runs_samples(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(5):
+        record(store, ONE, seed, 72.0 + seed * 0.1)
+        record(store, OTHER, seed, 70.0)
+    found = ledger.entry(claim(relation="≈", threshold=3.0, whose="ours"), store)
+    for run in found.summaries["other"].values():
+        run.samples = 15.0
+    text = ledger.row_of_claim(found, {})
+    assert "| **reproduced** | +2.20 ± 0.20 points; within ±3.00 (ours) | +1 |" in text
+    assert "2 peers, 2 rounds, 15 or 30 samples; many |" in text
+
+
+def test_picture_has_the_seeds_that_the_verdict_is_of(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for seed in range(10):
+        record(store, ONE, seed, 72.0 + seed)
+    for seed in range(5):
+        record(store, OTHER, seed, 60.0)
+    assert {label: list(runs) for label, runs in ledger.entry(claim(), store).summaries.items()} == {
+        "one": [0, 1, 2, 3, 4],
+        "other": [0, 1, 2, 3, 4],
+    }
+
+
 @pytest.mark.parametrize(
     ("paper", "given", "less"),
     [
