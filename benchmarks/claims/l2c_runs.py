@@ -51,6 +51,11 @@ FEW = {
     "cga": shards("cga", 550, {"name": "small-world", "degree": 4, "p": 0}, rounds=480, peers=30, local_epochs=None),
 }
 """What CGA costs grows with peers times neighbors."""
+ONE_STEP = {
+    "1 step": shards("dpsgd", 600, GROUP_RING, rounds=500, local_epochs=None, local_steps=1),
+    "5 epochs": TABLE_2["dpsgd"],
+    **{name: TABLE_2[name] for name in ("local", "l2c")},
+}
 PAPERS_RATE = Settings(TABLE_2["l2c"].tree, 330)
 """L2C with the paper's learning rate, 0.01; TABLE_2 has the one that its tuning run preferred."""
 CLIPPED = {

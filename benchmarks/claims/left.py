@@ -39,7 +39,6 @@ MAPL = (
 L2C = (
     Left("the tasks", "Table 1", "—", "a setting: `topologies/paper/l2c-*.yaml`"),
     Left("CGA with five epochs", "Table 2", "diverges", "the paper does not say what its gradients are then"),
-    Left("local above the best of D-PSGD", "Table 2", "+4.49", "20,000 rounds of one step each at the paper's size"),
     Left("L2C's worst fifth and FedFomo's", "Table 3", "−0.10 (85.10 against 85.20)", "too close to decide"),
     Left(
         "between CIFAR-10 and CIFAR-100", "Table 4", "−0.77 against an encoder of the same tasks", "needs CIFAR-100"
