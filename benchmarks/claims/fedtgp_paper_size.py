@@ -56,19 +56,43 @@ CELLS: tuple[tuple[str, str, str, str, Mapping[str, str]], ...] = (
         "Table 1",
         PAPER_TINY,
         "Tiny-ImageNet, practical",
-        {"fedproto": "+8.36", "feddistill": "+2.50"},
+        {"fedproto": "+8.36", "fedkd": "+1.86", "feddistill": "+2.50"},
     ),
-    ("pathological-cifar10", "Table 1", PAPER_CIFAR, "CIFAR-10, pathological", {"fedproto": "+6.63"}),
-    ("pathological-cifar100", "Table 1", PAPER_CIFAR, "CIFAR-100, pathological", {"fedproto": "+8.27"}),
-    ("pathological-flowers102", "Table 1", PAPER_FLOWERS, "Flowers102, pathological", {"fedproto": "+13.85"}),
-    ("pathological-tiny-imagenet", "Table 1", PAPER_TINY, "Tiny-ImageNet, pathological", {"fedproto": "+5.28"}),
+    (
+        "pathological-cifar10",
+        "Table 1",
+        PAPER_CIFAR,
+        "CIFAR-10, pathological",
+        {"fedproto": "+6.63", "fedkd": "+2.70"},
+    ),
+    (
+        "pathological-cifar100",
+        "Table 1",
+        PAPER_CIFAR,
+        "CIFAR-100, pathological",
+        {"fedproto": "+8.27", "fedgen": "+3.60"},
+    ),
+    (
+        "pathological-flowers102",
+        "Table 1",
+        PAPER_FLOWERS,
+        "Flowers102, pathological",
+        {"fedproto": "+13.85", "fedgen": "+9.08"},
+    ),
+    (
+        "pathological-tiny-imagenet",
+        "Table 1",
+        PAPER_TINY,
+        "Tiny-ImageNet, pathological",
+        {"fedproto": "+5.28", "fedkd": "+1.92"},
+    ),
     *(
         (f"practical-cifar100-{group}", "Table 2", scale, f"CIFAR-100, {group}", papers)
         for group, scale, papers in (
             ("htfe2", PAPER_CIFAR, {"fedproto": "+5.85", "feddistill": "+2.94"}),
             ("htfe3", PAPER_CIFAR, {"fedproto": "+11.51", "lg-fedavg": "+4.09"}),
             ("htfe4", PAPER_CIFAR, {"fedproto": "+11.87", "lg-fedavg": "+2.63"}),
-            ("htfe9", PAPER_CIFAR, {"fedproto": "+15.31"}),
+            ("htfe9", PAPER_CIFAR, {"fedproto": "+15.31", "fml": "+5.64"}),
             ("htc4", PAPER_CIFAR, {"fedproto": "+15.92", "feddistill": "+3.46"}),
             ("htfe8-htc4", PAPER_CIFAR, {"fedproto": "+18.96", "feddistill": "+2.86"}),
             ("n50", PAPER_50, {"fedproto": "+10.14", "feddistill": "+4.66"}),
@@ -76,16 +100,19 @@ CELLS: tuple[tuple[str, str, str, str, Mapping[str, str]], ...] = (
         )
     ),
 )
-"""File, table, scale, label, and FedTGP's gains over others: FedProto, and the best of those that we have."""
+"""File, table, scale, label, and FedTGP's gains over others: FedProto, the best of the others, in some cells more."""
+MEMES: Mapping[str, str] = {"practical-cifar100-htfe9": "htfe-resnet4"}
+"""The smallest network of the group, where that is not the CNN."""
 
 
 def cell(file: str, where: str, scale: str, label: str, papers: Mapping[str, str], **changes: Any) -> Iterator[Claim]:
     own: dict[str, Any] = {"batch": 10, **({"participation": 0.5} if file.endswith(("n50", "n100")) else {})}
     methods: dict[str, dict[str, Any]] = {"fedtgp": {}, **dict.fromkeys(papers, own)}
+    meme = MEMES.get(file, "htfe-cnn")
     if "fml" in papers:
-        methods["fml"] = {**own, "meme": "htfe-cnn"}
+        methods["fml"] = {**own, "meme": meme}
     if "fedkd" in papers:
-        methods["fedkd"] = {**own, "meme": "htfe-cnn", "energy_end": 0.95}
+        methods["fedkd"] = {**own, "meme": meme, "energy_end": 0.95}
     yield from at_paper_size(
         f"fedtgp-{file}",
         where,
