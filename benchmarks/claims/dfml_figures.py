@@ -52,6 +52,11 @@ def loss(runs: Mapping[str, Summary], method: str) -> float:
     return final(runs[f"{method}, one network"]) - final(runs[method])
 
 
+def loses_more(method: str) -> Callable[[Mapping[str, Summary]], float]:
+    """What ``method`` loses where the peers' networks differ, minus what DFML loses."""
+    return lambda runs: loss(runs, method) - loss(runs, "dfml")
+
+
 def times_as_fast(runs: Mapping[str, Summary]) -> float:
     """Rounds of the run without distillation, by those until DFML reaches its last accuracy, in steps of five.
 

@@ -112,3 +112,27 @@ VALIDATION = {
     name: {f"{name}, {fraction}": with_validation(fraction, name, **more) for fraction in (0.1, 0.2, 0.4)}
     for name, more in (("l2c", {"prune_round": None}), ("fedfomo", {"models": 5}))
 }
+AT_PAPERS_RATE = {**TABLE_2, "l2c": PAPERS_RATE}
+DIFFER_LESS = (
+    ("L2C's peers differ less", TABLE_2, ("l2c", "local"), "−2.29 ± 7.0 (5.85 ± 3.31 against 8.14 ± 5.61"),
+    (
+        "L2C's peers differ less, the paper's rate",
+        AT_PAPERS_RATE,
+        ("l2c", "local"),
+        "−2.29 ± 7.0 (5.85 ± 3.31 against 8.14 ± 5.61",
+    ),
+    (
+        "L2C's peers differ less than FedFomo's",
+        TABLE_2,
+        ("l2c", "fedfomo"),
+        "−3.17 ± 7.1 (5.85 ± 3.31 against 9.02 ± 5.72",
+    ),
+    ("meta-L2C's peers differ less", TABLE_2, ("meta-l2c", "local"), "−0.80 ± 7.3 (7.34 ± 4.15 against 8.14 ± 5.61"),
+    (
+        "meta-L2C's peers differ less than FedFomo's",
+        TABLE_2,
+        ("meta-l2c", "fedfomo"),
+        "−1.68 ± 7.4 (7.34 ± 4.15 against 9.02 ± 5.72",
+    ),
+)
+"""Table 3: name, runs, whose standard deviation is less than whose, and the paper's."""
