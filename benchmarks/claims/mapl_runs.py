@@ -64,6 +64,8 @@ BASELINES = {
     "fedsim": colors("fedsim", 80),
 }
 FEDCLASSAVG_2 = colors("fedclassavg", 180, scenario=2)
+MAPL_3, LOCAL_3 = colors("mapl", 100, scenario=3), colors("local", 50, scenario=3)
+MAPL_4, LOCAL_4 = colors("mapl", 140, scenario=4), colors("local", 70, scenario=4)
 MORE_SAMPLES = replace(colors("mapl", 800, peers=4, per_class=150, batch=64), rates=())
 """Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
 L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
