@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import BodyTooLarge, Unexpected
+from p2pfl.errors import BodyTooLarge, NetError, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
@@ -23,7 +23,7 @@ from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.receivers import Begin, Receivers
-from p2pfl.messaging.schema import B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
+from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.tensors import Tensors
@@ -219,12 +219,22 @@ class Endpoint:
                 is refused here. The receivers would drop it, and all of them wait in vain.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
                 them is left, or somebody has deleted the file.
+
+        Raises:
+            NetError: the header or the body is larger than receivers accept. They would drop the message, or lose the
+                connection to it again and again.
+            Unexpected: a body that was to be ``checked`` is refused.
         """
         if not (receivers := tuple(to)):
             return None
         clock = asyncio.get_running_loop().time
         began = clock()
         encoded = wire.encode(body, count)
+        if len(encoded.header) > MAX_HEADER:
+            raise NetError(
+                f"{encoded.kind} cannot be sent: its header has {len(encoded.header)} bytes, at most {MAX_HEADER} "
+                "are allowed; send long lists and texts as tensors, and concatenate many small tensors"
+            )
         if encoded.size > self.max_message:
             raise BodyTooLarge(encoded.size, self.max_message)
         if checked and encoded.kind in self.schema.kinds:

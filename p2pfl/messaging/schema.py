@@ -38,7 +38,8 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 class Body:
     """The content of a message. A subclass is a frozen dataclass, and **the class is the kind**.
 
-    A field holds a Tensor, a dict of named Tensors, an int, float, bool or str, or a tuple of ints.
+    A field holds a Tensor, a dict of named Tensors, an int, float, bool or str, or a tuple of ints. All but the
+    content of the tensors is in the header, which has at most ``MAX_HEADER`` bytes.
     """
 
     @classmethod

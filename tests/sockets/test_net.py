@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from p2pfl.errors import Unexpected
+from p2pfl.errors import NetError, Unexpected
+from p2pfl.messaging import wire
 from p2pfl.messaging.endpoint import Counts, Endpoint
 from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.net import Net
-from p2pfl.messaging.schema import Body, Layout
+from p2pfl.messaging.schema import MAX_HEADER, Body, Layout
 from p2pfl.messaging.topology import Topology
 from tests import bodies
 from tests.bodies import PAIR, RUN_ID, Vector, Word, complete, line, star, texts, vector
@@ -52,6 +55,29 @@ async def test_a_body_that_all_receivers_would_drop_is_refused_by_its_sender(mes
         with pytest.raises(Unexpected, match=r"^Vector: x must be float32\[3\], got float32\[2\]$"):
             await sending(vector(1, 2))
     assert here.sent == {}
+
+
+async def test_a_header_that_all_receivers_would_drop_is_refused_by_its_sender(mesh: Any) -> None:
+    there, here = await mesh.open(PAIR, LAYOUTS)
+    net = here.begin(0)
+    largest = 2 * MAX_HEADER - len(wire.encode(Word("x" * MAX_HEADER)).header)
+    long, longest = Word("x" * (largest + 1)), Word("x" * largest)
+    attempts: list[Callable[[], Awaitable[object]]] = [
+        partial(net.send, 0, long),
+        partial(net.scatter, {0: long}),
+        partial(net.broadcast, long),
+        partial(net.broadcast, long, to=[0]),
+        partial(net.publish, long),
+    ]
+    for attempt in attempts:
+        with pytest.raises(NetError, match=rf"^Word cannot be sent: its header has {MAX_HEADER + 1} bytes"):
+            await attempt()
+    named = Model({str(number): torch.zeros(0) for number in range(MAX_HEADER // 10)}, torch.tensor(0))
+    with pytest.raises(NetError, match=r"^Model cannot be sent: its header has .* concatenate many small tensors$"):
+        await net.allreduce(named)
+    assert here.sent == {}
+    await net.send(0, longest)
+    assert texts(await there.begin(0).gather(Word)) == {1: longest.text}
 
 
 @pytest.mark.parametrize("topology", [line(4), line(1), star(5), star(5, hub=3), complete(5)], ids=str)
