@@ -227,13 +227,15 @@ def load(
     damage: Callable[[State], str] = lambda state: "",
     *,
     repair: bool = True,
+    otherwise: str = "round 0",
 ) -> State | None:
-    """Load the newest usable state; None if there is no checkpoint yet.
+    """Load the newest usable state; None if there is no checkpoint yet, or if the only one is not usable.
 
     ``damage`` names what a state refers to and is damaged, if anything is; such a state is not usable.
 
     An unusable newest checkpoint is moved aside and logged (unless not ``repair``), and the previous one is loaded.
-    Raises CheckpointError if neither is usable, or if another version of p2pfl wrote one of them.
+    ``otherwise`` is what the log says that the peer resumes from if there is no previous one. Raises CheckpointError
+    if neither is usable, or if another version of p2pfl wrote one of them.
     """
     newest, error = _load_usable(path, run_id, me, damage)
     if newest is not None:
@@ -247,7 +249,7 @@ def load(
     if error is not None and repair:
         moved = path.replace(damaged(path))
         if log is not None:
-            state = "round 0" if older is None else f"the previous checkpoint, after round {older['rounds_done'] - 1}"
+            state = otherwise if older is None else f"the previous checkpoint, after round {older['rounds_done'] - 1}"
             log.warning("checkpoint unusable moved_to=%s: %s; resuming from %s", moved.name, error, state)
     return older
 

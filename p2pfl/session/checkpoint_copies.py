@@ -121,9 +121,14 @@ class CheckpointCopies:
         return self._opened[1:]
 
     @property
+    def newest(self) -> str:
+        """The list of the last copy; empty if there is none."""
+        return self._kept[-1].name if self._kept else ""
+
+    @property
     def rounds_done(self) -> int:
         """Rounds in the last copy; -1 if there is none."""
-        return int(self._kept[-1].name.partition("-")[0]) if self._kept else -1
+        return int(self.newest.partition("-")[0]) if self.newest else -1
 
     # ---- making
 

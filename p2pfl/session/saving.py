@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 from p2pfl import PeerId
+from p2pfl.errors import CheckpointError
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.session import checkpoint
 from p2pfl.session.checkpoint_copies import CheckpointCopies
@@ -174,12 +175,33 @@ def load(
 
     Args:
         copies: those of this peer's checkpoints; if one is newer than the folder's checkpoint, it is restored first.
+            The newest is also restored if the folder's only checkpoint is damaged.
+
+    Raises CheckpointError if both checkpoints are damaged, or the newest copy is.
     """
+
+    def newest() -> checkpoint.State | None:
+        return checkpoint.load(
+            folder.checkpoint,
+            run_id,
+            folder.peer,
+            log,
+            lambda state: endpoint.journal.damaged(state["journal"]),
+            otherwise="the newest copy" if copies is not None and copies.newest else "round 0",
+        )
+
     if copies is not None:
         copies.restore()
-    saved = checkpoint.load(
-        folder.checkpoint, run_id, folder.peer, log, lambda state: endpoint.journal.damaged(state["journal"])
-    )
+    saved = newest()
+    if saved is None and copies is not None and copies.newest:
+        # A checkpoint that was restored has no previous one. It was damaged since, and has been moved aside now.
+        copies.restore()
+        saved = newest()
+        if saved is None:
+            raise CheckpointError(
+                f"checkpoint_copies {copies.url}: the copy {copies.newest} of peer {folder.peer} is damaged; delete "
+                "this list to restore the copy before it, then resume the run"
+            )
     if saved is not None:
         endpoint.load_state_dict(saved["endpoint"], saved["journal"], saved["rounds_done"])
     else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,11 +14,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from p2pfl.errors import CheckpointError
 from p2pfl.messaging import wire
 from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import Journal
 from p2pfl.session import checkpoint, saving
 from p2pfl.session.body_files import FileStore
+from p2pfl.session.checkpoint_copies import CheckpointCopies
+from p2pfl.session.run_folder import PeerFolder, RunFolder
 from tests.bodies import Named, complete
+from tests.checkpoints import RUN, state
 from tests.launcher_fixtures import MakeFolder
 
 
@@ -38,6 +45,69 @@ def test_without_a_checkpoint_nothing_stays_of_the_journal_of_an_earlier_process
     endpoint = Endpoint(0, complete(2), "run", 0, [], store=store)
     assert saving.load(files, endpoint, "run", logging.getLogger("load")) is None
     assert [path.name for path in files.journal.iterdir()] == [store.token]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What peer 3 has on one of several hosts that share a folder of copies."""
+
+    files: PeerFolder
+    copies: CheckpointCopies
+
+    def load(self) -> Any:
+        endpoint = Endpoint(3, complete(4), RUN, 0, [], store=FileStore(self.files.journal))
+        return saving.load(self.files, endpoint, RUN, logging.getLogger("load"), self.copies)
+
+    def save(self, rounds_done: int) -> None:
+        """Write and copy a checkpoint; a message is in the journal."""
+        journal = Journal([0], FileStore(self.files.journal))
+        journal.append(wire.encode(Named({"a": torch.ones(9)})), [0])
+        index = journal.state_dict(before=rounds_done)
+        endpoint = Endpoint(3, complete(4), RUN, 0, []).state_dict()
+        checkpoint.save(self.files.checkpoint, state(rounds_done=rounds_done, journal=index, endpoint=endpoint))
+        assert self.copies.save(rounds_done, saving._segments(index))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Callable[[str], Host]:
+    def make(name: str) -> Host:
+        files = RunFolder.create(tmp_path / name, [3], again=True).peer(3)
+        return Host(files, CheckpointCopies(str(tmp_path / "copies"), RUN, files, logging.getLogger("copies")))
+
+    return make
+
+
+def spoil(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+def the_segment(files: PeerFolder) -> Path:
+    (segment,) = (path for path in files.journal.iterdir() if path.name.isdecimal())
+    return segment
+
+
+@pytest.mark.parametrize("damaged", [lambda files: files.checkpoint, the_segment], ids=["state", "journal"])
+def test_a_checkpoint_damaged_since_it_was_restored_is_restored_again(
+    host: Callable[[str], Host], caplog: pytest.LogCaptureFixture, damaged: Callable[[PeerFolder], Path]
+) -> None:
+    host("here").save(20)
+    there = host("there")
+    assert there.load()["rounds_done"] == 20
+    spoil(damaged(there.files))
+    again = host("there")
+    assert again.load()["rounds_done"] == 20
+    assert "resuming from the newest copy" in caplog.text
+    assert checkpoint.damaged(again.files.checkpoint).exists()
+    again.save(21)
+    assert host("elsewhere").load()["rounds_done"] == 21, "copies go on"
+
+
+def test_a_damaged_copy_is_an_error_that_names_it(host: Callable[[str], Host], tmp_path: Path) -> None:
+    host("here").save(20)
+    (segment,) = tmp_path.glob("copies/*/03/*-journal-*")
+    spoil(segment)
+    with pytest.raises(CheckpointError, match=r"the copy 00000020-.*\.json of peer 3 is damaged; delete this list"):
+        host("there").load()
 
 
 async def test_a_stop_during_a_wait_for_a_checkpoint_does_not_write_two_at_once(
