@@ -176,9 +176,9 @@ class MessageSchema:
         return self._layouts
 
     def largest(self, limit: int) -> int:
-        """Return the bytes of the largest message that fits, if no tensor exceeds ``limit`` bytes."""
+        """Return the bytes of the largest message that fits, if no body exceeds ``limit`` bytes."""
         layouts = itertools.chain.from_iterable(self._layouts.values())
-        bodies = [sum(min(limit, spec.bytes) for spec in layout.tensors.values()) for layout in layouts]
+        bodies = [min(limit, sum(spec.bytes for spec in layout.tensors.values())) for layout in layouts]
         return MAX_HEADER + max(bodies, default=0)
 
     def match(self, kind: str, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object]) -> Layout:

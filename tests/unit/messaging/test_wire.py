@@ -372,6 +372,8 @@ def test_a_body_that_fits_its_layout_arrives(layout: Layout, body: Body) -> None
 def test_the_largest_message_is_that_of_the_layouts_or_of_the_limit() -> None:
     schema = MessageSchema([FREE, VOTES])
     assert (schema.largest(1 << 40), schema.largest(8)) == (MAX_HEADER + 7 * 2 * 4, MAX_HEADER + 8)
+    of_two_tensors = MessageSchema([Layout.of(Words(named={"b": torch.ones(9), "w": torch.ones(9)}))])
+    assert of_two_tensors.largest(40) == MAX_HEADER + 40
 
 
 def test_a_kind_may_have_several_layouts_told_apart_by_fixed_fields_ranges_or_tensors() -> None:
