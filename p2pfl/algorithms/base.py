@@ -8,7 +8,6 @@ time, counts bytes, logs and writes files.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
@@ -131,7 +130,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
-        self._spools: defaultdict[tuple[type[Body], str], Spool] = defaultdict(Spool)  # one file per tensor layout
+        self._spool = Spool()
         self.setup()
         for module in self._modules():
             module.eval()
@@ -199,7 +198,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
             return body
         named = {field.name: getattr(body, field.name) for field in fields(body)}
         models = {name: value for name, value in named.items() if isinstance(value, Mapping)}
-        return replace(body, **{name: self._spools[type(body), name].put(model) for name, model in models.items()})
+        return replace(body, **{name: self._spool.put(model) for name, model in models.items()})
 
     async def exchange_including_own(
         self, net: Net, body: B, among: Collection[PeerId] | None = None

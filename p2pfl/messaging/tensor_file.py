@@ -31,15 +31,17 @@ class _Extent:
 
 
 class Spool:
-    """One unnamed file for any number of models with the same tensors. It disappears with the process.
+    """One unnamed file for any number of models. It disappears with the process.
 
     The file is created in $TMPDIR, which should not be a RAM disk, with the first model. The space of a model is
-    reused once nothing refers to it. One thread may put models, any thread may read and release them.
+    reused by one of the same size once nothing refers to it. One thread may put models, any thread may read and
+    release them.
     """
 
     def __init__(self) -> None:
         self._file = -1
-        self._free: list[int] = []
+        self._free: dict[int, list[int]] = {}
+        """{bytes of a model: offsets where one of that size may be written}"""
         self.size = 0
         """Bytes of the file."""
 
@@ -49,16 +51,19 @@ class Spool:
         Raises SpoolError if they cannot be written.
         """
         sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+        size = sum(sizes.values())
         try:
             if self._file < 0:
                 self._file = _unnamed_file()
                 weakref.finalize(self, os.close, self._file)
+            free = self._free.setdefault(size, [])
             try:
-                offset = self._free.pop()
+                offset = free.pop()
             except IndexError:
                 offset = self.size
-                self.size += sum(sizes.values())
-            spooled = Spooled(self, {}, offset)
+                self.size += size
+            spooled = Spooled(self, {})
+            weakref.finalize(spooled, free.append, offset)
             for name, tensor in tensors.items():
                 extent = _Extent(tensor.dtype, tensor.shape, offset, sizes[name])
                 spooled.extents[name] = extent
@@ -79,17 +84,13 @@ class Spool:
             done += count
         return tensor
 
-    def release(self, offset: int) -> None:
-        self._free.append(offset)
-
 
 class Spooled(Mapping[str, Tensor]):
     """Tensors by name, each read from the file at every access."""
 
-    def __init__(self, spool: Spool, extents: dict[str, _Extent], offset: int) -> None:
+    def __init__(self, spool: Spool, extents: dict[str, _Extent]) -> None:
         self.extents = extents
         self._spool = spool
-        weakref.finalize(self, spool.release, offset)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._spool.read(self.extents[name])

@@ -72,6 +72,20 @@ def test_the_space_of_released_models_is_reused() -> None:
     assert [equal(found, model(number)) for found, number in zip(spooled, (0, 3, 7, 8), strict=True)] == [True] * 4
 
 
+def test_a_model_is_not_written_into_the_space_of_a_smaller_one() -> None:
+    spool = Spool()
+    small, behind = spool.put({"x": torch.zeros(2)}), spool.put({"x": torch.ones(2)})
+    del small
+    gc.collect()
+    large = spool.put({"x": torch.full((4,), 7.0)})
+    assert behind["x"].tolist() == [1.0, 1.0]
+    assert large["x"].tolist() == [7.0] * 4
+    size = spool.size
+    again = spool.put({"y": torch.zeros(2)})
+    assert spool.size == size, "the space of the small one is used again"
+    assert (again["y"].tolist(), large["x"].tolist()) == ([0.0, 0.0], [7.0] * 4)
+
+
 def test_one_thread_can_put_while_another_reads_and_releases() -> None:
     spool, ready = Spool(), threading.Semaphore(0)
     waiting: list[tuple[int, Any]] = []
