@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from p2pfl.errors import ModelError
 from p2pfl.inputs import Kind, Size, describe, kind_of
 from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, sequences, tiny
-from p2pfl.models.backbone import Build, FixedFeatures
+from p2pfl.models.backbone import Build, FixedFeatures, plain_cnn
 from p2pfl.run_file.options import Table
 
 BuildHead = Callable[[int, int], nn.Module]
@@ -145,7 +145,7 @@ BACKBONES: Table[Build] = Table(
         "shufflenet": mapl.shufflenet,
         "googlenet": mapl.googlenet,
         "alexnet-small": mapl.alexnet_small,
-        "htfe-cnn": FixedFeatures(fedtgp.cnn),
+        "htfe-cnn": FixedFeatures(plain_cnn),
         "htfe-googlenet": FixedFeatures(fedtgp.googlenet),
         "htfe-mobilenet": FixedFeatures(fedtgp.mobilenet),
         **{f"htfe-resnet{depth}": FixedFeatures(fedtgp.resnet(depth)) for depth in _RESNET_DEPTHS},
@@ -154,7 +154,7 @@ BACKBONES: Table[Build] = Table(
         **{f"dfml-resnet-{width}": FixedFeatures(dfml.resnet(width)) for width in (64, 32, 16, 8, 4)},
         **{f"dfml-vit-{dim}": FixedFeatures(dfml.vit(dim)) for dim in (512, 256, 128, 64, 32)},
         **{f"dfml-efficientnet-b{number}": FixedFeatures(dfml.efficientnet(number)) for number in dfml.EFFICIENTNET},
-        "l2c-cnn": FixedFeatures(l2c.cnn),
+        "l2c-cnn": FixedFeatures(plain_cnn),
         "l2c-conv4": FixedFeatures(l2c.conv4),
     },
     family=_family,

@@ -57,7 +57,7 @@ def with_input_channels(channels: int, network: nn.Module, first: str) -> nn.Mod
 def plain_cnn(
     channels: int, size: Size, widths: Sequence[int] = (32, 64), hidden: Sequence[int] = (512,)
 ) -> tuple[nn.Module, int]:
-    """Build a CNN like FedAvg's (arXiv 1602.05629).
+    """Build a CNN like FedAvg's (arXiv 1602.05629), which the defaults give.
 
     Convolutions are 5x5 without padding, each followed by ReLU and 2x2 max pooling; then come fully connected layers
     with ReLU.

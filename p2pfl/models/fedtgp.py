@@ -1,8 +1,8 @@
 """Model groups of FedTGP (arXiv 2401.03230): HtFE (heterogeneous feature extractors) and HtCNN8.
 
-HtFE networks are FedAvg's CNN and torchvision networks without their last layer and without pretrained weights;
-images keep their native size. Where the paper leaves details open, they follow the authors' code. One exception:
-batch normalization of the small ResNets tracks running statistics here, as in the large ones.
+HtFE networks are FedAvg's CNN (``plain_cnn``) and torchvision networks without their last layer and without
+pretrained weights; images keep their native size. Where the paper leaves details open, they follow the authors' code.
+One exception: batch normalization of the small ResNets tracks running statistics here, as in the large ones.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ HTCNN: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = tuple(
     (widths, (*hidden, 512)) for hidden in ((), (512,), (1024,), (1024, 512)) for widths in ((32,), (32, 64))
 )
 """Widths of the convolutions and of the fully connected layers of CNN1 to CNN8 (Table 9)."""
-
-
-def cnn(channels: int, size: Size) -> tuple[nn.Module, int]:
-    """The 4-layer CNN: two 5x5 convolutions, a hidden layer of 512, and the head."""
-    return plain_cnn(channels, size)
 
 
 def htcnn(number: int) -> Callable[[int, Size], tuple[nn.Module, int]]:

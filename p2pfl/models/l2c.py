@@ -1,4 +1,4 @@
-"""Networks of L2C (Li et al., CVPR 2022): FedAvg's CNN for CIFAR, MAML's for mini-ImageNet.
+"""Networks of L2C (Li et al., CVPR 2022): FedAvg's CNN (``plain_cnn``) for CIFAR, MAML's for mini-ImageNet.
 
 L2C replaces MAML's batch normalization by group normalization ("since batch-norm may have a detrimental effect").
 """
@@ -9,12 +9,6 @@ from torch import nn
 
 from p2pfl.errors import ModelError
 from p2pfl.inputs import Size
-from p2pfl.models.backbone import plain_cnn
-
-
-def cnn(channels: int, size: Size) -> tuple[nn.Module, int]:
-    """FedAvg's CNN: unpadded 5x5 convolutions with 32 and 64 channels, then a hidden layer of 512."""
-    return plain_cnn(channels, size)
 
 
 def conv4(channels: int, size: Size) -> tuple[nn.Module, int]:

@@ -117,6 +117,14 @@ def check_edge(i: int, j: int, peers: int) -> None:
             raise graph_error(f"edge {i}-{j}: no peer {end}; the {peers} peers are 0 to {peers - 1}")
 
 
+def check_regular(degree: int, peers: int) -> None:
+    """Raise RunFileError if no graph gives every peer this number of neighbors."""
+    if degree >= peers:
+        raise graph_error(f"degree {degree} needs more than {degree} peers; there are {peers}")
+    if degree * peers % 2:
+        raise graph_error(f"degree {degree} with {peers} peers: degree or peers must be even")
+
+
 def disconnected(prefix: str, topology: Topology, remedy: str = "add edges") -> RunFileError:
     return graph_error(
         f"{prefix} has the components {shortened(topology.components)}; {remedy}, or set allow_disconnected: true"

@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt
 
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Edge, Topology
-from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
+from p2pfl.run_file.graphs.base import Graph, Schedule, check_regular, graph_error
 from p2pfl.run_file.options import ExpandedPath
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -87,10 +87,7 @@ class Regular(Graph):
     """Number of neighbors of each peer."""
 
     def edges_of(self, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        if self.degree >= peers:
-            raise graph_error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
-        if self.degree * peers % 2:
-            raise graph_error(f"degree {self.degree} with {peers} peers: degree or peers must be even")
+        check_regular(self.degree, peers)
         yield from _networkx().random_regular_graph(self.degree, peers, seed=seed).edges
 
 
@@ -123,8 +120,7 @@ class SmallWorld(Graph):
             raise graph_error(
                 f"degree {self.degree} is odd; it must be even (half of the neighbors on each side of the ring)"
             )
-        if self.degree >= peers:
-            raise graph_error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
+        check_regular(self.degree, peers)
         yield from _networkx().watts_strogatz_graph(peers, self.degree, self.p, seed=seed).edges
 
 

@@ -21,7 +21,7 @@ from pydantic import PositiveInt
 from p2pfl import rng
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Edge, Rounds, Topology, WeightedTopology
-from p2pfl.run_file.graphs.base import Graph, Schedule, check_edge, disconnected, graph_error, listed
+from p2pfl.run_file.graphs.base import Graph, Schedule, check_edge, check_regular, disconnected, graph_error, listed
 from p2pfl.run_file.graphs.finite_time import Round, WeightedEdge, base_graph
 
 MOST = 1.0 + 1e-9
@@ -175,10 +175,7 @@ class ElOracle(TimeVaryingGraph):
     """s, number of neighbors of each peer in a round."""
 
     def edges_at(self, t: int, peers: int, seed: int, base: Path) -> Iterable[Edge]:
-        if self.degree >= peers:
-            raise graph_error(f"degree {self.degree} needs more than {self.degree} peers; there are {peers}")
-        if self.degree * peers % 2:
-            raise graph_error(f"degree {self.degree} with {peers} peers: degree or peers must be even")
+        check_regular(self.degree, peers)
         stream = rng.shared(seed, "el-oracle", t)
         while (edges := _random_regular(peers, self.degree, stream)) is None:
             pass
