@@ -181,23 +181,41 @@ def _print_batch_script(
     echo(batch_script(name, out, arguments, resume), nl=False)
 
 
+def _refuse(context: click.Context, option: click.Parameter, changes: tuple[str, ...]) -> None:
+    """Say what to do instead, rather than that there is no such option. Raises UsageError."""
+    if changes:
+        raise click.UsageError(
+            "a run keeps the settings that it began with, its number of rounds too; launch a new one, e.g. "
+            "`p2pfl launch RUN/run.yaml --set rounds=20`. Keys that do not affect results, e.g. transport, can be "
+            "changed in RUN/run.yaml",
+            context,
+        )
+
+
+NO_CHANGES = click.option(
+    "--set", "--rounds", "changes", multiple=True, hidden=True, expose_value=False, callback=_refuse
+)
+
+
 @click.command()
 @RESTART
 @UI
 @METRICS_PORT
+@NO_CHANGES
 @RUN
 @JSON
 def resume(run: Path, restart: Restart, as_json: bool, ui: bool, metrics: tuple[str, int] | None) -> None:
     """Resume RUN after a stop, a crash or a reboot.
 
     Start the peers that are not running, each from its checkpoint. If all have finished, and only the summary is
-    missing, write it.
+    missing, write it. A run keeps its settings, its number of rounds too.
     """
     _resume(run, (), restart, as_json, ui, metrics)
 
 
 @click.command()
 @RESTART
+@NO_CHANGES
 @RUN
 @click.option("--peer", "peers", type=int, multiple=True, required=True, metavar="N", help="Peer id; repeatable.")
 @JSON

@@ -437,6 +437,13 @@ def test_resume_writes_the_summary_of_a_run_whose_launcher_was_killed_at_the_end
     assert "nothing to resume: every peer is finished" in again.output
 
 
+def test_resume_says_that_a_run_keeps_its_settings(tmp_path: Path, invoke: Invoke) -> None:
+    for change in ("--set=rounds=9", "--rounds=9"):
+        outcome = invoke("resume", tmp_path, change)
+        assert outcome.exit_code == 2
+        assert "p2pfl launch RUN/run.yaml --set rounds=20" in outcome.stderr
+
+
 def test_join_of_a_finished_run_does_not_touch_its_summary(make_folder: MakeFolder, invoke: Invoke) -> None:
     folder = make_folder(peers=2, results={0: {}, 1: {}})
     assert "has no peer 5; it has 0-1" in invoke("join", folder.root, "--peer", 5).output
