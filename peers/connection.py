@@ -310,10 +310,13 @@ class Connection:
             self._disconnect(finished=True)
 
     def neighbor_returned(self) -> None:
-        """Handle an entry after the last Begin: the neighbor had failed, and goes on. It has missed this round."""
-        self.writer.reader_finished = False
-        self._io.endpoint.journal.readmit(self.peer, self._io.endpoint.t + 1)
-        self._reached()
+        """Handle a Hello after the last Begin: the neighbor may have failed, and go on. It has missed this round.
+
+        If it has finished nevertheless, its last Begin follows again. Until it is reached, it counts as disconnected.
+        """
+        if (t := self._io.endpoint.t) < FOREVER:
+            self.writer.reader_finished = False
+            self._io.endpoint.journal.readmit(self.peer, t + 1)
 
     def _disconnect(self, *, finished: bool) -> None:
         self.disconnected = True

@@ -110,7 +110,10 @@ class Receiver:
             return
         self._assemblies.pop(peer, None)
         same_host = io.transport.same_host and io.world.journals.can_open(peer, hello.boot, hello.token)
+        had_finished = connection.reader.finished
         connection.reader.hello(references=same_host, number=hello.number)
+        if had_finished:
+            connection.neighbor_returned()
 
     def _handle_start(self, connection: Connection, start: Start) -> None:
         io, peer = self._io, connection.peer
@@ -188,10 +191,7 @@ class Receiver:
         self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False
     ) -> None:
         io, peer = self._io, connection.peer
-        had_finished = connection.reader.finished
         connection.reader.passed(id, plan.header, plan.size)
-        if had_finished and id.t < FOREVER:
-            connection.neighbor_returned()
         message = self.endpoint.decode(plan, id.t, peer, body)
         if body is not None and in_place:
             io.world.journals.forget(body)  # until the round uses it; decoding has read all of it

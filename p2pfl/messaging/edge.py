@@ -20,7 +20,7 @@ the reader begins a new epoch.
 
 | Reader      | event        | effect                                                                              |
 |-------------|--------------|-------------------------------------------------------------------------------------|
-| any         | hello        | ASKING with a new epoch: Want is due                                                |
+| any         | hello        | ASKING with a new epoch: Want is due; a last Begin that was read is asked for again |
 | ASKING      | start        | READING; if the writer begins after ``next``, what lies between is lost             |
 | READING     | entry        | below ``next``: ignore; previous from ``next`` on: gap, new epoch; otherwise take   |
 | READING     | gap          | a chunk is missing: ASKING with a new epoch                                         |
@@ -80,7 +80,7 @@ class Writer:
     def __init__(self, journal: Journal, to: PeerId, hello: Hello, new_number: Callable[[], int] = lambda: 0) -> None:
         self.state = WriterState.DOWN
         self.confirmed = Id(0, 0)
-        """The neighbor has every entry before this one."""
+        """The neighbor has every entry before this one, unless it has begun an epoch that reads some again."""
         self.position = Id(0, 0)
         """The next entry to send."""
         self.reader_finished = False
@@ -131,7 +131,7 @@ class Writer:
             if want.next > self.position:
                 self.position, self._offset = want.next, 0
             return
-        self._postponed = want
+        self._postponed, self.confirmed = want, want.next  # after a Hello, it reads the last Begin again
         self.tick(now)
 
     def tick(self, now: float) -> None:
@@ -246,9 +246,9 @@ class Reader:
         self._hello = 0
         """Number of the writer's last Hello."""
         self.finished = False
-        """The neighbor's last Begin was read: nothing follows, unless it had failed and is started again."""
-        self._left_at = Id(0, 0)
-        """``next`` before that Begin."""
+        """The neighbor's last Begin was read on this connection: nothing follows."""
+        self._left_at: Id | None = None
+        """``next`` before that Begin, until something else is read."""
         self._budget = budget
         self._new_epoch = new_epoch
         self._epoch = -1
@@ -264,8 +264,8 @@ class Reader:
 
     def hello(self, *, references: bool, number: int = 0) -> None:
         self.references, self._hello = references, number
-        if self.finished:
-            self.next = max(self._left_at, Id(self.durable, 0))
+        if self._left_at is not None:  # it may have failed, and go on: otherwise its last Begin is read again
+            self.next, self.finished = max(self._left_at, Id(self.durable, 0)), False
         self._ask_anew()
 
     def start(self, start: Start) -> int | None:
@@ -278,7 +278,7 @@ class Reader:
         self.next = Id(start.begins, 0)
         # After the last Begin, nothing was awaited. What is durable may never have been read: a method without
         # messages does not wait for a neighbor that connects late.
-        return None if self.finished or start.begins <= self.durable else start.begins
+        return None if self._left_at is not None or start.begins <= self.durable else start.begins
 
     def is_current(self, epoch: int) -> bool:
         return self.state is ReaderState.READING and epoch == self._epoch
@@ -300,9 +300,12 @@ class Reader:
 
     def passed(self, id: Id, header: int, size: int) -> None:
         """Move past an entry that was taken, or that cannot be decoded."""
-        if id.t == FOREVER and not self.finished:
+        self.finished = id.t == FOREVER
+        if not self.finished:
+            self._left_at = None
+        elif self._left_at is None:
             self._left_at = self.next
-        self.next, self.finished = id.next, id.t == FOREVER
+        self.next = id.next
         self._received += cost(header, size)
 
     def gap(self) -> None:

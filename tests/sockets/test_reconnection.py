@@ -72,6 +72,23 @@ async def test_reads_a_neighbor_that_had_failed_when_it_is_started_again(sockets
     ]
 
 
+async def test_a_neighbor_that_had_failed_catches_up_from_behind_the_others_checkpoints(
+    sockets: Any, eventually: Any
+) -> None:
+    """None of its entries is asked for, and it must not wait for the rounds that are over."""
+    zero, one = await sockets.open(PAIR, LAYOUTS)
+    await exchange([zero, one])
+    await sockets.shut(one.link, "failed")
+    for t in range(1, 11):
+        assert await zero.begin(t).gather(Word) == {}
+    zero.link.checkpointed(10)
+    again = await revive(sockets, one, 1)
+    assert await again.begin(1).gather(Word) == {}
+    assert again.next_round(1) == 11
+    await eventually(lambda: not zero.mailbox.is_disconnected(1))
+    assert await exchange([zero, again], 11) == [{1: "1"}, {0: "0"}]
+
+
 async def test_forgets_delays_of_what_it_keeps_no_longer(sockets: Any, eventually: Any) -> None:
     endpoint = sockets.endpoint(0, PAIR, LAYOUTS, deadline=0.0)
     await sockets.link(endpoint, faults={"delay": 1.0}, deadline=0.1, queue=1000).start()

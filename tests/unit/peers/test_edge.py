@@ -168,6 +168,15 @@ def test_hello_is_repeated_for_a_want_that_answers_another() -> None:
     assert writer.confirmed == Id(0, 1)
 
 
+def test_a_reader_that_goes_back_confirms_anew() -> None:
+    """R3. After a Hello it reads the last Begin again: a writer that left before would seem to have returned."""
+    writer = writer_of(journal_of([16] * 3), connected, want(1, (FOREVER, 1)))
+    assert writer.confirmed == Id(FOREVER, 1)
+    for event, confirmed in ((connected, (FOREVER, 1)), (want(2, (2, 0)), (2, 0)), (want(2, (1, 0)), (2, 0))):
+        event(writer)
+        assert writer.confirmed == Id(*confirmed)
+
+
 def test_large_bodies_travel_in_chunks_and_anew_in_the_next_epoch() -> None:
     writer = writer_of(journal_of([2 * CHUNK + 5]), connected, want(1, (0, 1)))
     messages(writer, 3)
@@ -267,6 +276,21 @@ def test_a_start_beyond_next_says_which_rounds_are_lost(durable: int, lost_befor
         reader.hello(references=False)
         assert reader.start(Start(epoch, 5, 0)) == expected
         assert reader.next == Id(5, 0)
+
+
+def test_the_last_begin_is_read_again_after_each_hello_and_nothing_before_it_is_missed() -> None:
+    """R3, R8."""
+    reader = reader_of((2, 3))
+    for epoch, durable, begins, next in ((2, 0, 0, (2, 3)), (3, 0, 4, (2, 3)), (4, 9, 0, (9, 0))):
+        reader.passed(Id(FOREVER, 0), 0, 0)
+        assert (reader.finished, reader.next) == (True, Id(FOREVER, 1))
+        reader.durable = durable
+        reader.hello(references=False)
+        assert (reader.finished, reader.next) == (False, Id(*next))
+        assert reader.start(Start(epoch, begins, 0)) is None
+    reader.passed(Id(9, 0), 0, 0)  # it goes on
+    reader.hello(references=False)
+    assert (reader.next, reader.start(Start(5, 12, 0))) == (Id(9, 1), 12)
 
 
 @pytest.mark.parametrize(
