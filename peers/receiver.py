@@ -192,9 +192,10 @@ class Receiver:
     ) -> None:
         io, peer = self._io, connection.peer
         connection.reader.passed(id, plan.header, plan.size)
-        message = self.endpoint.decode(plan, id.t, peer, body)
-        if body is not None and in_place:
-            io.world.journals.forget(body)  # until the round uses it; decoding has read all of it
+        message = plan.message(id.t, peer, body)
+        if body is not None and in_place:  # decoding has read all of it; from here on, the method may modify it
+            io.world.journals.forget(body)
+        message = self.endpoint.converted(message)
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:

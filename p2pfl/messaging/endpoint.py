@@ -276,7 +276,10 @@ class Endpoint:
 
     def decode(self, plan: Plan, t: int, sender: PeerId, body: Tensor | None) -> Message:
         """Decode the body of an entry, uint8 [plan.size]; on any thread. Raises WireError."""
-        message = plan.message(t, sender, body)
+        return self.converted(plan.message(t, sender, body))
+
+    def converted(self, message: Message) -> Message:
+        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place."""
         if isinstance(message.body, Begin):
             return message
         return replace(message, body=self.on_receive(message.body))

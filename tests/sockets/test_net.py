@@ -203,3 +203,16 @@ async def test_on_receive_replaces_bodies_as_they_arrive(mesh: Any, eventually: 
     assert (await other.gather(Word))[0].text == "replaced"
     assert (await other.gather(Vector))[0].x.tolist() == [1.0, 2.0, 3.0]
     assert there.received == {0: here.sent[1]}  # counts what was sent, not its replacement
+
+
+async def test_on_receive_may_modify_bodies_in_place(mesh: Any) -> None:
+    here, there = await mesh.open(PAIR, LAYOUTS)
+
+    def on_receive(body: Body) -> Body:
+        assert isinstance(body, Vector)
+        body.x.mul_(2)
+        return body
+
+    there.on_receive = on_receive
+    await here.begin(0).broadcast(vector(1, 2, 3))
+    assert (await there.begin(0).gather(Vector))[0].x.tolist() == [2.0, 4.0, 6.0]
