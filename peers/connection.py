@@ -43,7 +43,7 @@ class Connection:
         self.connected_at = 0.0
         """When ``connect`` was called."""
         self.lost_at: float | None = None
-        """When the last connection was lost; None while connected, and before the first connection."""
+        """When the last TCP connection was lost, perhaps to a proxy; None while connected, and before the first."""
         self.disconnected = False
         """The neighbor was declared dead, has finished, or has refused this peer; the endpoint was notified."""
         self.wrong_peer_answered = False
@@ -66,6 +66,11 @@ class Connection:
     def up(self) -> bool:
         """Whether the neighbor is connected, and has said what it wants."""
         return self.writer.state is WriterState.STREAMING
+
+    @property
+    def was_reached(self) -> bool:
+        """Whether the neighbor has ever answered this process."""
+        return bool(self._confirmed_address)
 
     # ---- sending
 
@@ -204,9 +209,9 @@ class Connection:
         if self.up or self.disconnected:
             return
         give_up, deadline = self._io.transport.give_up, self._io.transport.deadline
-        if self.lost_at is not None and now - self.lost_at > give_up:
+        if self.was_reached and now - self.down_since > give_up:
             self.declare_dead(f"no connection for {give_up:g} s")
-        elif self.lost_at is None and now - self._io.started_at > deadline:
+        elif not self.was_reached and now - self._io.started_at > deadline:
             self.declare_dead(f"not reached within {deadline:g} s of the start")
 
     def handle_events(self) -> None:
@@ -217,7 +222,7 @@ class Connection:
                 self.writer.lost()
                 if self.lost_at is None:
                     self.lost_at = io.now()
-                    if not self.disconnected and io.closing_since is None:
+                    if self.was_reached and not self.disconnected and io.closing_since is None:
                         io.log.info("connection lost peer=%d", self.peer)
             elif event == "connected" and self.lost_at is not None:
                 self._greet()
@@ -341,13 +346,12 @@ class Connection:
             return needs or not confirmed
         if self.reader.finished or self.disconnected:
             return False
-        was_connected = self.lost_at is not None
         # The neighbor may have finished before this process started, or start only now: there may be rounds, even
         # all, in which this peer needs nothing of it.
-        existed = was_connected or self.address or self.peer in io.endpoint.received_from
+        existed = self.was_reached or self.address or self.peer in io.endpoint.received_from
         if existed and io.world.addresses.is_withdrawn(self.peer):
             return False
-        return was_connected or (needs and closing_for < io.transport.give_up)
+        return self.was_reached or (needs and closing_for < io.transport.give_up)
 
 
 def _printable(text: str) -> str:

@@ -268,7 +268,7 @@ class IoLoop:
             self._look_for_addresses(down, now)
         if now - self.started_at > OVERDUE and not self._overdue_named:
             self._overdue_named = True
-            self._name_overdue([each for each in down if each.lost_at is None and not each.disconnected])
+            self._name_overdue([each for each in down if not (each.was_reached or each.disconnected)])
         busy = self.closing_since is not None or any(now - each.down_since < LONG for each in down)
         self.next_check = now + max(TICK if busy else SLOW_TICK, len(down) / CHECKS_OF_DOWN_PER_SECOND)
 

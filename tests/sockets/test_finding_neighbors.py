@@ -54,6 +54,35 @@ async def test_connects_a_complete_graph(sockets: Any) -> None:
     assert [len(one) for one in await exchange(endpoints)] == [29] * 30
 
 
+async def test_a_port_that_closes_its_connections_does_not_count_as_the_neighbor(
+    sockets: Any, tmp_path: Path, caplog: Any, eventually: Any
+) -> None:
+    """A forwarded port or a proxy accepts connections before the neighbor has started."""
+    caplog.set_level(logging.INFO)
+    checked: list[float] = []
+
+    async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0) as server:
+        (tmp_path / "01").write_text(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        zero = await up(sockets, 0, give_up=0.1)
+        connection = zero.link.io.connections[1]
+        await eventually(lambda: connection.lost_at is not None)
+        check = connection.check
+
+        def note(now: float) -> None:
+            check(now)
+            checked.append(now)
+
+        connection.check = note
+        await eventually(lambda: checked and checked[-1] - connection.lost_at > 0.1)
+    one = await up(sockets, 1)
+    assert await exchange([zero, one]) == [{1: "1"}, {0: "0"}]
+    assert "connection lost" not in caplog.text
+    assert "declared dead" not in caplog.text
+
+
 async def test_survives_an_address_that_another_peer_took_over(sockets: Any, tmp_path: Path, eventually: Any) -> None:
     """After a restart, peer 2 may have the port that was peer 1's."""
     topology = complete(3)

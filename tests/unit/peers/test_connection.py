@@ -31,6 +31,7 @@ def test_waits_for_a_neighbor_that_may_not_have_started(
     io.transport.give_up = 10.0
     io.world.addresses.is_withdrawn = lambda peer: withdrawn
     connection = Connection(io, 7, Mock())
+    connection.lost_at = 1.0  # to something that accepts connections before the neighbor has started
     assert connection.must_wait(finished=True, closing_for=closing_for) is waits
 
 
