@@ -13,6 +13,8 @@ from p2pfl import PeerId
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
 from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
+from p2pfl.messaging.edge import chunk_length
+from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Buffer, Plan
 from p2pfl.run_file import config_hash
 from peers.connection import SENT, Connection
@@ -24,7 +26,12 @@ if TYPE_CHECKING:
 MESSAGES_PER_TURN = 256
 """Maximum messages read in one turn of the I/O loop, so that other sockets are served too."""
 USELESS_RATE = 1000.0
-"""Useless messages (invalid, duplicate, control, unknown sender) read per second over all connections; the burst."""
+"""Useless messages read per second over all connections; the burst: invalid ones, duplicates, control, Begins, of
+unknown senders, of rounds that are over. All others are limited by the window, or by the rounds of this peer.
+
+From well-behaved neighbors come fewer: a Begin of each in a round, and as messages that are too late, at most
+``transport.queue`` of each at once.
+"""
 PAUSE = 0.05
 """Minimum seconds for which the ROUTER is not read after too many useless messages."""
 
@@ -129,7 +136,7 @@ class Receiver:
     # ---- entries
 
     def _handle_entry(self, connection: Connection, entry: Entry, frames: Sequence[Buffer]) -> bool:
-        """Take a chunk or a reference. Return False if it is useless. Raises WireError."""
+        """Take a chunk or a reference. Return whether it may be of use. Raises WireError."""
         peer, reader = connection.peer, connection.reader
         if entry.offset:
             return self._continue(connection, entry, frames)
@@ -166,7 +173,7 @@ class Receiver:
             body = torch.empty(plan.size, dtype=torch.uint8)
             self._assemblies[peer] = _Assembly(entry.epoch, entry.id, plan, body)
             return self._continue(connection, entry, frames[1:])
-        return True
+        return entry.id.t >= self.endpoint.t and plan.layout.body is not Begin
 
     def _continue(self, connection: Connection, entry: Entry, frames: Sequence[Buffer]) -> bool:
         peer = connection.peer
@@ -175,17 +182,20 @@ class Receiver:
             return False
         chunk = memoryview(frames[0] if frames else b"")
         end = entry.offset + len(chunk)
-        if not chunk or entry.offset != assembly.filled or end > len(assembly.body):
+        expected = chunk_length(len(assembly.body), assembly.filled)
+        if (entry.offset, len(chunk)) != (assembly.filled, expected):
             del self._assemblies[peer]
             connection.reader.gap()
             connection.state_want(self._io.now())
-            raise Malformed(f"chunk at {entry.offset} of an entry with {len(assembly.body)} bytes does not fit")
+            raise Malformed(
+                f"chunk of {len(chunk)} bytes at {entry.offset}; expected {expected} at {assembly.filled}"
+            )
         assembly.body.numpy().data[entry.offset : end] = chunk
         assembly.filled = end
         if end == len(assembly.body):
             del self._assemblies[peer]
             self._complete(connection, entry.id, assembly.plan, assembly.body)
-        return True
+        return entry.id.t >= self.endpoint.t
 
     def _complete(
         self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False

@@ -28,7 +28,7 @@ VERSION = 4
 MAX_ENVELOPE = 1 << 12
 """Bytes."""
 CHUNK = 1 << 20
-"""Maximum bytes of the part of a body in one message: a frame must not take longer than the heartbeat timeout."""
+"""Bytes of each chunk of a body but the last: a frame must not take longer than the heartbeat timeout."""
 FOREVER = 1 << 40
 """The round of the last Begin of a peer that leaves for good: after every other round."""
 

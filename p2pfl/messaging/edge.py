@@ -52,6 +52,11 @@ REPEAT, REPEAT_WAITING = 30.0, 2.0
 from the second one to the first, as long as nothing changes."""
 
 
+def chunk_length(size: int, offset: int) -> int:
+    """Return the bytes of the chunk at ``offset`` of a body of ``size`` bytes."""
+    return min(CHUNK, size - offset)
+
+
 @dataclass
 class Outgoing:
     """A message for the reader."""
@@ -196,7 +201,7 @@ class Writer:
             control = Entry(want.epoch, entry.id, previous, entry.size, 0, place.segment, place.at)
             return Outgoing(control, (entry.header,), entry)
         try:
-            chunk = self._journal.read(entry, self._offset, min(CHUNK, entry.size - self._offset))
+            chunk = self._journal.read(entry, self._offset, chunk_length(entry.size, self._offset))
         except OSError as error:
             found = self._journal.after(self._to, entry.id)
             if found is not None and found[0] is entry:  # somebody has deleted the file
@@ -214,7 +219,7 @@ class Writer:
             return
         if control.offset == 0:
             self._sent += cost(len(entry.header), entry.size)
-        end = entry.size if control.segment else min(control.offset + CHUNK, entry.size)
+        end = entry.size if control.segment else control.offset + chunk_length(entry.size, control.offset)
         self.position, self._offset = (entry.id, end) if end < entry.size else (entry.id.next, 0)
 
 

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 import torch
 
-from p2pfl.messaging import wire
+from p2pfl.messaging import edge, wire
 from p2pfl.messaging.control import BEFORE, Entry, Hello, Id, Nothing, Start, Want
 from p2pfl.messaging.receivers import MAX_STATEMENTS, Begin
 from p2pfl.messaging.schema import Layout
@@ -219,7 +219,8 @@ async def test_opens_no_journal_unasked(sockets: Any, raw: Any, eventually: Any)
     await still_works(sockets, zero)
 
 
-async def test_chunks_out_of_order_begin_a_new_epoch(sockets: Any, raw: Any, caplog: Any) -> None:
+async def test_chunks_out_of_order_begin_a_new_epoch(sockets: Any, raw: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(edge, "CHUNK", 400)
     zero, other = await limited(sockets, 0, PAIR), raw(1)
     await other.write(zero.link)
     encoded = wire.encode(block(7))
@@ -244,7 +245,7 @@ async def test_chunks_out_of_order_begin_a_new_epoch(sockets: Any, raw: Any, cap
 # ---- useless messages
 
 
-@pytest.mark.parametrize("kind", ["garbage", "duplicates", "hellos", "wants", "epochs"])
+@pytest.mark.parametrize("kind", ["garbage", "duplicates", "bytes", "hellos", "wants", "epochs"])
 async def test_reads_useless_messages_slowly_and_others_in_between(
     sockets: Any, raw: Any, kind: str, monkeypatch: Any, eventually: Any
 ) -> None:
@@ -267,11 +268,31 @@ async def test_reads_useless_messages_slowly_and_others_in_between(
             other.dealer.send(b"\xc1")
         elif kind == "duplicates":
             other.put(block(0), 0, 1)
+        elif kind == "bytes":  # of a body, one in a message
+            chunk = [b"x"] if number else [wire.encode(block(0)).header, b"x"]
+            other.send(Entry(other.epoch, Id(0, 2), BEFORE, 1000, number), *chunk)
         else:
             other.send({"hellos": HELLO, "wants": want(1), "epochs": want(number)}[kind])
     await still_works(sockets, zero)
     await eventually(lambda: read > 300)
     assert read <= 310 + 200 * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("kind", ["of rounds that are over", "begins"])
+async def test_reads_slowly_what_takes_no_window(
+    sockets: Any, raw: Any, kind: str, monkeypatch: Any, eventually: Any
+) -> None:
+    monkeypatch.setattr(receiver, "USELESS_RATE", 50.0)
+    zero, other = await up(sockets, 0, PAIR, LAYOUTS), raw(1)
+    zero.begin(5)
+    await other.write(zero.link)
+    for number in range(500):
+        if kind == "begins":
+            other.put(Begin(()), 5 + number)
+        else:
+            other.put(block(0), 0, number)
+    await eventually(lambda: zero.link.io.receiver.paused)
+    assert zero.dropped == {}
 
 
 async def test_long_envelopes_are_read_more_slowly(sockets: Any, raw: Any, eventually: Any) -> None:
