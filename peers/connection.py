@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from p2pfl import PeerId
 from p2pfl.errors import HandshakeError, WireError, WrongVersion
 from p2pfl.messaging import control
-from p2pfl.messaging.control import FOREVER, FROM_WRITER, Control, Entry, Id, Refused, Want
+from p2pfl.messaging.control import BEFORE, FOREVER, FROM_WRITER, Control, Entry, Id, Refused, Want
 from p2pfl.messaging.edge import OPTIONAL_DELAY, Outgoing, Reader, Writer, WriterState
 from p2pfl.messaging.journal import JournalEntry
 
@@ -50,6 +50,10 @@ class Connection:
         """Another process has answered at the neighbor's last address."""
         self.behind = False
         """The neighbor had more than ``transport.queue`` entries left to read when last looked at."""
+        self._least_left = math.inf
+        """While closing: the fewest entries so far that the neighbor lacks, plus those that it may ask for again."""
+        self._progress_at = 0.0
+        """While closing: when they last became fewer."""
         self._confirmed_address = ""
         """The address at which the neighbor was last reached."""
         self._unproven_address = ""
@@ -352,6 +356,14 @@ class Connection:
         if existed and io.world.addresses.is_withdrawn(self.peer):
             return False
         return self.was_reached or (needs and closing_for < io.transport.give_up)
+
+    def waits_without_progress(self, now: float) -> float:
+        """Return the seconds, while closing, for which the neighbor has confirmed nothing more, nor saved it."""
+        journal = self._io.endpoint.journal
+        left = journal.waiting(self.peer, BEFORE) + journal.waiting(self.peer, self.writer.confirmed)
+        if left < self._least_left:
+            self._least_left, self._progress_at = left, now
+        return now - self._progress_at
 
 
 def _printable(text: str) -> str:

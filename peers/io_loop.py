@@ -325,9 +325,11 @@ class IoLoop:
         waiting = [
             each for each in self.connections.values() if each.must_wait(finished=finished, closing_for=closing_for)
         ]
-        if closing_for <= self.transport.deadline:
-            return not waiting
-        for connection in waiting:
+        # One that is many rounds behind is not left while it makes progress.
+        idle = [each for each in waiting if each.waits_without_progress(self.now()) > self.transport.deadline]
+        if len(idle) < len(waiting):
+            return False
+        for connection in idle:
             self.log.warning("final messages unacknowledged at the deadline peer=%d", connection.peer)
         return True
 

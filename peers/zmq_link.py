@@ -126,9 +126,9 @@ class ZmqLink:
         """Close the connections.
 
         Args:
-            leaving: ``finished``: wait up to ``transport.deadline`` seconds until the neighbors have what this peer
-                sent in a checkpoint. ``failed``: until they know that it leaves. ``stopped``: send nothing and
-                do not wait, so that the neighbors wait for this peer to resume.
+            leaving: ``finished``: wait until the neighbors have what this peer sent in a checkpoint, up to
+                ``transport.deadline`` seconds without progress. ``failed``: until they know that it leaves.
+                ``stopped``: send nothing and do not wait, so that the neighbors wait for this peer to resume.
         """
         if leaving != "stopped":
             self.endpoint.open(FOREVER)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from p2pfl.messaging.control import Id
-from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging import wire
+from p2pfl.messaging.control import FOREVER, Hello, Id, Want
+from p2pfl.messaging.edge import Writer
+from p2pfl.messaging.journal import Journal, JournalEntry
 from peers.connection import Connection
+from peers.io_loop import IoLoop
+from tests.bodies import Word
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,31 @@ def test_waits_for_a_neighbor_that_may_not_have_started(
     connection = Connection(io, 7, Mock())
     connection.lost_at = 1.0  # to something that accepts connections before the neighbor has started
     assert connection.must_wait(finished=True, closing_for=closing_for) is waits
+
+
+def test_a_finished_peer_leaves_a_neighbor_only_once_it_makes_no_progress() -> None:
+    journal = Journal([7])
+    for t in (0, 1, FOREVER):
+        journal.begin(t)
+        journal.append(wire.encode(Word("…")), [7])
+    io = Mock(endpoint=Mock(t=FOREVER, journal=journal), budget=1 << 16)
+    connection = Connection(io, 7, Mock())
+    connection.writer = Writer(journal, 7, Hello("d", "", ""))
+    connection.writer.connected()
+    loop: Any = Mock(closing_since=0.0, was_refused=False, connections={7: connection}, _leaving="finished")
+    loop.transport.deadline = 10.0
+
+    def done(now: float, t: int, durable: int) -> bool:
+        connection.writer.want(Want(1, Id(t, 0), durable, 0, idle=False, references=False), now)
+        loop.now = lambda: now
+        return IoLoop._done(loop)
+
+    # The time, the round that the neighbor reads, and what it has in its checkpoints.
+    steps = [(0.0, 0, 0), (9.0, 1, 0), (18.0, 1, 1), (27.0, 1, 1)]
+    assert [done(*step) for step in steps] == [False] * 4
+    assert not loop.log.warning.called
+    assert done(28.5, 1, 1)
+    assert loop.log.warning.call_count == 1
 
 
 def delays(sizes: list[int], now: list[float], **faults: float | None) -> list[float]:
