@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from p2pfl import PeerId
+from p2pfl.errors import P2pflError, error_text
 from p2pfl.messaging.control import Hello
 from p2pfl.messaging.deadline import STALL
 from p2pfl.messaging.endpoint import Endpoint
@@ -182,7 +183,7 @@ class IoLoop:
                     self._check_connections()
                 self._deliver_notifications()
         except Exception as error:
-            self.log.exception("the I/O thread failed")
+            self.log.error("the I/O thread failed: %s", error_text(error), exc_info=not isinstance(error, P2pflError))
             self.notify(self.link.failed, error)
         finally:
             self.limited_log.summarize(last=True)

@@ -40,11 +40,11 @@ async def exchange(endpoints: Sequence[Any], t: int = 0) -> list[dict[int, str]]
     return [texts(each) for each in received]
 
 
-async def die(link: ZmqLink) -> None:
+async def die(link: ZmqLink, error: Exception | None = None) -> None:
     """End as after kill -9: close the sockets without sending anything."""
 
     def fail() -> None:
-        raise ConnectionAbortedError("killed by the test")
+        raise error or ConnectionAbortedError("killed by the test")
 
     link.io.submit(fail)
     await asyncio.to_thread(link.world.thread.join)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import zmq
 
+from p2pfl.errors import SpoolError
 from p2pfl.messaging import control
 from p2pfl.messaging.control import Refused
 from tests.bodies import PAIR, Block, Word, complete
@@ -161,9 +162,13 @@ async def test_replays_what_was_lost_with_tcp_connections(sockets: Any, delay: f
             assert [body.x.unique().tolist() for body in received.values()] == [[number]] * 2
 
 
-async def test_failure_of_the_io_thread_ends_waits(alone: Any) -> None:
+@pytest.mark.parametrize("error", [ConnectionAbortedError("a bug"), SpoolError("/tmp", OSError(28, "disk full"))])
+async def test_failure_of_the_io_thread_ends_waits(alone: Any, error: Exception, caplog: Any) -> None:
     waiting = asyncio.create_task(alone.begin(0).gather(Word))
     await asyncio.sleep(0)
-    await die(alone.link)
-    with pytest.raises(ConnectionAbortedError):
+    await die(alone.link, error)
+    with pytest.raises(type(error)):
         await waiting
+    (record,) = caplog.records
+    assert str(error) in record.getMessage()
+    assert bool(record.exc_info) is not isinstance(error, SpoolError)  # the traceback of an expected one is of no use
