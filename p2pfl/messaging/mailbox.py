@@ -8,7 +8,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from p2pfl import PeerId
-from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Message
@@ -197,8 +196,6 @@ class Mailbox:
 
     def mark_connected(self, sender: PeerId) -> None:
         self._disconnected.discard(sender)
-        if self.sender_round(sender) == FOREVER:  # it had failed, and goes on
-            del self._sender_round[sender]
 
     def is_disconnected(self, sender: PeerId) -> bool:
         return sender in self._disconnected
