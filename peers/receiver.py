@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 MESSAGES_PER_TURN = 256
 """Maximum messages read in one turn of the I/O loop, so that other sockets are served too."""
 USELESS_RATE = 1000.0
-"""Useless messages read per second over all connections; the burst: invalid ones, duplicates, control, Begins, of
-unknown senders, of rounds that are over. All others are limited by the window, or by the rounds of this peer.
+"""Useless messages read per second over all connections; the burst: invalid ones, duplicates, control, of unknown
+senders, of rounds that are over, and Begins of later rounds than the next. All others are limited by the window, or
+by the rounds of this peer.
 
-From well-behaved neighbors come fewer: a Begin of each in a round, and as messages that are too late, at most
-``transport.queue`` of each at once.
+From well-behaved neighbors come fewer: as messages that are too late, at most ``transport.queue`` of each at once.
 """
 PAUSE = 0.05
 """Minimum seconds for which the ROUTER is not read after too many useless messages."""
@@ -173,7 +173,7 @@ class Receiver:
             body = torch.empty(plan.size, dtype=torch.uint8)
             self._assemblies[peer] = _Assembly(entry.epoch, entry.id, plan, body)
             return self._continue(connection, entry, frames[1:])
-        return entry.id.t >= self.endpoint.t and plan.layout.body is not Begin
+        return self._may_be_of_use(entry.id, plan)
 
     def _continue(self, connection: Connection, entry: Entry, frames: Sequence[Buffer]) -> bool:
         peer = connection.peer
@@ -195,7 +195,13 @@ class Receiver:
         if end == len(assembly.body):
             del self._assemblies[peer]
             self._complete(connection, entry.id, assembly.plan, assembly.body)
-        return entry.id.t >= self.endpoint.t
+        return self._may_be_of_use(entry.id, assembly.plan)
+
+    def _may_be_of_use(self, id: Id, plan: Plan) -> bool:
+        t = self.endpoint.t
+        if plan.layout.body is Begin:  # takes no window, so only the next two of each neighbor
+            return id.number == 0 and t <= id.t <= t + 1
+        return id.t >= t
 
     def _complete(
         self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False

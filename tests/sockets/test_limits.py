@@ -278,7 +278,7 @@ async def test_reads_useless_messages_slowly_and_others_in_between(
     assert read <= 310 + 200 * (time.monotonic() - began)
 
 
-@pytest.mark.parametrize("kind", ["of rounds that are over", "begins"])
+@pytest.mark.parametrize("kind", ["of rounds that are over", "begins", "begins of a round"])
 async def test_reads_slowly_what_takes_no_window(
     sockets: Any, raw: Any, kind: str, monkeypatch: Any, eventually: Any
 ) -> None:
@@ -289,10 +289,25 @@ async def test_reads_slowly_what_takes_no_window(
     for number in range(500):
         if kind == "begins":
             other.put(Begin(()), 5 + number)
+        elif kind == "begins of a round":
+            other.put(Begin(()), 6, number)
         else:
             other.put(block(0), 0, number)
     await eventually(lambda: zero.link.io.receiver.paused)
     assert zero.dropped == {}
+
+
+async def test_begins_of_the_next_rounds_are_of_use(
+    sockets: Any, raw: Any, monkeypatch: Any, eventually: Any
+) -> None:
+    monkeypatch.setattr(receiver, "USELESS_RATE", 20.0)
+    zero, other = await up(sockets, 0, PAIR, LAYOUTS), raw(1)
+    await other.write(zero.link)
+    for t in range(200):
+        zero.begin(t)
+        other.put(Begin(()), t + 1)
+        await eventually(lambda t=t: zero.link.io.connections[1].reader.next == Id(t + 1, 1))
+        assert not zero.link.io.receiver.paused
 
 
 async def test_long_envelopes_are_read_more_slowly(sockets: Any, raw: Any, eventually: Any) -> None:
