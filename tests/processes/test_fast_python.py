@@ -61,9 +61,8 @@ def test_ends_with_the_status_of_the_command(python: str, code: str, status: int
 def test_threads_and_exit_handlers_end_first(python: str) -> None:
     code = (
         "import atexit, threading; atexit.register(print, 'at exit')\n"
-        "go = threading.Event()\n"
-        "threading.Thread(target=lambda: (go.wait(), print('thread'))).start()\n"
-        "threading.Timer(0.05, go.set).start(); print('main')"
+        "threading.Thread(target=lambda: (threading.main_thread().join(), print('thread'))).start()\n"
+        "print('main')"
     )
     assert execute(python, "-c", code).stdout == "main\nthread\nat exit\n"
 

@@ -238,7 +238,7 @@ def test_sigterm_of_the_launcher_stops_the_peers_with_checkpoints(lab: Lab, tree
 
 
 def test_stop_ends_a_launcher_that_has_not_started_the_peers(lab: Lab, tree: Any, until: Any) -> None:
-    lab.write(tree())
+    lab.write(tree(chaos={"link": {"delay": 1.0}}))  # the peers must not finish before the launcher is told to stop
     launcher = lab.launch()
     until(lambda: (state := HostState.read(lab.root / "run")) is not None and state.answered < 0)
     lab.run("stop", "run")

@@ -180,12 +180,12 @@ def test_a_peer_that_a_second_launcher_has_resumed_ends_as_it_did_there(
         until(lambda: all(folder.peer(peer).status() for peer in range(2)))
         until(lambda: find_process(folder, 1) is None)
         with start(["crashes", "finishes"], "resume", str(folder.root)) as second:
-            assert second.wait(100) == 1  # the run has not finished
+            assert second.wait(200) == 1  # the run has not finished
         assert ended() == ["running", "finished"]
         status = folder.peer(0).status()
         assert status is not None
         os.kill(status.pid, signal.SIGUSR1)
-        assert first.wait(100) == 0
+        assert first.wait(200) == 0
         assert first.stderr is not None
         assert first.stderr.read() == ""
     assert ended() == ["finished", "finished"]

@@ -298,7 +298,7 @@ def test_ctrl_c_stops_and_a_second_ctrl_c_kills(run_peers: Any, until: Any, inte
         interruptible()
         until(lambda: all(files.status() for files in folder.peers()))
         os.kill(os.getpid(), signal.SIGINT)
-        until(lambda: folder.peer(0).result())
+        until(lambda: folder.peer(0).result() and find_process(folder, 0) is None)
         os.kill(os.getpid(), signal.SIGINT)
 
     folder, processes, printed = run_peers("waits", "stubborn", meanwhile=press_twice)

@@ -126,6 +126,13 @@ def test_changed_copy_stops_a_resume(project: Project, tmp_path: Path) -> None:
         api.open_run(tmp_path / "run").plan()
 
 
+PEER = """
+from peers import __main__, io_loop
+io_loop.REFUSAL_PERIOD = 5.0  # a peer that is refused leaves after it, even if the other has not read its message
+__main__.main()
+"""
+
+
 @pytest.mark.usefixtures("fast_children")
 def test_peers_with_another_version_refuse_each_other(project: Project, tmp_path: Path) -> None:
     settings = f"{RUN.replace('peers: 4', 'peers: 2')}transport: {{give_up: 5, deadline: 60}}\n"
@@ -138,7 +145,7 @@ def test_peers_with_another_version_refuse_each_other(project: Project, tmp_path
         folder.mkdir()
         addresses.mkdir(parents=True, exist_ok=True)
         (folder / "addresses").symlink_to(addresses)
-        command = [sys.executable, "-P", "-m", "peers", "--file", str(file), "--run", str(folder), "--me", str(me)]
+        command = [sys.executable, "-P", "-c", PEER, "--file", str(file), "--run", str(folder), "--me", str(me)]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     outputs = [process.communicate(timeout=200)[0] for process in processes]
     assert [process.returncode for process in processes] == [1, 1], outputs

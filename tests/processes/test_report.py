@@ -75,9 +75,9 @@ def test_damaged_checkpoint_costs_the_models_and_not_the_page(folder: RunFolder,
 
 
 def test_seconds_of_sending_are_recorded(folder: RunFolder) -> None:
-    for record in open_run(folder.root).records():
-        seconds = record["seconds"]
-        assert 0 < seconds["sending"] < seconds["total"]
+    seconds = [record["seconds"] for record in open_run(folder.root).records()]
+    assert all(0 <= each["sending"] < each["total"] for each in seconds)  # rounded: those of a fast round are 0
+    assert sum(each["sending"] for each in seconds) > 0
 
 
 @pytest.mark.exhaustive

@@ -252,10 +252,15 @@ def test_damaged_checkpoints_change_nothing(
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
 
+    def saved(peer: int) -> int:
+        state = checkpoint.load(folder.peer(peer).checkpoint, folder.info["id"], peer, repair=False)
+        return 0 if state is None else int(state["rounds_done"])
+
     hold(folder, 7)
     pids = gated_warm.start(folder)
-    # All wait before round 7, so none is killed between the two renames of a checkpoint.
     until(lambda: all(rounds_done(folder, peer) == 7 for peer in (1, 2)))
+    # A thread writes them: killed between its two renames, a peer would have no checkpoint to damage.
+    until(lambda: all(saved(peer) == 6 for peer in (1, 2)))
     for peer in (1, 2):
         os.kill(pids[peer], signal.SIGKILL)
     assert gated_warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)

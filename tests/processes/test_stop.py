@@ -132,17 +132,21 @@ def test_launcher_that_is_about_to_start_the_peers_is_stopped(
 
 
 @pytest.fixture
-def pretend_launcher(folder: RunFolder, fast_python: FastPython, until: Any) -> Any:
+def pretend_launcher(folder: RunFolder, fast_python: FastPython) -> Any:
     """Run a process with a title, which the run's folder names as the launcher, until the end of a block."""
 
     @contextmanager
     def pretend(title: str) -> Iterator[None]:
-        code = "import sys; from setproctitle import setproctitle; setproctitle(sys.argv[1]); sys.stdin.read()"
+        code = (
+            "import sys; from setproctitle import setproctitle; setproctitle(sys.argv[1])\n"
+            "print(flush=True); sys.stdin.read()"
+        )
         command = [fast_python.executable, "-c", code, title.format(root=folder.root)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-            until((fast_python.folder / str(process.pid)).exists)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
             folder.write_info({**folder.info, "launcher_pid": fast_python.pid(process)})
-            until(lambda: find_launcher(folder))
+            assert find_launcher(folder)
             yield
 
     return pretend

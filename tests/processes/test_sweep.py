@@ -170,7 +170,8 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
     start: Start, file: Path, tmp_path: Path
 ) -> None:
     folder = SweepFolder(tmp_path / "s")
-    first = start(file, "--grid", "rounds=1,2", "--simulate", "--jobs", 1, "--out", folder.root)
+    # The first run must not end before the plan of the second is changed.
+    first = start(file, "--grid", f"rounds={4 * ROUNDS},2", "--simulate", "--jobs", 1, "--out", folder.root)
     until(lambda: folder.file.exists())
     plan = folder.plan("rounds=2-seed=3")
     plan.write_text(plan.read_text().replace("rounds: 2", "rounds: two"))
@@ -182,7 +183,7 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
     assert "rounds: should be an integer (found 'two')" in failure["error"]
     assert Path(failure["log"]).read_text().startswith("$ p2pfl simulate ")
     assert f"failed: rounds=2-seed=3: {failure['error']}; log: {failure['log']}" in err
-    assert [line["labels"] for line in plain["groups"]] == [{"rounds": "1"}]
+    assert [line["labels"] for line in plain["groups"]] == [{"rounds": f"{4 * ROUNDS}"}]
 
 
 @pytest.mark.slow

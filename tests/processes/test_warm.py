@@ -34,6 +34,7 @@ def test_restarts_peers_after_kill_9_of_the_warm_process(make_run: Any, until: A
     command = [sys.executable, "-m", "launcher.cli", "resume", str(folder.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         until(lambda: all(rounds_done(folder, peer) >= 6 for peer in range(4)))
+        until(lambda: all(folder.peer(peer).checkpoint.exists() for peer in (1, 3)))  # threads write them
         (warm,) = psutil.Process(launcher.pid).children()
         warm.kill()
         for peer in (1, 3):
@@ -109,7 +110,7 @@ def test_warm_process_starts_no_threads_that_its_forks_would_wait_for(make_run: 
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as launcher:
         try:
-            printed, _ = launcher.communicate(timeout=100)
+            printed, _ = launcher.communicate(timeout=200)
         except subprocess.TimeoutExpired:
             for process in (launcher, *psutil.Process(launcher.pid).children(recursive=True)):
                 process.kill()

@@ -137,7 +137,7 @@ async def test_logs_once_which_neighbors_were_not_reached(
     (sockets.addresses / "03").write_text("tcp://127.0.0.1:9")  # where no process listens
     for link in links:
         await link.start()
-    await eventually(lambda: links[0].io.connections[1].up)
+    await eventually(lambda: links[0].io.connections[1].up and links[1].io.connections[0].up)
     assert "neighbors not reached yet" not in caplog.text
     monkeypatch.setattr(io_loop, "OVERDUE", 0.0)
     await eventually(lambda: "not reached yet" in caplog.text)

@@ -92,13 +92,14 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
     ahead = asyncio.create_task(run_ahead())
     await eventually(lambda: one.link.behind([0]))
     assert not ahead.done()
+    await eventually(lambda: zero.link.io.pending(1) > BUDGET // 2)
     most = 0
     for t in range(rounds):
         net = zero.begin(t)
         most = max(most, zero.link.io.pending(1))
         assert torch.equal((await net.gather(Block))[1].x, block(t).x)
     await ahead
-    assert BUDGET // 10 < most <= BUDGET  # how far it gets ahead depends on the machine
+    assert BUDGET // 2 < most <= BUDGET
     assert zero.missing == {}
     assert zero.dropped == {}
 

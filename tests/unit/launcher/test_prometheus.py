@@ -7,6 +7,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,10 +68,14 @@ def test_reads_the_files_at_most_once_a_second(server: MetricsServer, monkeypatc
         asked.append(1)
         return "text"
 
+    now = 100.0
+    monkeypatch.setattr(prometheus, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(prometheus, "exposition", answer)
-    server._until = -math.inf
     assert [server.text() for _ in range(5)] == ["text"] * 5
     assert asked == [1]
+    now += 1.0
+    assert [server.text() for _ in range(5)] == ["text"] * 5
+    assert asked == [1, 1]
 
 
 @pytest.mark.parametrize(
