@@ -256,10 +256,10 @@ class Connection:
         """Handle the neighbor's statement of what it wants."""
         self.writer.want(want, self._io.now())
         if self.up:
-            self._reached()
+            self.reached()
         self.pump()
 
-    def _reached(self) -> None:
+    def reached(self) -> None:
         """Note that the neighbor has answered on this connection."""
         io = self._io
         self.lost_at = None
@@ -321,7 +321,8 @@ class Connection:
     def neighbor_returned(self) -> None:
         """Handle a Hello after the last Begin: the neighbor may have failed, and go on. It has missed this round.
 
-        If it has finished nevertheless, its last Begin follows again. Until it is reached, it counts as disconnected.
+        If it has finished nevertheless, its last Begin follows again. It counts as disconnected until its next Want,
+        or its next entry if it has a connection.
         """
         if (t := self._io.endpoint.t) < FOREVER:
             self.writer.reader_finished = False
@@ -364,6 +365,10 @@ class Connection:
         if left < self._least_left:
             self._least_left, self._progress_at = left, now
         return now - self._progress_at
+
+    def forget_progress(self) -> None:
+        """Note that this peer does not wait for the neighbor now: if it returns, its time begins anew."""
+        self._least_left = math.inf
 
 
 def _printable(text: str) -> str:

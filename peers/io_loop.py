@@ -323,9 +323,12 @@ class IoLoop:
         if self.was_refused and closing_for < REFUSAL_PERIOD:
             return False  # let the neighbors fail too instead of waiting for this peer
         finished = self._leaving == "finished"
-        waiting = [
-            each for each in self.connections.values() if each.must_wait(finished=finished, closing_for=closing_for)
-        ]
+        waiting = []
+        for each in self.connections.values():
+            if each.must_wait(finished=finished, closing_for=closing_for):
+                waiting.append(each)
+            else:
+                each.forget_progress()
         # One that is many rounds behind is not left while it makes progress.
         idle = [each for each in waiting if each.waits_without_progress(self.now()) > self.transport.deadline]
         if len(idle) < len(waiting):

@@ -30,7 +30,8 @@ USELESS_RATE = 1000.0
 senders, of rounds that are over, and Begins of later rounds than the next. All others are limited by the window, or
 by the rounds of this peer.
 
-From well-behaved neighbors come fewer: as messages that are too late, at most ``transport.queue`` of each at once.
+Well-behaved neighbors send more only in bursts, which are then read at this rate: to a peer that was away, up to
+``transport.queue`` messages of each that are too late, and where rounds wait for Begins, all since its checkpoint.
 """
 PAUSE = 0.05
 """Minimum seconds for which the ROUTER is not read after too many useless messages."""
@@ -215,6 +216,8 @@ class Receiver:
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:
+            if connection.disconnected and connection.up:
+                connection.reached()  # its Want came before the Hello by which it returned
             io.delivered[peer] += message.cost
             io.notify(self.endpoint.accept, message)
 

@@ -85,7 +85,7 @@ class Writer:
     def __init__(self, journal: Journal, to: PeerId, hello: Hello, new_number: Callable[[], int] = lambda: 0) -> None:
         self.state = WriterState.DOWN
         self.confirmed = Id(0, 0)
-        """The neighbor has every entry before this one, unless it has begun an epoch that reads some again."""
+        """The neighbor has every entry before this one, by its last Want."""
         self.position = Id(0, 0)
         """The next entry to send."""
         self.reader_finished = False

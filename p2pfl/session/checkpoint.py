@@ -35,6 +35,8 @@ State = dict[str, Any]
 FORMAT = 4
 """Version of the state's layout. A format mismatch is not corruption: both files are left in place."""
 
+START = "round 0"
+"""What a peer without a checkpoint starts from."""
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 _ALIGNMENT = 64
 """Bytes; at least the size of every dtype, and a divisor of the page size."""
@@ -227,30 +229,32 @@ def load(
     damage: Callable[[State], str] = lambda state: "",
     *,
     repair: bool = True,
-    otherwise: str = "round 0",
+    otherwise: str = START,
 ) -> State | None:
     """Load the newest usable state; None if there is no checkpoint yet, or if the only one is not usable.
 
     ``damage`` names what a state refers to and is damaged, if anything is; such a state is not usable.
 
     An unusable newest checkpoint is moved aside and logged (unless not ``repair``), and the previous one is loaded.
-    ``otherwise`` is what the log says that the peer resumes from if there is no previous one. Raises CheckpointError
-    if neither is usable, or if another version of p2pfl wrote one of them.
+    ``otherwise`` is what the peer resumes from, as texts say, if there is no previous one; empty if from nothing.
+    Raises CheckpointError if neither is usable, or if another version of p2pfl wrote one of them.
     """
     newest, error = _load_usable(path, run_id, me, damage)
     if newest is not None:
         return newest
     older, older_error = _load_usable(previous(path), run_id, me, damage)
     if older_error is not None:
+        without = " without the messages that the neighbors have already discarded" if otherwise == START else ""
         raise CheckpointError(
             f"{error or f'{path}: not found'}; {older_error}; restore a copy of one of them, or remove both to start "
-            "from round 0 without the messages that the neighbors have already discarded"
+            f"from {otherwise}{without}"
         )
     if error is not None and repair:
         moved = path.replace(damaged(path))
         if log is not None:
             state = otherwise if older is None else f"the previous checkpoint, after round {older['rounds_done'] - 1}"
-            log.warning("checkpoint unusable moved_to=%s: %s; resuming from %s", moved.name, error, state)
+            resuming = f"; resuming from {state}" if state else ""
+            log.warning("checkpoint unusable moved_to=%s: %s%s", moved.name, error, resuming)
     return older
 
 

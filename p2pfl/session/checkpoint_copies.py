@@ -227,8 +227,8 @@ class CheckpointCopies:
 
     # ---- restoring
 
-    def restore(self) -> None:
-        """Restore the newest complete copy, unless the folder's own checkpoint is as new.
+    def restore(self) -> bool:
+        """Restore the newest complete copy, unless the folder's own checkpoint is as new. Return whether it was done.
 
         Raises:
             CheckpointError: the copies cannot be read, or none is complete.
@@ -241,7 +241,7 @@ class CheckpointCopies:
             raise CheckpointError(f"{problem}; make it reachable from this host, then resume the run") from error
         if not found or self._has(found[-1]):
             self._kept = found[-2:]
-            return
+            return False
         problems = []
         for position in reversed(range(len(found))):
             try:
@@ -251,7 +251,7 @@ class CheckpointCopies:
                 continue
             self._kept = found[max(0, position - 1) : position + 1]
             self._log.info("checkpoint restored copy=%s from=%s", found[position].name, self.url)
-            return
+            return True
         problem = f"checkpoint_copies {self.url}: no copy of peer {self._folder.peer} is complete"
         raise CheckpointError(f"{problem}: {'; '.join(problems)}")
 

@@ -180,23 +180,25 @@ def load(
     Raises CheckpointError if both checkpoints are damaged, or the newest copy is.
     """
 
-    def newest() -> checkpoint.State | None:
+    def newest(otherwise: str) -> checkpoint.State | None:
         return checkpoint.load(
             folder.checkpoint,
             run_id,
             folder.peer,
             log,
             lambda state: endpoint.journal.damaged(state["journal"]),
-            otherwise="the newest copy" if copies is not None and copies.newest else "round 0",
+            otherwise=otherwise,
         )
 
-    if copies is not None:
-        copies.restore()
-    saved = newest()
-    if saved is None and copies is not None and copies.newest:
-        # A checkpoint that was restored has no previous one. It was damaged since, and has been moved aside now.
-        copies.restore()
-        saved = newest()
+    restored = copies is not None and copies.restore()
+    if copies is None or not copies.newest:
+        saved = newest(checkpoint.START)
+    else:
+        saved = newest("" if restored else "the newest copy")
+        if saved is None and not restored:
+            # A checkpoint that was restored has no previous one. It was damaged since, and has been moved aside now.
+            copies.restore()
+            saved = newest("")
         if saved is None:
             raise CheckpointError(
                 f"checkpoint_copies {copies.url}: the copy {copies.newest} of peer {folder.peer} is damaged; delete "

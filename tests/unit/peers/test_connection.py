@@ -14,6 +14,7 @@ from p2pfl.messaging.edge import Writer
 from p2pfl.messaging.journal import Journal, JournalEntry
 from peers.connection import Connection
 from peers.io_loop import IoLoop
+from peers.receiver import Receiver
 from tests.bodies import Word
 
 
@@ -63,6 +64,46 @@ def test_a_finished_peer_leaves_a_neighbor_only_once_it_makes_no_progress() -> N
     assert not loop.log.warning.called
     assert done(28.5, 1, 1)
     assert loop.log.warning.call_count == 1
+
+
+def test_a_neighbor_that_returns_to_a_finished_peer_has_the_whole_deadline() -> None:
+    journal = Journal([7])
+    journal.append(wire.encode(Word("…")), [7])
+    io = Mock(endpoint=Mock(t=FOREVER, journal=journal), budget=1 << 16)
+    connection, other = Connection(io, 7, Mock()), Mock()
+    other.must_wait.return_value, other.waits_without_progress.return_value = True, 0.0
+    connection.writer = Writer(journal, 7, Hello("d", "", ""))
+    loop: Any = Mock(closing_since=0.0, was_refused=False, connections={7: connection, 8: other}, _leaving="finished")
+    loop.transport.deadline = 10.0
+
+    def done(now: float, epoch: int) -> bool:
+        connection.writer.want(Want(epoch, Id(0, 0), 0, 0, idle=False, references=False), now)
+        loop.now = lambda: now
+        return IoLoop._done(loop)
+
+    connection.writer.connected()
+    assert not done(0.0, 1)
+    connection.writer.lost()
+    connection.disconnected = True
+    assert not done(9.0, 1), "the other one makes progress"
+    connection.disconnected = False
+    connection.writer.connected()
+    other.must_wait.return_value = False
+    assert not done(50.0, 2)
+    assert not done(59.0, 2)
+    assert done(61.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("up", "disconnected", "taken"), [(True, True, True), (False, True, False), (True, False, False)]
+)
+def test_the_entry_of_a_returned_neighbor_takes_it_back(up: bool, disconnected: bool, taken: bool) -> None:
+    """Its Want may have come before the Hello by which it returned, and the next comes half a minute later."""
+    connection = Mock(up=up, disconnected=disconnected, peer=7)
+    endpoint = Mock(neighbors=[7], converted=lambda message: message)
+    receiver = Receiver(Mock(delivered={7: 0}, endpoint=endpoint))
+    receiver._complete(connection, Id(3, 1), Mock(header=9, size=0, message=lambda *_: Mock(cost=1)), None)
+    assert connection.reached.called is taken
 
 
 def delays(sizes: list[int], now: list[float], **faults: float | None) -> list[float]:

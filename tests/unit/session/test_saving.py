@@ -102,12 +102,31 @@ def test_a_checkpoint_damaged_since_it_was_restored_is_restored_again(
     assert host("elsewhere").load()["rounds_done"] == 21, "copies go on"
 
 
-def test_a_damaged_copy_is_an_error_that_names_it(host: Callable[[str], Host], tmp_path: Path) -> None:
+def test_a_damaged_copy_is_an_error_that_names_it(
+    host: Callable[[str], Host], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     host("here").save(20)
     (segment,) = tmp_path.glob("copies/*/03/*-journal-*")
     spoil(segment)
     with pytest.raises(CheckpointError, match=r"the copy 00000020-.*\.json of peer 3 is damaged; delete this list"):
         host("there").load()
+    assert "resuming from" not in caplog.text
+    assert caplog.text.count("checkpoint restored") == 1, "not fetched twice"
+
+
+def test_two_damaged_checkpoints_can_be_replaced_by_the_newest_copy(host: Callable[[str], Host]) -> None:
+    here = host("here")
+    here.save(20)
+    here.save(21)
+    both = (here.files.checkpoint, checkpoint.previous(here.files.checkpoint))
+    for path in both:
+        spoil(path)
+    with pytest.raises(CheckpointError, match=r"or remove both to start from the newest copy$"):
+        here.load()
+    for path in both:
+        path.unlink()
+    assert host("here").load()["rounds_done"] == 21
 
 
 async def test_a_stop_during_a_wait_for_a_checkpoint_does_not_write_two_at_once(
