@@ -19,6 +19,7 @@
     ├── MissingExtra            an optional package is not installed
     ├── NetError                an algorithm misused its Net
     │   ├── BodyTooLarge        it sent more than transport.max_message
+    │   ├── HeaderTooLarge      it sent too much beside its tensors
     │   ├── NotANeighbor        it addressed a peer that is not a neighbor, or whose edge is dropped
     │   └── Deadlock            in one process: every peer waits, and no message is in flight
     ├── HandshakeError          a neighbor uses another protocol version, run or run file
@@ -242,6 +243,18 @@ class BodyTooLarge(NetError):
         super().__init__(
             f"a body of {size} bytes cannot be sent: transport.max_message is {largest}; raise it in run.yaml of the "
             "run folder (or in the file of `p2pfl peer --file`), then restart the peers, e.g. by `p2pfl resume`"
+        )
+
+
+class HeaderTooLarge(NetError):
+    """An algorithm sent a body with too much beside its tensors. Restarting the peer does not help."""
+
+    exit_code = os.EX_CONFIG
+
+    def __init__(self, kind: str, size: int, largest: int) -> None:
+        super().__init__(
+            f"{kind} cannot be sent: its header has {size} bytes, at most {largest} are allowed; send long lists and "
+            "texts as tensors, and concatenate many small tensors"
         )
 
 

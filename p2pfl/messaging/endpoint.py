@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import BodyTooLarge, NetError, Unexpected
+from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
@@ -221,8 +221,8 @@ class Endpoint:
                 them is left, or somebody has deleted the file.
 
         Raises:
-            NetError: the header or the body is larger than receivers accept. They would drop the message, or lose the
-                connection to it again and again.
+            HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection to it again and
+                again.
             Unexpected: a body that was to be ``checked`` is refused.
         """
         if not (receivers := tuple(to)):
@@ -231,10 +231,7 @@ class Endpoint:
         began = clock()
         encoded = wire.encode(body, count)
         if len(encoded.header) > MAX_HEADER:
-            raise NetError(
-                f"{encoded.kind} cannot be sent: its header has {len(encoded.header)} bytes, at most {MAX_HEADER} "
-                "are allowed; send long lists and texts as tensors, and concatenate many small tensors"
-            )
+            raise HeaderTooLarge(encoded.kind, len(encoded.header), MAX_HEADER)
         if encoded.size > self.max_message:
             raise BodyTooLarge(encoded.size, self.max_message)
         if checked and encoded.kind in self.schema.kinds:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2pfl.errors import NetError, Unexpected
+from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.endpoint import Counts, Endpoint
 from p2pfl.messaging.local import LocalHub
@@ -70,12 +70,15 @@ async def test_a_header_that_all_receivers_would_drop_is_refused_by_its_sender(m
         partial(net.publish, long),
     ]
     for attempt in attempts:
-        with pytest.raises(NetError, match=rf"^Word cannot be sent: its header has {MAX_HEADER + 1} bytes"):
+        with pytest.raises(HeaderTooLarge, match=rf"^Word cannot be sent: its header has {MAX_HEADER + 1} bytes"):
             await attempt()
     named = Model({str(number): torch.zeros(0) for number in range(MAX_HEADER // 10)}, torch.tensor(0))
-    with pytest.raises(NetError, match=r"^Model cannot be sent: its header has .* concatenate many small tensors$"):
+    with pytest.raises(
+        HeaderTooLarge, match=r"^Model cannot be sent: its header has .* concatenate many small tensors$"
+    ):
         await net.allreduce(named)
     assert here.sent == {}
+    assert HeaderTooLarge.exit_code == BodyTooLarge.exit_code, "the launcher restarts no such peer"
     await net.send(0, longest)
     assert texts(await there.begin(0).gather(Word)) == {1: longest.text}
 
