@@ -178,9 +178,9 @@ async def test_logs_a_neighbor_when_only_one_side_has_keys(
     endpoints = []
     for me in range(2):
         encrypted.pairs = pairs if me == with_keys else []
-        endpoints.append(await up(encrypted, me, give_up=1))
+        endpoints.append(await up(encrypted, me, deadline=1))
     waits = [endpoint.begin(0).gather(Word) for endpoint in endpoints]
-    assert await asyncio.gather(*waits) == [{}, {}]  # after give_up
+    assert await asyncio.gather(*waits) == [{}, {}]  # after the deadline
     named = [rf"CURVE handshake failed peer={peer} address=tcp://\S+: wrong key" for peer in range(2)]
     await eventually(lambda: all(re.search(text, caplog.text) for text in (*named, "connection refused: ")))
     assert [len(re.findall(text, caplog.text)) for text in named] == [1, 1]
@@ -191,9 +191,9 @@ async def test_logs_a_neighbor_whose_public_key_is_wrong(encrypted: Any, caplog:
     await up(encrypted, 1)
     keys = encrypted.keys(0)
     wrong = Keys((keys.public[0], new_pair()[0]), keys.private)
-    endpoint = await up(encrypted, 0, keys=wrong, give_up=0.5)
+    endpoint = await up(encrypted, 0, keys=wrong, deadline=0.5)
     await eventually(lambda: "CURVE handshake failed peer=1 address=tcp://127.0.0.1:" in caplog.text)
-    assert await endpoint.begin(0).gather(Word) == {}  # after give_up
+    assert await endpoint.begin(0).gather(Word) == {}  # after the deadline
     assert caplog.text.count("CURVE handshake failed") == 1
 
 
