@@ -16,6 +16,7 @@ peers with five classes each.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -38,6 +39,7 @@ from benchmarks.claims.l2c_runs import (
     SHARED,
     TABLE_2,
     VALIDATION,
+    colored,
     shards,
 )
 from benchmarks.claims.paper_size import at_paper_size
@@ -100,6 +102,10 @@ def shared_classes(runs: Mapping[str, Summary]) -> float:
         if int(j) != i
     ]
     return float(np.corrcoef(np.array(pairs).T)[0, 1])
+
+
+def more_robust(one: str, runs: Mapping[str, Summary]) -> float:
+    return spread(runs, "fedfomo") - spread(runs, one)
 
 
 FOUND: dict[str, Any] = {"unit": "% of the peers", "threshold": 90.0, "whose": "ours", "curves": "right"}
@@ -287,23 +293,18 @@ CLAIMS = (
         threshold=-1.0,
         whose="ours",
     ),
-    Claim(
-        "L2C: peers with one task find each other",
-        "Fig. 4a",
-        {"l2c": GROUPS["l2c"]},
-        lambda runs: runs["l2c"].last("right"),
-        "all, after 10 rounds",
-        PAPER_15,
-        **FOUND,
-    ),
-    Claim(
-        "meta-L2C: peers with one task find each other",
-        "Fig. 4b",
-        {"meta-l2c": GROUPS["meta-l2c"]},
-        lambda runs: runs["meta-l2c"].last("right"),
-        "all, after 10 rounds",
-        PAPER_15,
-        **FOUND,
+    *(
+        Claim(
+            f"{title}: peers with one task find each other{which}",
+            where,
+            {name: run},
+            lambda runs: next(iter(runs.values())).last("right"),
+            "all, after 10 rounds",
+            PAPER_15,
+            **FOUND,
+        )
+        for title, where, name, seconds in (("L2C", "Fig. 4a", "l2c", 150), ("meta-L2C", "Fig. 4b", "meta-l2c", 210))
+        for which, run in (("", GROUPS[name]), (", CIFAR-10", colored(GROUPS[name], seconds)))
     ),
     Claim(
         "an encoder of other tasks finds them in the first round",
@@ -350,14 +351,17 @@ CLAIMS = (
         )
         for title, name in (("L2C", "l2c"), ("meta-L2C", "meta-l2c"))
     ),
-    Claim(
-        "L2C more robust than FedFomo to the fraction of validation samples",
-        "Fig. 8",
-        {**VALIDATION["fedfomo"], **VALIDATION["l2c"]},
-        lambda runs: spread(runs, "fedfomo") - spread(runs, "l2c"),
-        "more robust",
-        PAPER,
-        unit="points of spread",
+    *(
+        Claim(
+            f"{title} more robust than FedFomo to the fraction of validation samples",
+            "Fig. 8",
+            {**VALIDATION["fedfomo"], **VALIDATION[name]},
+            partial(more_robust, name),
+            "more robust",
+            PAPER,
+            unit="points of spread",
+        )
+        for title, name in (("L2C", "l2c"), ("meta-L2C", "meta-l2c"))
     ),
     Claim(
         "the fraction of validation samples matters little for L2C",

@@ -79,6 +79,14 @@ def groups(name: str, seconds: float, rounds: int = 10, **algorithm: Any) -> Set
     return Settings(tree, seconds)
 
 
+def colored(found: Settings, seconds: float) -> Settings:
+    """The same on CIFAR-10, with 400 training images a peer and five epochs per round."""
+    partition = {**found.tree["data"]["partition"], "per_class": 250}
+    data = {"dataset": "cifar10-part", "partition": partition}
+    algorithm = {**found.tree["algorithm"], "local_epochs": 5}
+    return Settings({**found.tree, "data": data, "algorithm": algorithm, "eval_every": 1}, seconds)
+
+
 def with_validation(fraction: float, name: str = "l2c", **algorithm: Any) -> Settings:
     found = groups(name, 25, **algorithm)
     partition = {**found.tree["data"]["partition"], "validation": fraction}
@@ -110,7 +118,11 @@ SHARED = {
 }
 VALIDATION = {
     name: {f"{name}, {fraction}": with_validation(fraction, name, **more) for fraction in (0.1, 0.2, 0.4)}
-    for name, more in (("l2c", {"prune_round": None}), ("fedfomo", {"models": 5}))
+    for name, more in (
+        ("l2c", {"prune_round": None}),
+        ("meta-l2c", {"prune_round": None}),
+        ("fedfomo", {"models": 5}),
+    )
 }
 AT_PAPERS_RATE = {**TABLE_2, "l2c": PAPERS_RATE}
 DIFFER_LESS = (

@@ -115,12 +115,6 @@ L2C = (
     Left("training loss", "Fig. 3", "L2C's and meta-L2C's fall faster", "the runs' records have no training loss"),
     Left("weights of 100 peers", "Fig. 5", "a sparse topology", "a picture without a number"),
     Left("a peer and its neighbors", "Fig. 6", "weights follow parent classes", "needs CIFAR-100"),
-    Left(
-        "meta-L2C more robust than FedFomo to the fraction of validation samples",
-        "Fig. 8",
-        "more robust; almost no difference",
-        "price as L2C's row",
-    ),
 )
 
 FEDTGP = (
@@ -295,13 +289,6 @@ FEDSTYLE = (
         "SimCLR: +1.2 and +0.7 in generalization, +1.4 and +0.6 in personalization; "
         "SimSiam: +0.4 and +0.7, +0.7 and +1.4",
         "needs Office-Home and Adaptiope",
-    ),
-    Left(
-        "above FedAvg, IID and β = 0.8",
-        "Table 3",
-        "SimCLR: 0.0 and +0.6 in generalization, +0.7 and +1.5 in personalization; "
-        "SimSiam: +0.4 and +0.2, +0.6 and +0.3",
-        "price as β = 0.2",
     ),
     Left(
         "above the other methods, IID and β = 0.8",

@@ -29,6 +29,7 @@ from benchmarks.claims.mapl_figures import (
 from benchmarks.claims.mapl_runs import (
     ALIGNED,
     BASELINES,
+    COLOR_HEADS,
     EQUAL,
     EQUAL_2,
     FEDCLASSAVG_2,
@@ -44,6 +45,7 @@ from benchmarks.claims.mapl_runs import (
     MORE_SAMPLES,
     PAPER,
     PAPER_10,
+    PAPER_10_SC_2,
     PLAIN_HEADS,
     SINGLE_VIEW,
     STEPS,
@@ -310,15 +312,18 @@ CLAIMS = (
         "+20.60 (76.27 against 55.67)",
         PAPER,
     ),
-    Claim(
-        "l_proto aligns heads",
-        "Fig. 3",
-        ALIGNED,
-        difference("with l_proto", "without", head_gap),
-        "blocks with l_proto, none without",
-        PAPER_10,
-        unit="of s inside − across",
-        curves="",
+    *(
+        Claim(
+            f"l_proto aligns heads{which}",
+            "Fig. 3",
+            runs,
+            difference("with l_proto", "without", head_gap),
+            "blocks with l_proto, none without",
+            PAPER_10,
+            unit="of s inside − across",
+            curves="accuracy" if which else "",
+        )
+        for which, runs in (("", ALIGNED), (", CIFAR-10", COLOR_HEADS))
     ),
     *(
         Claim(
@@ -334,20 +339,33 @@ CLAIMS = (
             whose="ours",
             curves="",
         )
-        for which, run in (("", ALIGNED["without"]), (", no ReLU before them", PLAIN_HEADS))
+        for which, run in (
+            ("", ALIGNED["without"]),
+            (", no ReLU before them", PLAIN_HEADS),
+            (", CIFAR-10", COLOR_HEADS["without"]),
+        )
     ),
-    Claim(
-        "the graph becomes block-diagonal",
-        "Fig. 4",
-        {"mapl": MAPL},
-        blocks,
-        "almost zero across",
-        PAPER_10,
-        unit="% across, relative to inside",
-        relation="<",
-        threshold=5.0,
-        whose="ours",
-        curves="across",
+    *(
+        Claim(
+            f"the graph becomes block-diagonal{which}",
+            where,
+            {"mapl": run},
+            blocks,
+            "almost zero across",
+            scale,
+            unit="% across, relative to inside",
+            relation="<",
+            threshold=5.0,
+            whose="ours",
+            curves="across",
+        )
+        for which, where, run, scale in (
+            ("", "Fig. 4", MAPL, PAPER_10),
+            (", 10 peers", "Fig. 5", TEN, PAPER_10),
+            (", digits", "Fig. 5", digits(), PAPER_10),
+            (", Sc. 2", "Fig. 6", MAPL_2, PAPER_10_SC_2),
+            (", overlapping digits", "Fig. 6", digits(overlap=2), PAPER_10_SC_2),
+        )
     ),
     *(
         Claim(
@@ -364,32 +382,6 @@ CLAIMS = (
             curves="",
         )
         for size, run in (("", MAPL), (", 10 peers", TEN), (", equal networks", EQUAL["mapl"]))
-    ),
-    Claim(
-        "the graph becomes block-diagonal, digits",
-        "Fig. 5",
-        {"mapl": digits()},
-        blocks,
-        "almost zero across",
-        PAPER_10,
-        unit="% across, relative to inside",
-        relation="<",
-        threshold=5.0,
-        whose="ours",
-        curves="across",
-    ),
-    Claim(
-        "the graph becomes block-diagonal, overlapping digits",
-        "Fig. 6",
-        {"mapl": digits(overlap=2)},
-        blocks,
-        "almost zero across",
-        "10 peers, 200 rounds, 1,800 samples",
-        unit="% across, relative to inside",
-        relation="<",
-        threshold=5.0,
-        whose="ours",
-        curves="across",
     ),
     *(
         Claim(

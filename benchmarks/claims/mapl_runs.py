@@ -13,6 +13,7 @@ PAPER = "20 peers, 400 rounds, 1,500 samples"
 SAMPLES = {1: "1,500", 2: "2,100", 3: "1,000", 4: "1,400"}
 """Training samples of a peer in each scenario; of 3 and 4 the mean."""
 PAPER_10 = "10 peers, 200 rounds, 1,500 samples"
+PAPER_10_SC_2 = "10 peers, 200 rounds, 1,800 samples"
 SCENARIOS: Mapping[int, Mapping[str, Any]] = {
     1: {"per_class": 30},
     2: {"per_class": 30, "overlap": 4},
@@ -125,8 +126,15 @@ def with_heads(**hyper: Any) -> Settings:
     return Settings(found.tree, found.seconds, probe="heads")
 
 
-RANDOM_START = {"shared_init": False, "compare": "weights"}
+RANDOM_START: Mapping[str, Any] = {"shared_init": False, "compare": "weights"}
 ALIGNED = {"with l_proto": with_heads(**RANDOM_START), "without": with_heads(prototype=False, **RANDOM_START)}
+COLOR_HEADS = {
+    name: Settings(found.tree, found.seconds, probe="heads")
+    for name, found in {
+        "with l_proto": colors("mapl", 120, peers=10, cgl=False, **RANDOM_START),
+        "without": colors("mapl", 120, peers=10, cgl=False, prototype=False, **RANDOM_START),
+    }.items()
+}
 PLAIN_HEADS = with_heads(prototype=False, head_relu=False, **RANDOM_START)
 """Without a ReLU: the paper prints one on the head's output; its code has one before it, and makes heads alike."""
 STEPS = {f"E_g {steps}": digits(4, graph_steps=steps, batch=33) for steps in (1, 2, 5, 10, 20)}
