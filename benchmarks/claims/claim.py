@@ -73,7 +73,8 @@ class Claim:
         unit: of the figure: "points", "%", …
         threshold: the claim says that the figure is above (or below, or equal to) it, or no farther from zero.
         whose: who chose the threshold. Zero in a comparison is the paper's: "better".
-        paper: what the paper has, for the same figure.
+        paper: what the paper has, for the same figure. Where two of its cells have standard deviations over n trials,
+            the ± of their difference is Welch's 95 % t-interval.
         scale: the size of the paper's runs: peers, rounds, training samples per peer.
         curves: what the claim's picture shows; empty for none.
         dear: at the paper's own size, for a GPU.

@@ -117,63 +117,64 @@ AT_PAPER_SIZE: tuple[tuple[str, str, Relation, Mapping[tuple[str, str], str]], .
         "CIFAR-10",
         ">",
         {
-            ("l2c", "local"): "+2.64",
-            ("l2c", "fedfomo"): "+1.42",
-            ("meta-l2c", "l2c"): "+1.96",
+            ("l2c", "local"): "+2.64 ± 1.7",
+            ("l2c", "fedfomo"): "+1.42 ± 0.46",
+            ("meta-l2c", "l2c"): "+1.96 ± 0.88",
         },
     ),
     (
         "l2c-cifar100",
         "CIFAR-100",
         ">",
-        {("l2c", "local"): "+3.53", ("l2c", "fedfomo"): "+6.56", ("meta-l2c", "local"): "+2.81"},
+        {("l2c", "local"): "+3.53 ± 2.6", ("l2c", "fedfomo"): "+6.56 ± 0.88", ("meta-l2c", "local"): "+2.81 ± 2.6"},
     ),
-    ("l2c-cifar100", "CIFAR-100", "<", {("meta-l2c", "l2c"): "−0.72"}),
+    ("l2c-cifar100", "CIFAR-100", "<", {("meta-l2c", "l2c"): "−0.72 ± 1.5"}),
     (
         "l2c-miniimagenet",
         "MiniImageNet",
         ">",
-        {("l2c", "local"): "+8.44", ("l2c", "fedfomo"): "+5.47", ("meta-l2c", "local"): "+7.21"},
+        {("l2c", "local"): "+8.44 ± 3.1", ("l2c", "fedfomo"): "+5.47 ± 1.1", ("meta-l2c", "local"): "+7.21 ± 3.2"},
     ),
-    ("l2c-miniimagenet", "MiniImageNet", "<", {("meta-l2c", "l2c"): "−1.23"}),
+    ("l2c-miniimagenet", "MiniImageNet", "<", {("meta-l2c", "l2c"): "−1.23 ± 1.8"}),
 )
 """Table 2."""
+ABOVE_DITTO = (("meta-l2c", "+4.78 ± 1.0 (92.10 against 87.32)"), ("l2c", "+2.82 ± 0.85 (90.14 against 87.32)"))
 
 CLAIMS = (
-    compared("local", "dpsgd", "+11.61 (87.50 against 75.89)"),
-    compared("local", "fedavg", "+16.85 (87.50 against 70.65)"),
-    compared("l2c", "local", "+2.64 (90.14 against 87.50)"),
-    compared("meta-l2c", "local", "+4.60 (92.10 against 87.50)"),
+    compared("local", "dpsgd", "+11.61 ± 2.1 (87.50 against 75.89)"),
+    compared("local", "fedavg", "+16.85 ± 4.7 (87.50 against 70.65)"),
+    compared("l2c", "local", "+2.64 ± 1.7 (90.14 against 87.50)"),
+    compared("meta-l2c", "local", "+4.60 ± 1.7 (92.10 against 87.50)"),
     Claim(
         "l2c above local, the paper's rate",
         "Table 2",
         {"l2c": PAPERS_RATE, "local": TABLE_2["local"]},
         difference("l2c", "local", lambda run: run.settled()),
-        "+2.64 (90.14 against 87.50)",
+        "+2.64 ± 1.7 (90.14 against 87.50)",
         PAPER,
     ),
-    compared("meta-l2c", "l2c", "+1.96 (92.10 against 90.14; CIFAR-100 and MiniImageNet: below)"),
-    compared("l2c", "dpsgd", "+14.25 (90.14 against 75.89)"),
-    compared("local", "cga", "+21.85 (87.50 against 65.65)"),
-    compared("l2c", "cga", "+24.49 (90.14 against 65.65)"),
-    compared("local", "cga", "+21.85 (87.50 against 65.65)", "local above cga, 30 peers", settings=FEW),
-    compared("l2c", "cga", "+24.49 (90.14 against 65.65)", "l2c above cga, 30 peers", settings=FEW),
-    compared("l2c", "fedavg", "+19.49 (90.14 against 70.65)"),
-    compared("meta-l2c", "ditto", "+4.78 (92.10 against 87.32)"),
-    compared("meta-l2c", "fedfomo", "+3.38 (92.10 against 88.72)"),
-    compared("ditto", "fedavg", "+16.67 (87.32 against 70.65)"),
-    compared("fedfomo", "fedavg", "+18.07 (88.72 against 70.65)"),
-    compared("l2c", "ditto", "+2.82 (90.14 against 87.32)"),
+    compared("meta-l2c", "l2c", "+1.96 ± 0.88 (92.10 against 90.14; CIFAR-100 and MiniImageNet: below)"),
+    compared("l2c", "dpsgd", "+14.25 ± 1.8 (90.14 against 75.89)"),
+    compared("local", "cga", "+21.85 ± 3.0 (87.50 against 65.65)"),
+    compared("l2c", "cga", "+24.49 ± 2.9 (90.14 against 65.65)"),
+    compared("local", "cga", "+21.85 ± 3.0 (87.50 against 65.65)", "local above cga, 30 peers", settings=FEW),
+    compared("l2c", "cga", "+24.49 ± 2.9 (90.14 against 65.65)", "l2c above cga, 30 peers", settings=FEW),
+    compared("l2c", "fedavg", "+19.49 ± 4.8 (90.14 against 70.65)"),
+    compared("meta-l2c", "ditto", "+4.78 ± 1.0 (92.10 against 87.32)"),
+    compared("meta-l2c", "fedfomo", "+3.38 ± 0.88 (92.10 against 88.72)"),
+    compared("ditto", "fedavg", "+16.67 ± 4.8 (87.32 against 70.65)"),
+    compared("fedfomo", "fedavg", "+18.07 ± 4.8 (88.72 against 70.65)"),
+    compared("l2c", "ditto", "+2.82 ± 0.85 (90.14 against 87.32)"),
     *(
-        compared("ditto", "local", "−0.18 (87.32 against 87.50); in the text above", name, settings=settings)
+        compared("ditto", "local", "−0.18 ± 1.7 (87.32 against 87.50); in the text above", name, settings=settings)
         for name, settings in (("", TABLE_2), ("ditto above local with as many rounds", BRIEF))
     ),
-    compared("fedfomo", "local", "+1.22 (88.72 against 87.50)"),
-    compared("ditto", "dpsgd", "+11.43 (87.32 against 75.89)"),
-    compared("fedfomo", "dpsgd", "+12.83 (88.72 against 75.89)"),
+    compared("fedfomo", "local", "+1.22 ± 1.7 (88.72 against 87.50)"),
+    compared("ditto", "dpsgd", "+11.43 ± 1.8 (87.32 against 75.89)"),
+    compared("fedfomo", "dpsgd", "+12.83 ± 1.8 (88.72 against 75.89)"),
     *(
         compared(one, "ditto", paper, f"{one} above ditto with as many rounds", settings=BRIEF)
-        for one, paper in (("meta-l2c", "+4.78 (92.10 against 87.32)"), ("l2c", "+2.82 (90.14 against 87.32)"))
+        for one, paper in ABOVE_DITTO
     ),
     *(
         Claim(
@@ -186,9 +187,9 @@ CLAIMS = (
             whose="ours",
             curves="accuracy",
         )
-        for one, paper in (("meta-l2c", "+4.78 (92.10 against 87.32)"), ("l2c", "+2.82 (90.14 against 87.32)"))
+        for one, paper in ABOVE_DITTO
     ),
-    compared("l2c", "fedfomo", "+1.42 (90.14 against 88.72)"),
+    compared("l2c", "fedfomo", "+1.42 ± 0.46 (90.14 against 88.72)"),
     compared(
         "l2c",
         "fedfomo",
@@ -200,7 +201,7 @@ CLAIMS = (
     compared(
         "l2c",
         "fedfomo",
-        "+1.42 (90.14 against 88.72)",
+        "+1.42 ± 0.46 (90.14 against 88.72)",
         "l2c above fedfomo, the paper's rate",
         settings=AT_PAPERS_RATE,
     ),
@@ -213,14 +214,14 @@ CLAIMS = (
         "worst",
         settings=AT_PAPERS_RATE,
     ),
-    compared("l2c", "local", "+5.67 (83.02 against 77.35)", "L2C lifts the worst tenth", "Table 3", "worst"),
+    compared("l2c", "local", "+5.67 ± 6.1 (83.02 against 77.35)", "L2C lifts the worst tenth", "Table 3", "worst"),
     compared(
-        "meta-l2c", "local", "+5.55 (82.90 against 77.35)", "meta-L2C lifts the worst tenth", "Table 3", "worst"
+        "meta-l2c", "local", "+5.55 ± 3.7 (82.90 against 77.35)", "meta-L2C lifts the worst tenth", "Table 3", "worst"
     ),
     compared(
         "meta-l2c",
         "fedfomo",
-        "+4.10 (82.90 against 78.80)",
+        "+4.10 ± 12.3 (82.90 against 78.80)",
         "meta-L2C's worst tenth above FedFomo's",
         "Table 3",
         "worst",
@@ -235,9 +236,9 @@ CLAIMS = (
             PAPER,
         )
         for name, runs, paper in (
-            ("L2C lifts the worst fifth", ("l2c", "local"), "+3.51 (85.10 against 81.59)"),
-            ("meta-L2C lifts the worst fifth", ("meta-l2c", "local"), "+7.25 (88.84 against 81.59)"),
-            ("meta-L2C's worst fifth above FedFomo's", ("meta-l2c", "fedfomo"), "+3.64 (88.84 against 85.20)"),
+            ("L2C lifts the worst fifth", ("l2c", "local"), "+3.51 ± 12.4 (85.10 against 81.59)"),
+            ("meta-L2C lifts the worst fifth", ("meta-l2c", "local"), "+7.25 ± 12.5 (88.84 against 81.59)"),
+            ("meta-L2C's worst fifth above FedFomo's", ("meta-l2c", "fedfomo"), "+3.64 ± 6.2 (88.84 against 85.20)"),
         )
     ),
     *(
@@ -323,7 +324,7 @@ CLAIMS = (
             "local": GROUPS["local"],
         },
         difference("frozen", "local", lambda run: run.last()),
-        "+3.83 (91.33 against 87.50)",
+        "+3.83 ± 1.7 (91.33 against 87.50)",
         PAPER,
     ),
     Claim(
@@ -334,7 +335,7 @@ CLAIMS = (
             "meta-l2c": GROUPS["meta-l2c"],
         },
         difference("frozen", "meta-l2c", lambda run: run.last()),
-        "−0.77 (CIFAR-100: −1.69)",
+        "−0.77 ± 1.2 (CIFAR-100: −1.69 ± 1.9)",
         PAPER,
         threshold=-1.0,
         whose="ours",
@@ -393,7 +394,7 @@ CLAIMS = (
         "Table 2",
         CLIPPED,
         difference("local", "dpsgd", lambda run: run.settled("masked")),
-        "+11.61 (87.50 against 75.89)",
+        "+11.61 ± 2.1 (87.50 against 75.89)",
         PAPER,
         whose="ours",
         curves="masked",
@@ -404,11 +405,11 @@ CLAIMS = (
             (
                 "1 step",
                 "5 epochs",
-                "+7.12 (83.01 against 75.89)",
+                "+7.12 ± 2.0 (83.01 against 75.89)",
                 "one step per round is better than five epochs for DPSGD",
             ),
-            ("local", "1 step", "+4.49 (87.50 against 83.01)", "local above dpsgd, one step per round"),
-            ("l2c", "1 step", "+7.13 (90.14 against 83.01)", "l2c above dpsgd, one step per round"),
+            ("local", "1 step", "+4.49 ± 2.0 (87.50 against 83.01)", "local above dpsgd, one step per round"),
+            ("l2c", "1 step", "+7.13 ± 1.6 (90.14 against 83.01)", "l2c above dpsgd, one step per round"),
         )
     ),
     *(
