@@ -51,7 +51,8 @@ check: lint types test
 claims: install
 	@$(BIN)/pip show --quiet umap-learn 2>/dev/null || $(BIN)/pip install --quiet 'umap-learn>=0.5.7'  # for flt
 	$(BIN)/python -m benchmarks.claims $(if $(MINUTES),--minutes $(MINUTES)) $(if $(ONLY),--only $(ONLY)) \
-		$(if $(DEVICE),--device $(DEVICE)) $(if $(filter command% environment%,$(origin JOBS)),--jobs $(JOBS))
+		$(if $(CLAIM),--claim "$(CLAIM)") $(if $(DEVICE),--device $(DEVICE)) $(if $(SOCKETS),--sockets) \
+		$(if $(filter command% environment%,$(origin JOBS)),--jobs $(JOBS))
 
 # Thousands of runs over faulty connections in virtual time. About two minutes on one core.
 search: install

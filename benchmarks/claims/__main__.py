@@ -2,7 +2,9 @@
 
     make claims                                                # until all are decided: days on two cores
     make claims MINUTES=60 JOBS=2 ONLY=l2c                     # as many as an hour decides
+    make claims CLAIM="Table 2"                                # those whose table or name contains this
     make claims DEVICE=cuda MINUTES=600 JOBS=16                # also at the papers' own size; a job keeps a core busy
+    make claims DEVICE=cuda MINUTES=600 SOCKETS=1              # the same with a process per peer; they share the GPU
     python -m benchmarks.claims --list                         # what would be run, with the expected minutes
     python -m benchmarks.claims --minutes 0                    # write the page only
 
@@ -48,6 +50,9 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
 )
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
 @click.option(
+    "--sockets", is_flag=True, help="Run each peer as a process, as `p2pfl launch`; the records are the same."
+)
+@click.option(
     "--store", "folder", default=PROJECT / "benchmarks" / "results" / "claims", type=click.Path(path_type=Path)
 )
 @click.option("--page", default=PROJECT / "docs" / "claims.md", type=click.Path(exists=True, path_type=Path))
@@ -59,6 +64,7 @@ def main(
     minutes: float | None,
     jobs: int,
     device: str,
+    sockets: bool,
     folder: Path,
     page: Path,
     listed: bool,
@@ -78,7 +84,7 @@ def main(
         for seconds, claim, tasks in plan.undecided(claims, store, device):
             click.echo(f"{seconds / 60:7.1f} minutes, {len(tasks):3} runs: {claim.where}, {claim.name}")
         return
-    scheduler = Scheduler(claims, store, Budget(minutes, jobs, device))
+    scheduler = Scheduler(claims, store, Budget(minutes, jobs, device, sockets))
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends workers, writes the page
     try:
         if minutes != 0:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.claims.summary import Simulated, run_of, simulate_in
+from benchmarks.claims.summary import Finished, run_of, simulate_in
 from p2pfl.algorithms.mapl_graph import head_similarity
 from p2pfl.learning.evaluation import evaluate
 from p2pfl.rng import Streams
@@ -29,10 +29,10 @@ class Probe:
     """
 
     before: Callable[[Mapping[str, Any], Path], Mapping[str, Any]] = lambda tree, scratch: tree
-    after: Callable[[Simulated], Mapping[str, float]] = lambda done: {}
+    after: Callable[[Finished], Mapping[str, float]] = lambda done: {}
 
 
-def heads(done: Simulated) -> dict[str, float]:
+def heads(done: Finished) -> dict[str, float]:
     """Mean similarity s_ij of heads inside and across clusters.
 
     ``separable``: how often a pair inside is more similar than a pair across, in percent.
@@ -66,7 +66,7 @@ def with_encoder(tree: Mapping[str, Any], scratch: Path) -> Mapping[str, Any]:
     return {**tree, "algorithm": {**tree["algorithm"], "encoder": str(path), "train_encoder": False}}
 
 
-def content_alone(done: Simulated) -> dict[str, float]:
+def content_alone(done: Finished) -> dict[str, float]:
     """FedStyle's personal accuracy, in percent, of the same nets with content features alone instead of Eq. 4."""
     plain = done.run.resolved()
     plain["algorithm"]["stylized"] = False
@@ -82,7 +82,7 @@ def content_alone(done: Simulated) -> dict[str, float]:
     return {"content alone": fmean(accuracies)}
 
 
-def head_counts(done: Simulated) -> dict[str, float]:
+def head_counts(done: Finished) -> dict[str, float]:
     """Numbers that FedTGP sends in a round: counted, and Σ over directed edges of d·C_j."""
     dataset, subsets = load_data(done.run)
     labels = dataset.labels.pool

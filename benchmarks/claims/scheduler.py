@@ -31,11 +31,13 @@ class Budget:
             limit.
         jobs: runs at the same time.
         device: ``cpu`` or ``cuda``; claims of the papers' own sizes are run on ``cuda`` only.
+        sockets: each peer of a run is a process.
     """
 
     minutes: float | None = None
     jobs: int = 1
     device: str = "cpu"
+    sockets: bool = False
 
 
 def version() -> str:
@@ -93,7 +95,7 @@ class Scheduler:
         finally:
             for worker in self.workers:
                 self._release(worker)
-                worker.process.kill()
+                worker.process.terminate()
                 with worker.process:  # closes its pipes and waits for it
                     pass
             self.workers.clear()
@@ -116,7 +118,8 @@ class Scheduler:
                 selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
             worker.task, worker.lock = found
             task = worker.task
-            request = {"key": task.key, "seed": task.seed, "tree": task.tree, "probe": task.probe, "code": self._code}
+            run = {"key": task.key, "seed": task.seed, "tree": task.tree, "probe": task.probe}
+            request = {**run, "code": self._code, "sockets": self.budget.sockets}
             assert worker.process.stdin is not None
             worker.process.stdin.write(json.dumps(request) + "\n")
             worker.process.stdin.flush()

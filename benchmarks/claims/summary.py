@@ -1,4 +1,4 @@
-"""Simulate a run, and keep of it what figures and curves are computed of: plain values that fit a line of JSON.
+"""Execute a run, and keep of it what figures and curves are computed of: plain values that fit a line of JSON.
 
 Accuracies are percentages, with all classes' scores counted unless they are called masked. Curves are by number of
 completed rounds:
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from p2pfl.api import PlannedRun
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
@@ -99,7 +100,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class Finished:
     """A finished run, with its files."""
 
     run: Run
@@ -109,7 +110,7 @@ class Simulated:
 
     def state(self, peer: int) -> dict[str, Any]:
         """Return the algorithm's state after the last round."""
-        saved = checkpoint.load(self.folder.peer(peer).checkpoint, RUN_ID, peer)
+        saved = checkpoint.load(self.folder.peer(peer).checkpoint, self.folder.info["id"], peer)
         assert saved is not None
         state: dict[str, Any] = saved["algorithm"]
         return state
@@ -122,31 +123,43 @@ def run_of(tree: Mapping[str, Any]) -> Run:
     return from_dict({"name": "claim", "device": "cpu", "plugins": plugins, **tree})
 
 
-def simulate_in(run: Run, scratch: Path) -> Simulated:
+def simulate_in(run: Run, scratch: Path) -> Finished:
     """Simulate a run, on the device that it names, with its files in an empty folder."""
     folder = RunFolder.create(scratch / "run", range(run.peers))
     folder.write_info({"id": RUN_ID})
     folder.run_file.write_text(run.to_yaml(), encoding="utf-8")
     results = simulate(run, folder)
     gc.collect()  # sessions are reference cycles that hold models
-    return Simulated(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
+    return Finished(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
 
 
-def simulated(tree: Mapping[str, Any], probe: str = "") -> Summary:
-    """Simulate a run and summarize it."""
+def launch_in(run: Run, scratch: Path) -> Finished:
+    """As ``simulate_in``, with a process for each peer: the same records, bit for bit. Raises RunFailed."""
+    with PlannedRun(run).launch(scratch / "run") as launched:
+        results = launched.wait().results()
+    folder = RunFolder.open(scratch / "run")
+    return Finished(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
+
+
+def executed(tree: Mapping[str, Any], probe: str = "", *, sockets: bool = False) -> Summary:
+    """Execute a run and summarize it.
+
+    Args:
+        sockets: each peer is a process, as in `p2pfl launch`; otherwise all are in this one.
+    """
     from benchmarks.claims.probes import PROBES
 
     with tempfile.TemporaryDirectory(prefix="p2pfl-claim-") as scratch:
         if probe:
             tree = PROBES[probe].before(tree, Path(scratch))
-        done = simulate_in(run_of(tree), Path(scratch))
+        done = (launch_in if sockets else simulate_in)(run_of(tree), Path(scratch))
         summary = summarize(done)
         if probe:
             summary.probe = dict(PROBES[probe].after(done))
     return summary
 
 
-def summarize(done: Simulated) -> Summary:
+def summarize(done: Finished) -> Summary:
     dataset, subsets = load_data(done.run)
     local_epochs = getattr(done.run.hyper, "local_epochs", None) or 1
     sent: dict[str, list[int]] = {}
@@ -169,7 +182,7 @@ def summarize(done: Simulated) -> Summary:
     )
 
 
-def _curves(done: Simulated) -> Iterator[tuple[str, Curve]]:
+def _curves(done: Finished) -> Iterator[tuple[str, Curve]]:
     rounds = list(enumerate(zip(*done.records, strict=True), start=1))
     scored = [(t, records) for t, records in rounds if all(record["personal"] for record in records)]
     personal = [(t, [record["personal"] for record in records]) for t, records in scored]

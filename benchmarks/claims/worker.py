@@ -2,41 +2,50 @@
 
     python -m benchmarks.claims.worker STORE
 
-Each line of its input is a JSON object {"key", "seed", "tree", "probe", "code"}. It appends the run to the store and
-then prints the key. It ends with its input, or with the first run that fails.
+Each line of its input is a JSON object {"key", "seed", "tree", "probe", "code", "sockets"}. It appends the run to the
+store and then prints the key. It ends with its input, or with the first run that fails.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.store import Store
-from benchmarks.claims.summary import simulated
+from benchmarks.claims.summary import executed
 
 
 def execute(store: Store, request: dict[str, Any]) -> None:
-    """Simulate one run and append it to the store."""
+    """Execute one run and append it to the store."""
     tree = request["tree"]
-    began, cpu = time.perf_counter(), time.process_time()
-    summary = simulated(tree, request["probe"])
+    began, cpu = time.perf_counter(), _cpu_seconds()
+    summary = executed(tree, request["probe"], sockets=request["sockets"])
     record = {
         "key": request["key"],
         "seed": request["seed"],
         "about": f"{tree['algorithm']['name']}, {tree['peers']} peers, {tree['rounds']} rounds",
         "seconds": round(time.perf_counter() - began, 1),
-        "cpu_seconds": round(time.process_time() - cpu, 1),
+        "cpu_seconds": round(_cpu_seconds() - cpu, 1),
         "device": tree["device"],
+        **({"sockets": True} if request["sockets"] else {}),
         "code": request["code"],
         "summary": summary.to_dict(),
     }
     store.add(record)
 
 
+def _cpu_seconds() -> float:
+    """Seconds of CPU time of this process and of the peers that have ended."""
+    return sum(os.times()[:4])
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # stops the peers of a launched run
     store = Store(Path(sys.argv[1]))
     for line in sys.stdin:
         request = json.loads(line)

@@ -20,7 +20,7 @@ from benchmarks.claims.claim import MOST_SEEDS
 from benchmarks.claims.scheduler import Budget, Scheduler
 from benchmarks.claims.statistics import LEAST_SEEDS, interval, verdict
 from benchmarks.claims.store import Store, identity
-from benchmarks.claims.summary import Summary, run_of, simulated
+from benchmarks.claims.summary import Summary, executed, run_of
 from p2pfl.errors import DataError
 from tests.claims_fixtures import ONE, OTHER, TREE, claim, record, settings, summary
 
@@ -185,7 +185,7 @@ def test_longer_runs_have_the_rate_that_was_chosen_for_the_shorter_ones() -> Non
 
 @pytest.mark.exhaustive
 def test_summary_has_both_accuracies_and_the_epochs_of_a_run() -> None:
-    found = simulated({**TREE, "seed": 0, "algorithm": {"name": "local", "lr": 0.01, "local_epochs": 3}})
+    found = executed({**TREE, "seed": 0, "algorithm": {"name": "local", "lr": 0.01, "local_epochs": 3}})
     assert found.epochs == 6.0
     assert found.samples == 15.0
     assert [t for t, _ in found.curves["accuracy"]] == [1, 2]

@@ -1,0 +1,67 @@
+"""A worker of the claims whose runs are launched: the same records, and no peer survives it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.claims.scheduler import PROJECT, WORKER
+from benchmarks.claims.store import Store
+from tests.claims_fixtures import TREE
+
+MAPL: dict[str, Any] = {
+    **TREE,
+    "peers": 4,
+    "seed": 0,
+    "device": "cpu",
+    "algorithm": {"name": "mapl", "batch": 32, "warmup": 1, "cgl": False},
+}
+
+
+@contextmanager
+def worker(store: Path) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*WORKER, str(store)], stdin=pipe, stdout=pipe, text=True, cwd=PROJECT) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def ask(process: subprocess.Popen[str], key: str, tree: dict[str, Any], *, sockets: bool) -> None:
+    assert process.stdin is not None
+    request = {"key": key, "seed": 0, "tree": tree, "probe": "heads", "code": "", "sockets": sockets}
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+
+
+def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path) -> None:
+    with worker(tmp_path) as process:
+        for key, sockets in (("00", False), ("01", True)):
+            ask(process, key, MAPL, sockets=sockets)
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{key}\n"
+    store = Store(tmp_path)
+    simulated, launched = (store.records[key, 0] for key in ("00", "01"))
+    assert launched["summary"] == simulated["summary"]
+    assert [record.get("sockets", False) for record in (simulated, launched)] == [False, True]
+    assert simulated["summary"]["probe"]["inside"] > 0.0
+    assert launched["cpu_seconds"] > 0.0
+
+
+def test_no_peer_survives_a_terminated_worker(tmp_path: Path, until: Any) -> None:
+    with worker(tmp_path) as process:
+        ask(process, "00", {**MAPL, "rounds": 100_000, "eval_every": 100_000}, sockets=True)
+        started = psutil.Process(process.pid)
+        until(lambda: len(started.children(recursive=True)) > MAPL["peers"])  # the launcher, too
+        descendants = started.children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    until(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in descendants))
