@@ -139,9 +139,9 @@ def softmax_log_weights(form: Supervision, labels: np.ndarray, classes: int) -> 
 def reweighted_cross_entropy(logits: Tensor, labels: Tensor, log_weights: Tensor) -> Tensor:
     """−(1/B) Σ_x [ z_y − log Σ_c β_c e^{z_c} ]: the cross-entropy if all β are 1.
 
-    A class with β = 0 gets no gradient, so the model does not forget it. The value is the cross-entropy of the weighted
-    softmax plus the mean of log β_y, a constant: with frequencies β_y it is negative for a good model, down to minus the
-    entropy of the labels.
+    A class with β = 0 gets no gradient, so the model does not forget it. The value is the cross-entropy of the
+    weighted softmax plus the mean of log β_y, a constant: with β a frequency it is negative for a good model, down to
+    minus the entropy of the labels.
 
     Args:
         logits: z, float [B, K].

@@ -278,6 +278,12 @@ def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Pat
     assert lines["fedtgp"].count("not tried") == 1
 
 
+@pytest.mark.parametrize("name", compare.METHODS)
+def test_compared_run_files_have_the_chosen_learning_rate(name: str) -> None:
+    settings = compare.METHODS[name]
+    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, Store(PROJECT / "benchmarks/results/claims"))
+
+
 def test_page_of_the_project_has_a_row_for_every_claim() -> None:
     page = (PROJECT / "docs" / "claims.md").read_text(encoding="utf-8")
     lines = [text for text in page.splitlines() if text.startswith("| ")]
