@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.claims.claim import Settings
 from benchmarks.claims.dfml_runs import PAPER_10, PAPER_50, PAPER_100, PAPER_CALTECH, SGD
-from benchmarks.claims.paper_size import at_paper_size
+from benchmarks.claims.paper_size import at_paper_size, runs_of
 
 RESNETS: Mapping[str, Any] = {"models": "dfml-h1-resnet"}
 TEN: Mapping[str, Any] = {
@@ -134,3 +135,86 @@ CLAIMS = [
         changes=changes,
     )
 ]
+
+TABLE_6 = tuple(f"n{peers}-{part}" for peers in (10, 50, 100) for part in ("iid", "niid"))
+RESTRICTED = tuple(f"n50-niid-h1-{network}" for network in ("cnn", "resnet", "vit"))
+"""Tables 4 and 9."""
+RESNET, EFFICIENTNET = RESTRICTED[1:2], ("n10-niid-h2-efficientnet",)
+BOTH = ("cifar10", "cifar100")
+IID: Mapping[str, Any] = {"partition": {"name": "iid-train", "validation": 0.2}}
+TABLE_9: Mapping[str, Mapping[str, Any]] = {
+    f"{supervision}, {shape}": {"name": "dfml", "supervision": supervision, **alpha}
+    for supervision in ("ce", "wsm")
+    for shape, alpha in (("fixed", {"shape": "fixed", "alpha_max": 0.5}), ("cyclic", {}))
+}
+"""Two supervision signals, α fixed or cyclic."""
+FIG_9 = {label: hyper for label, hyper in TABLE_9.items() if label.startswith("ce")}
+AGAINST_FEDAVG: Mapping[str, Mapping[str, Any]] = {"dfml": {}, "fedavg-dec": FEDAVG}
+MORE_EPOCHS: Mapping[str, Mapping[str, Any]] = {
+    f"K = {epochs}": {"name": "dfml", "mutual_epochs": epochs} for epochs in (10, 20)
+}
+FEWER_SENDERS: Mapping[str, Mapping[str, Any]] = {
+    f"{name}, {fraction:.0%} senders": {"name": name, **hyper, "participation": fraction}
+    for fraction in (0.5, 0.1)
+    for name, hyper in AGAINST_FEDAVG.items()
+}
+
+
+def large(size: int) -> list[dict[str, Any]]:
+    """Return the datasets of Table 7, and of Table 5 besides Fashion-MNIST."""
+    return [{"name": name, "size": size} for name in ("caltech101", "oxford-pets", "stanford-cars")]
+
+
+def cells(
+    files: Sequence[str],
+    datasets: Sequence[Any] = ("cifar10",),
+    methods: Mapping[str, Mapping[str, Any]] | None = None,
+    iid: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    **hyper: Any,
+) -> list[dict[str, Settings]]:
+    """Return the runs of each file with each dataset.
+
+    Args:
+        methods: {label: hyper-parameters}; by default DFML and those that the paper compares with these networks.
+        iid: IID data in files with other data.
+        changes: replaces other sections of the file.
+        hyper: of all methods.
+    """
+    return [
+        runs_of(
+            f"dfml-{file}",
+            {
+                label: {**own, **hyper}
+                for label, own in (methods or {**AGAINST_FEDAVG, **OTHERS.get(file, {})}).items()
+            },
+            {"dataset": dataset, **(IID if iid else {})},
+            changes,
+        )
+        for file in files
+        for dataset in datasets
+    ]
+
+
+def bridge(datasets: Sequence[Any], iid: bool = False) -> list[dict[str, Settings]]:
+    """Return the runs of Tables 11 and 12."""
+    restricted = {**AGAINST_FEDAVG, **PARTIAL}
+    return [
+        *cells(("bridge",), datasets, restricted, iid, changes=RESNETS),
+        *cells(("bridge",), datasets, iid=iid),
+    ]
+
+
+IID_CELLS = (
+    *cells(("n50-niid-h0", *RESTRICTED), BOTH, iid=True),
+    *cells(RESNET, ("fashion-mnist",), iid=True),
+    *cells(EFFICIENTNET, large(224), iid=True, batch=8),
+    *bridge(BOTH, iid=True),
+)
+"""Tables 3, 4, 5 (the large images have a row of their own), 7, 11 and 12; CIFAR-10 in Table 6 has claims."""
+CIFAR_100_CELLS = (
+    *cells(("n50-niid-h0", *RESTRICTED), ("cifar100",)),
+    *cells((*TABLE_6[:2], *TABLE_6[4:]), ("cifar100",)),
+    *bridge(("cifar100",)),
+)
+"""Tables 3, 4, 6, 11 and 12, but for those cells and those with a claim."""

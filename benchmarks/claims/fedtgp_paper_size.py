@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.claims.claim import Claim
-from benchmarks.claims.paper_size import at_paper_size
+from benchmarks.claims.claim import Claim, Settings
+from benchmarks.claims.paper_size import at_paper_size, runs_of
 
 BEST: dict[str, Any] = {"series": "pooled", "best_round": True}
 PAPER = "20 peers, 1,000 rounds, 2,625 samples"
@@ -123,19 +123,24 @@ MEMES: Mapping[str, str] = {"practical-cifar100-htfe9": "htfe-resnet4"}
 """The smallest network of the group, where that is not the CNN."""
 
 
-def cell(file: str, where: str, scale: str, label: str, papers: Mapping[str, str], **changes: Any) -> Iterator[Claim]:
-    own: dict[str, Any] = {"batch": 10, **({"participation": 0.5} if file.endswith(("n50", "n100")) else {})}
-    methods: dict[str, dict[str, Any]] = {"fedtgp": {}, **dict.fromkeys(papers, own)}
+def methods_of(file: str, others: Iterable[str], **hyper: Any) -> dict[str, dict[str, Any]]:
+    """Return FedTGP's and the other methods' hyper-parameters in the setting of a file."""
+    own: dict[str, Any] = {"batch": 10, **({"participation": 0.5} if file.endswith(("n50", "n100")) else {}), **hyper}
+    methods: dict[str, dict[str, Any]] = {"fedtgp": hyper, **dict.fromkeys(others, own)}
     meme = MEMES.get(file, "htfe-cnn")
-    if "fml" in papers:
+    if "fml" in methods:
         methods["fml"] = {**own, "meme": meme}
-    if "fedkd" in papers:
+    if "fedkd" in methods:
         methods["fedkd"] = {**own, "meme": meme, "energy_end": 0.95}
+    return methods
+
+
+def cell(file: str, where: str, scale: str, label: str, papers: Mapping[str, str], **changes: Any) -> Iterator[Claim]:
     yield from at_paper_size(
         f"fedtgp-{file}",
         where,
         scale,
-        methods,
+        methods_of(file, papers),
         {},
         {("fedtgp", other): paper for other, paper in papers.items()},
         label=label,
@@ -144,22 +149,84 @@ def cell(file: str, where: str, scale: str, label: str, papers: Mapping[str, str
     )
 
 
+TABLE_11: Mapping[int, Mapping[str, str]] = {
+    10: {"fedproto": "+9.25 ± 1.3", "lg-fedavg": "+2.13 ± 1.1"},
+    18: {"fedproto": "+6.56 ± 2.4", "lg-fedavg": "+1.73 ± 2.3"},
+    34: {"fedproto": "+9.20 ± 2.3", "lg-fedavg": "+2.18 ± 2.3"},
+}
+
+
+def resnet(depth: int) -> dict[str, Any]:
+    """Return the section ``models`` of Table 11."""
+    return {"name": f"htfe-resnet{depth}", "features": 512}
+
+
 CLAIMS = [
     *(claim for entry in CELLS for claim in cell(*entry)),
     *(
         claim
-        for depth, papers in {
-            10: {"fedproto": "+9.25 ± 1.3", "lg-fedavg": "+2.13 ± 1.1"},
-            18: {"fedproto": "+6.56 ± 2.4", "lg-fedavg": "+1.73 ± 2.3"},
-            34: {"fedproto": "+9.20 ± 2.3", "lg-fedavg": "+2.18 ± 2.3"},
-        }.items()
+        for depth, papers in TABLE_11.items()
         for claim in cell(
             "practical-cifar100",
             "Table 11",
             PAPER_CIFAR,
             f"ResNet{depth} for all",
             papers,
-            models={"name": f"htfe-resnet{depth}", "features": 512},
+            models=resnet(depth),
         )
     ),
 ]
+OTHERS = ("lg-fedavg", "fedgen", "fml", "fedkd", "feddistill")
+"""Beside FedProto."""
+ALL = ("fedproto", *OTHERS)
+
+
+def runs(
+    others: Iterable[str], file: str = "practical-cifar100", models: Any = None, **hyper: Any
+) -> dict[str, Settings]:
+    """Return FedTGP's run and the other methods' runs of a cell."""
+    changes = {} if models is None else {"models": models}
+    return runs_of(f"fedtgp-{file}", methods_of(file, others, **hyper), changes=changes)
+
+
+def features(number: int) -> dict[str, Any]:
+    """Return the section ``models`` of Table 4."""
+    return {"name": "htfe8", "features": number}
+
+
+TABLES_3_4_11 = (
+    *(runs(OTHERS, local_epochs=epochs) for epochs in (5, 10, 20)),
+    *(runs(OTHERS, models=features(number)) for number in (64, 256, 1024)),
+    *(runs(OTHERS[1:], models=resnet(depth)) for depth in TABLE_11),
+)
+"""The cells of these tables, without FedProto, and without LG-FedAvg where it has a claim."""
+
+
+def cells_without_a_row(where: str) -> list[dict[str, Settings]]:
+    """Return, for each cell of Table 1 or 2, the runs of the methods that no claim compares with FedTGP there."""
+    found = []
+    for file, table, _, _, papers in CELLS:
+        if table == where:
+            several_layers = file.endswith("htc4")  # the heads: LG-FedAvg and FedGen share none
+            possible: Sequence[str] = OTHERS[2:] if several_layers else OTHERS
+            found.append(runs([method for method in possible if method not in papers], file))
+    return found
+
+
+def ablations(file: str) -> dict[str, Settings]:
+    """Return the runs of a row of Table 6."""
+    variants: Mapping[str, Mapping[str, Any]] = {
+        "SCL": {"margin": "none"},
+        "FM": {"margin": "fixed"},
+        "without F": {"transform": False},
+    }
+    own = {label: {"name": "fedtgp", **hyper} for label, hyper in variants.items()}
+    return runs_of(f"fedtgp-{file}", {**methods_of(file, ["fedproto"]), **own})
+
+
+def few() -> dict[str, Settings]:
+    """Return the runs of Table 7 with τ = 1 or S = 1, and FedDistill's."""
+    variants: Mapping[str, Mapping[str, Any]] = {"τ = 1": {"threshold": 1}, "S = 1": {"prototype_epochs": 1}}
+    own = {label: {"name": "fedtgp", **hyper} for label, hyper in variants.items()}
+    file = "practical-cifar100"
+    return runs_of(f"fedtgp-{file}", {"feddistill": methods_of(file, ["feddistill"])["feddistill"], **own})

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims import left
+from benchmarks.claims import l2c_paper_size, left
 from benchmarks.claims.claim import Claim, Paper, Settings, difference, spread
 from benchmarks.claims.l2c_runs import (
     AT_PAPERS_RATE,
@@ -32,7 +32,6 @@ from benchmarks.claims.l2c_runs import (
     FEW,
     FROZEN,
     GROUPS,
-    LOCAL,
     ONE_STEP,
     PAPER,
     PAPERS_RATE,
@@ -42,8 +41,6 @@ from benchmarks.claims.l2c_runs import (
     colored,
     shards,
 )
-from benchmarks.claims.paper_size import at_paper_size
-from benchmarks.claims.statistics import Relation
 from benchmarks.claims.summary import Summary
 
 
@@ -111,33 +108,6 @@ def more_robust(one: str, runs: Mapping[str, Summary]) -> float:
 FOUND: dict[str, Any] = {"unit": "% of the peers", "threshold": 90.0, "whose": "ours", "curves": "right"}
 PAPER_15 = "15 peers, 10 rounds, 2,667 samples"
 
-AT_PAPER_SIZE: tuple[tuple[str, str, Relation, Mapping[tuple[str, str], str]], ...] = (
-    (
-        "l2c-cifar10",
-        "CIFAR-10",
-        ">",
-        {
-            ("l2c", "local"): "+2.64 ± 1.7",
-            ("l2c", "fedfomo"): "+1.42 ± 0.46",
-            ("meta-l2c", "l2c"): "+1.96 ± 0.88",
-        },
-    ),
-    (
-        "l2c-cifar100",
-        "CIFAR-100",
-        ">",
-        {("l2c", "local"): "+3.53 ± 2.6", ("l2c", "fedfomo"): "+6.56 ± 0.88", ("meta-l2c", "local"): "+2.81 ± 2.6"},
-    ),
-    ("l2c-cifar100", "CIFAR-100", "<", {("meta-l2c", "l2c"): "−0.72 ± 1.5"}),
-    (
-        "l2c-miniimagenet",
-        "MiniImageNet",
-        ">",
-        {("l2c", "local"): "+8.44 ± 3.1", ("l2c", "fedfomo"): "+5.47 ± 1.1", ("meta-l2c", "local"): "+7.21 ± 3.2"},
-    ),
-    ("l2c-miniimagenet", "MiniImageNet", "<", {("meta-l2c", "l2c"): "−1.23 ± 1.8"}),
-)
-"""Table 2."""
 ABOVE_DITTO = (("meta-l2c", "+4.78 ± 1.0 (92.10 against 87.32)"), ("l2c", "+2.82 ± 0.85 (90.14 against 87.32)"))
 
 CLAIMS = (
@@ -412,25 +382,7 @@ CLAIMS = (
             ("l2c", "1 step", "+7.13 ± 1.6 (90.14 against 83.01)", "l2c above dpsgd, one step per round"),
         )
     ),
-    *(
-        claim
-        for file, label, relation, papers in AT_PAPER_SIZE
-        for claim in at_paper_size(
-            file,
-            "Table 2",
-            PAPER,
-            {
-                "l2c": {},
-                "meta-l2c": {**LOCAL, "local_epochs": 5, "prune_round": 10, "prune_to": 10},
-                "local": {**LOCAL, "local_epochs": 5},
-                "fedfomo": {**LOCAL, "local_epochs": 5, "models": 10},
-            },
-            {},
-            papers,
-            label=label,
-            relation=relation,
-        )
-    ),
+    *l2c_paper_size.CLAIMS,
 )
 
 MODULE = Paper(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.claims.claim import Claim
+from benchmarks.claims.claim import Claim, Settings
 from benchmarks.claims.mapl_runs import paper_scale
-from benchmarks.claims.paper_size import at_paper_size
+from benchmarks.claims.paper_size import at_paper_size, runs_of
 from benchmarks.claims.statistics import Relation
 
 PAPER_ADAM: Mapping[str, Any] = {"optimizer": "adam", "batch": 64, "lr": 1e-4, "betas": [0.5, 0.999]}
 """As in the run files of MAPL at the paper's size."""
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "mapl": {},
+    "mapl+": {},
+    "fedproto": {**PAPER_ADAM, "alignment": 0.1},
+    "dfedavgm": {"lr": 0.01},
+    **dict.fromkeys(("local", "fedsim", "fedclassavg", "fedavg", "pfedsim", "flt"), PAPER_ADAM),
+}
 CINIC: Mapping[str, Any] = {"name": "folder", "path": "CINIC-10", "size": 32}
 TABLE_1: tuple[tuple[int, Any, str, Mapping[str, str]], ...] = (
     (1, "cifar10", "CIFAR-10", {"local": "+6.67", "fedproto": "+4.14", "fedclassavg": "+2.60"}),
@@ -47,13 +54,6 @@ TABLE_9: tuple[tuple[int, Relation, Mapping[tuple[str, str], str]], ...] = (
 )
 """Table 9, CIFAR-10."""
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "mapl": {},
-    "local": PAPER_ADAM,
-    "fedproto": {**PAPER_ADAM, "alignment": 0.1},
-    "fedclassavg": PAPER_ADAM,
-}
-
 
 def in_table_1(
     scenario: int, data: Mapping[str, Any], name: str, figures: Mapping[str, str], relation: Relation = ">"
@@ -87,7 +87,7 @@ CLAIMS = (
             f"mapl-sc{scenario}-homo",
             "Table 9",
             paper_scale(scenario),
-            {"mapl+": {}, "mapl": {}, "dfedavgm": {"lr": 0.01}, "flt": PAPER_ADAM, "local": PAPER_ADAM},
+            METHODS,
             {"dataset": "cifar10"},
             figures,
             label=f"CIFAR-10, Sc. {scenario}",
@@ -95,3 +95,19 @@ CLAIMS = (
         )
     ),
 )
+
+
+def cells(
+    methods: Sequence[str],
+    datasets: Sequence[Any] = ("cifar10",),
+    scenarios: Sequence[int] = (1, 2, 3, 4),
+    networks: str = "hetero",
+) -> list[dict[str, Settings]]:
+    """Return the runs of these methods for each cell of Table 1, or with ``networks="homo"`` of Table 9."""
+    return [
+        runs_of(
+            f"mapl-sc{scenario}-{networks}", {method: METHODS[method] for method in methods}, {"dataset": dataset}
+        )
+        for dataset in datasets
+        for scenario in scenarios
+    ]
