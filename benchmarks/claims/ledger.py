@@ -152,13 +152,18 @@ def budgets(entry: Entry) -> str:
     return f" (local epochs: {', '.join(f'{label} {number(found)}' for label, found in epochs.items())})"
 
 
+def price(cells: Sequence[Mapping[str, Settings]], speeds: Mapping[str, prices.Speed]) -> str:
+    """Return what the runs of these cells cost for the seeds that decide, on a GPU and, if measured, on a core."""
+    runs = [settings.with_rate(None) for cell in cells for settings in cell.values()]
+    shown = {"GPU h": speeds.get("cuda", prices.ASSUMED_GPU), "core h": speeds.get("cpu")}
+    hours = {unit: sum(prices.hours(run, speed) for run in runs) for unit, speed in shown.items() if speed}
+    return ", ".join(f"{LEAST_SEEDS * found:,.0f} {unit}" for unit, found in hours.items())
+
+
 def price_cell(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
     """Core hours spent, or expected, or the price at the paper's size."""
     if entry.claim.dear:
-        runs = [settings.with_rate(None) for settings in entry.claim.runs.values()]
-        shown = {"GPU h": speeds.get("cuda", prices.ASSUMED_GPU), "core h": speeds.get("cpu")}
-        hours = {unit: sum(prices.hours(run, speed) for run in runs) for unit, speed in shown.items() if speed}
-        return ", ".join(f"{LEAST_SEEDS * found:,.0f} {unit}" for unit, found in hours.items())
+        return price([entry.claim.runs], speeds)
     seeds = max(len(entry.figures), LEAST_SEEDS if entry.claim.relation != "=" else 1)
     spent = f"{entry.seconds * seeds / 3600:.2f} core h"
     return spent if entry.measured else f"about {spent}"
@@ -182,8 +187,11 @@ def row_of_claim(entry: Entry, speeds: Mapping[str, prices.Speed]) -> str:
     return row(cells)
 
 
-def row_of_left(left: Left) -> str:
-    return row([left.where, left.name, f"not tried: {left.reason}", "–", left.paper, "–", "–", "–"])
+def row_of_left(left: Left, speeds: Mapping[str, prices.Speed]) -> str:
+    cost, several = "–", len(left.cells) > 1
+    if left.cells:
+        cost = f"about {price(left.cells, speeds)}{f' for {len(left.cells)} cells' if several else ''}"
+    return row([left.where, left.name, f"not tried: {left.reason}", "–", left.paper, "–", "–", cost])
 
 
 def row(cells: Sequence[str]) -> str:
@@ -321,7 +329,7 @@ def section(paper: Paper, entries: Sequence[Entry], speeds: Mapping[str, prices.
     """A paper's part of the page, its rows in the order of its tables and figures."""
     order = {where: position for position, where in enumerate(paper.contents)}
     rows = [(order.get(one.claim.where.rstrip("abc"), len(order)), row_of_claim(one, speeds)) for one in entries]
-    rows += [(order[left.where], row_of_left(left)) for left in paper.left]
+    rows += [(order[left.where], row_of_left(left, speeds)) for left in paper.left]
     body = "\n".join(text for _, text in sorted(rows, key=lambda item: item[0]))
     source = f"[`{paper.key}.py`](../benchmarks/claims/{paper.key}.py)"
     head = f"## {paper.key}\n\n{paper.title}. Settings: {source}.\n\n    P2PFL_DATA=… make claims ONLY={paper.key}"
@@ -368,7 +376,8 @@ def introduction(entries: Mapping[Paper, Sequence[Entry]], store: Store) -> str:
         f"Prices at the papers' size are for {LEAST_SEEDS} seeds, one peer at a time: "
         f"the images that the runs train on, times three forward passes of their networks, at the speed of training "
         f"ResNet18 ({here}; GPU: {gpu.flops / 1e12:.0f} TFLOP/s, and {1000 * gpu.step:.0f} ms or "
-        f"more a step, {how})."
+        f"more a step, {how}). A row without runs has the price of all that would decide it, in each cell (dataset "
+        "and setting) that it covers; runs that several rows need are in each one's price."
     )
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmarks.claims import compare, curves, ledger, plan, prices, probes
+from benchmarks.claims import compare, curves, fedstyle, ledger, plan, prices, probes
 from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
+from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
 from benchmarks.claims.statistics import Interval
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import run_of
@@ -229,6 +230,54 @@ def test_rows_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     speeds = (prices.ASSUMED_GPU, prices.Speed(2e10, 0.0))
     gpu, core = (5 * sum(prices.hours(run, speed) for run in runs) for speed in speeds)
     assert f"{gpu:,.0f} GPU h, {core:,.0f} core h |" in text
+
+
+LEFT = [left for paper in PAPERS for left in paper.left]
+
+
+def test_rows_without_runs_cost_what_claims_with_these_runs_do(tmp_path: Path) -> None:
+    speeds = {"cpu": prices.Speed(2e10, 0.0)}
+    names = [f"mapl against fedclassavg, CIFAR-10, Sc. {scenario}, the paper's size" for scenario in (3, 4)]
+    dear = [next(one for one in ALL if one.name == name and one.where == "Table 1") for name in names]
+    left = next(one for one in LEFT if one.name == "above FedClassAvg, CIFAR-10, Sc. 3, 4")
+    assert list(left.cells) == [one.runs for one in dear]
+    single = replace(left, cells=left.cells[:1])
+    cost = ledger.price_cell(ledger.entry(dear[0], Store(tmp_path)), speeds)
+    assert ledger.row_of_left(single, speeds).endswith(f"| – | – | about {cost} |")
+    assert ledger.row_of_left(left, speeds).endswith(f"| about {ledger.price(left.cells, speeds)} for 2 cells |")
+    assert ledger.row_of_left(replace(left, cells=()), speeds).endswith("| – | – | – |")
+
+
+def test_rows_without_runs_can_be_priced_and_refer_to_no_other_price() -> None:
+    priced = [left for left in LEFT if left.cells]
+    assert len(priced) >= 50
+    for left in priced:
+        assert all(prices.hours(run.with_rate(None)) > 0 for cell in left.cells for run in cell.values()), left
+    assert not any("price as" in left.reason for left in LEFT)
+    with_price = {left.where for left in PAPERS[-1].left if left.cells}
+    assert with_price >= {"Table 1", "Table 2", "Table 3"}
+
+
+@pytest.mark.exhaustive
+def test_priced_runs_of_rows_without_runs_are_valid() -> None:
+    runs = [run.with_rate(None) for left in LEFT for cell in left.cells for run in cell.values()]
+    for tree in runs:
+        if tree["algorithm"].get("train_encoder", True):  # else it needs the folder of another run
+            assert identity(tree).key
+
+
+def test_samples_of_styles_are_those_of_the_paper() -> None:
+    expected = {
+        "digits-1": fedstyle.PAPER,
+        "digits-10": fedstyle.PAPER_30,
+        "office-home-1": fedstyle.PAPER_OFFICE,
+        "adaptiope-1": fedstyle.PAPER_ADAPTIOPE,
+    }
+    for file, scale in expected.items():
+        tree = tree_of(TOPOLOGIES / "paper" / f"fedstyle-{file}.yaml")
+        peers, samples = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= [ps])", scale))
+        assert tree["peers"] == peers
+        assert prices.samples(tree) == pytest.approx(samples, rel=0.001)
 
 
 def test_passes_count_epochs_views_and_mutual_learning() -> None:
