@@ -32,6 +32,18 @@ SPEED_FILE = "speed.json"
 HOLD_OUT = ("shards", "groups", "dirichlet-train", "iid-train")
 """Partitions that hold out a fifth for validation by default."""
 
+VIEWS: Mapping[str, int] = {
+    **dict.fromkeys(("mapl", "mapl+", "fedclassavg"), 2),
+    **dict.fromkeys([f"{name}-ssl" for name in ("fedavg", "fedper", "fedprox", "fedrep", "apfl", "ditto")], 2),
+    "fedstyle": 4,
+}
+"""Of an image, where there are several."""
+
+MODELS: Mapping[str, int] = dict.fromkeys(
+    ("fml", "fml-dec", "fedkd", "ditto", "fedrep-ssl", "apfl-ssl", "ditto-ssl"), 2
+)
+"""That a peer trains one after the other or at once, where there are several; FedRep trains parts of one in turn."""
+
 
 @dataclass(frozen=True)
 class Speed:
@@ -140,21 +152,29 @@ def local_epochs(tree: Mapping[str, Any]) -> float:
     return float(tree["rounds"] * active(tree) / tree["peers"] * per_round)
 
 
+def views(tree: Mapping[str, Any]) -> int:
+    """Return how often a model is trained on an image in an epoch."""
+    algorithm = tree["algorithm"]
+    return 1 if algorithm.get("single_view") else VIEWS.get(algorithm["name"], 1)
+
+
+def models(tree: Mapping[str, Any]) -> int:
+    """Return how many models a peer trains, or of how many it computes the gradients."""
+    name = tree["algorithm"]["name"]
+    return 1 + int(tree["graph"]["degree"]) if name == "cga" else MODELS.get(name, 1)
+
+
+def epochs(tree: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the epochs of all peers and models: of local training, and of DFML's mutual learning."""
+    algorithm = tree["algorithm"]
+    mutual = algorithm.get("mutual_epochs", 10) if algorithm["name"] == "dfml" else 0
+    return tree["peers"] * local_epochs(tree) * models(tree), tree["rounds"] * active(tree) * mutual
+
+
 def passes(tree: Mapping[str, Any]) -> float:
     """Return how many images all peers of a run train on, an image counting once for each view and for each model."""
-    algorithm = tree["algorithm"]
-    name = algorithm["name"]
-    seen = {"mapl": 2, "mapl+": 2, "fedclassavg": 2, "fml": 2, "fml-dec": 2, "fedkd": 2, "fedstyle": 4, "ditto": 2}
-    seen |= {"fedavg-ssl": 2, "fedper-ssl": 2, "fedprox-ssl": 2, "fedrep-ssl": 4, "apfl-ssl": 4, "ditto-ssl": 4}
-    if algorithm.get("single_view"):
-        seen[name] = 1
-    if name == "cga":
-        seen[name] = 1 + tree["graph"]["degree"]
-    mutual = algorithm.get("mutual_epochs", 10) if name == "dfml" else 0
-    images = samples(tree)
-    return float(
-        images * (tree["peers"] * local_epochs(tree) * seen.get(name, 1) + tree["rounds"] * active(tree) * mutual)
-    )
+    local, mutual = epochs(tree)
+    return float(samples(tree) * (local * views(tree) + mutual))
 
 
 @cache
@@ -176,11 +196,8 @@ def floating_point_operations(tree: Mapping[str, Any]) -> float:
 
 
 def steps(tree: Mapping[str, Any]) -> float:
-    """Return the optimizer steps of all peers and models of a run; both views of an image are in one step."""
-    algorithm = tree["algorithm"]
-    mutual = algorithm.get("mutual_epochs", 10) if algorithm["name"] == "dfml" else 0
-    epochs = tree["peers"] * local_epochs(tree) + tree["rounds"] * active(tree) * mutual
-    return float(samples(tree) * epochs / algorithm.get("batch", 64))
+    """Return the optimizer steps of all peers and models of a run; all views of an image are in one step."""
+    return float(samples(tree) * sum(epochs(tree)) / tree["algorithm"].get("batch", 64))
 
 
 def hours(tree: Mapping[str, Any], speed: Speed = ASSUMED_GPU) -> float:

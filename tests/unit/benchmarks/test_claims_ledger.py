@@ -285,9 +285,16 @@ def test_passes_count_epochs_views_and_mutual_learning() -> None:
     assert prices.samples(base) == 15
     assert prices.passes(base) == 450
     assert prices.passes({**base, "algorithm": {"name": "mapl"}}) == 900
+    assert prices.passes({**base, "algorithm": {"name": "ditto-ssl", "local_epochs": 1}}) == 1800
     dfml = {**base, "algorithm": {"name": "dfml", "mutual_epochs": 5, "batch": 10}}
     assert prices.passes(dfml) == 3 * 6 * 15 * 6
     assert prices.steps(dfml) == pytest.approx(3 * 6 * 15 * 6 / 10)
+    one_step = {"local_epochs": None, "batch": 10}
+    cga = {**base, "graph": {"name": "ring", "degree": 4}, "algorithm": {"name": "cga", **one_step}}
+    assert prices.steps(cga) == pytest.approx(3 * 10 * 5)  # a gradient for each neighbor too
+    assert prices.passes(cga) == pytest.approx(3 * 10 * 5 * 10)
+    for name, models in (("fedclassavg", 1), ("ditto", 2)):
+        assert prices.steps({**base, "algorithm": {"name": name, "batch": 10}}) == pytest.approx(45 * models)
     assert prices.hours(dfml, prices.Speed(math.inf, 2.0)) == pytest.approx(2 * prices.steps(dfml) / 3600)
     assert prices.hours(dfml, prices.Speed(1.0, 0.0)) == prices.floating_point_operations(dfml) / 3600
 
