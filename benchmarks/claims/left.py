@@ -265,12 +265,7 @@ FEDTGP = (
         "needs Flowers102 at the paper's size",
         [fedtgp.runs([], "practical-flowers102")],
     ),
-    Left(
-        "t-SNE of prototypes",
-        "Fig. 5",
-        "within the peers' range",
-        "a picture; margins: Fig. 1",
-    ),
+    Left("t-SNE of prototypes", "Fig. 5", "within the peers' range", "a picture; margins: Fig. 1"),
     Left("t-SNE of features", "Fig. 6", "classes apart", "a picture without a number"),
     *(Left("who has what", f"Fig. {n}", "—", "a setting: `p2pfl data show FILE --png`") for n in range(7, 12)),
 )
@@ -283,7 +278,7 @@ DFML = (
         "Table 5",
         "above in all cells; +27.24 on Caltech101, non-IID",
         "needs these datasets; priced at 64x64, as the paper does not say how large images are",
-        [run for iid in (False, True) for run in dfml.cells(dfml.RESNET, dfml.large(64), iid=iid, batch=16)],
+        [cell for iid in (False, True) for cell in dfml.cells(dfml.RESNET, dfml.large(64), iid=iid, batch=16)],
     ),
     Left(
         "Pets and Cars, EfficientNets",
