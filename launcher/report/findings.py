@@ -24,6 +24,10 @@ LITTLE_WEIGHT = 0.5
 """Fraction of the usual weight that a peer receives from the others, below which it is called isolated."""
 
 
+OLD = 2.0
+"""Times the median age of a peak model from which on it is called old."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """A remark about peers. ``level``: ``bad`` for what failed, ``look`` for what stands out, ``good`` otherwise."""
@@ -35,7 +39,8 @@ class Finding:
 def find(summary: Summary, history: History, learned: Learned) -> list[Finding]:
     """Return what stands out, the worst first; a good word if nothing does."""
     found = [*_ended(summary, history), *_inaccurate(summary, history, learned), *_slow(history)]
-    found += _isolated(history) + _lost(summary, history) + _restarted(summary) + _progress(history)
+    found += _isolated(history) + _lost(summary, history) + _restarted(summary) + _stale(history)
+    found += _progress(history)
     order = {"bad": 0, "look": 1, "good": 2}
     if not any(finding.level != "good" for finding in found):
         found.insert(0, Finding("good", "No peer stands out: none failed, restarted, is slow or far less accurate."))
@@ -202,6 +207,23 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
 def _restarted(summary: Summary) -> list[Finding]:
     text = restarted(summary.peers)
     return [Finding("look", f"{text[0].upper()}{text[1:]}.")] if text else []
+
+
+def _stale(history: History) -> list[Finding]:
+    """Name the peers whose peak models, which are the ones to use, are much older than those of the others."""
+    ages = history.peak_age
+    middle = median(ages.values()) if ages else 0.0
+    old = [peer for peer in ages if ages[peer] > OLD * max(1.0, middle)]
+    if not old:
+        return []
+    models = "model" if len(old) == 1 else "models"
+    return [
+        Finding(
+            "look",
+            f"The peak {models} of {_peers(old, inner=True)} did not take part when α was highest last: "
+            f"up to {max(ages[peer] for peer in old):.0f} rounds old, the median peer's {middle:.0f}.",
+        )
+    ]
 
 
 def _progress(history: History) -> list[Finding]:

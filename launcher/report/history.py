@@ -33,6 +33,7 @@ class History:
         seconds: by peer and phase; ``other`` is averaging and what else is in no phase.
         cpu: seconds of processors by peer, in its rounds; 0 if they are not recorded.
         missing: messages that did not arrive in time, by receiver and sender.
+        peak_age: rounds since each peer's peak model was updated, as last recorded, of methods that have peak models.
         diverged: peers with a loss that was no finite number, and the first round of it.
     """
 
@@ -44,6 +45,7 @@ class History:
     seconds: dict[int, dict[str, float]] = field(default_factory=dict)
     cpu: dict[int, float] = field(default_factory=dict)
     missing: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
+    peak_age: dict[int, float] = field(default_factory=dict)
     diverged: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -76,6 +78,9 @@ def read(records: Iterable[Mapping[str, Any]]) -> History:
         losses = {name(term): number(value) for term, value in mapping(record.get("loss")).items()}
         if None in losses.values():
             history.diverged.setdefault(peer, t)
+        age = number(mapping(record.get("diagnostics")).get("peak_age"))
+        if age is not None:
+            history.peak_age[peer] = age
         spent = number(mapping(record.get("cost")).get("cpu_seconds")) or 0.0
         history.cpu[peer] = history.cpu.get(peer, 0.0) + spent
         row = {"peer": peer, "t": t, "accuracy": number(mapping(record.get("personal")).get("accuracy"))}

@@ -171,6 +171,30 @@ def test_says_since_when_the_mean_accuracy_is_level(
     assert said is None or texts[0].startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("ages", "named"),
+    [
+        (
+            (3, 9, 9, 19),
+            "peak model of peer 3 did not take part when α was highest last: up to 19 rounds old, the median",
+        ),
+        ((1, 30, 2, 25, 2), "peak models of peers 1 3 did not"),
+        ((3, 9, 9, 18), ""),
+        ((0, 2, 0, 0), ""),
+    ],
+)
+def test_old_peak_models_are_named(make_folder: MakeFolder, ages: tuple[int, ...], named: str) -> None:
+    folder = make_folder(peers=len(ages))
+    records = [
+        record(peer, t, diagnostics={"peak_age": ages[peer] if t else 99})
+        for peer in range(len(ages))
+        for t in (0, 1)
+    ]
+    write_records(folder, records)
+    texts = [found.text for found in read(folder).findings if "peak" in found.text]
+    assert [named in text for text in texts] == [True] * bool(named)
+
+
 def test_an_even_run_has_nothing_that_stands_out(folder: RunFolder) -> None:
     findings = read(folder).findings
     assert {finding.level for finding in findings} == {"good"}
