@@ -46,12 +46,14 @@ def selected(only: tuple[str, ...], part: str) -> list[Claim]:
 @click.option("--claim", "part", default="", help="Decide the claims whose table or name contains this.")
 @click.option("--minutes", type=click.FloatRange(min=0), help="Time budget; default: none.")
 @click.option(
-    "--jobs", default=1, show_default=True, type=click.IntRange(min=1), help="Runs at the same time, one thread each."
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Runs at the same time, a thread per peer.",
 )
 @click.option("--device", default="cpu", show_default=True, type=click.Choice(["cpu", "cuda"]))
-@click.option(
-    "--sockets", is_flag=True, help="Run each peer as a process, as `p2pfl launch`; the records are the same."
-)
+@click.option("--sockets", is_flag=True, help="Run each peer as a process; on the CPU the records are the same.")
 @click.option(
     "--store", "folder", default=PROJECT / "benchmarks" / "results" / "claims", type=click.Path(path_type=Path)
 )

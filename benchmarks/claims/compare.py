@@ -1,8 +1,9 @@
 """Fourteen algorithms on one partition: topologies/compare, each method against local training.
 
 Every peer trains for as many local epochs as the others, as far as whole rounds allow (DFML and its baselines train
-half of the peers per round, so they have more rounds; DFML's mutual learning comes on top), with a learning rate from
-one grid, chosen on held-out training images. The files have the chosen ones.
+half of the peers per round, so they have more rounds; DFML's mutual learning comes on top), with a learning rate
+chosen on held-out training images from one grid for SGD and one for Adam, which are extended where the best is at an
+end. The files have the chosen ones.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def digits(
     return Settings(tree, seconds, series="generalization")
 
 
-def often(found: Settings) -> Settings:
+def every_fifth(found: Settings) -> Settings:
     """The same run, evaluated in every fifth round."""
     return Settings({**found.tree, "eval_every": 5}, found.seconds, series=found.series)
 
@@ -81,21 +81,23 @@ THREE_SIAMESE = {
     "fedstyle": digits(220, loss="simsiam", style_weight=0.5, **MANY),
     "fedavg": digits(180, "fedavg-ssl", loss="simsiam", **MANY),
 }
-MILDER: Mapping[str, Mapping[str, Any]] = {
+PARTITIONS: Mapping[str, Mapping[str, Any]] = {
     "IID": {"per_style": 3, "participation": 0.5},
     "β = 0.8": {**MANY, "beta": 0.8},
 }
-MILD = {
+TABLE_3 = {
     (loss, share): {
         "fedstyle": digits(220, loss=loss.lower(), style_weight=0.5, **size),
         "fedavg": digits(180, "fedavg-ssl", loss=loss.lower(), **size),
     }
     for loss in ("SimCLR", "SimSiam")
-    for share, size in MILDER.items()
+    for share, size in PARTITIONS.items()
 }
-"""The larger shares of Table 3."""
+"""Table 3, IID and with β = 0.8."""
 CURVES = {
-    (loss, size): {name: often(digits(100, method, loss=loss.lower(), samples=samples)) for name, method in PAIR}
+    (loss, size): {
+        name: every_fifth(digits(100, method, loss=loss.lower(), samples=samples)) for name, method in PAIR
+    }
     for loss in ("SimCLR", "SimSiam")
     for size, samples in (("", 400), (LARGER, 2000))
 }
@@ -156,7 +158,7 @@ ABOVE_FEDAVG_30 = (
     ("SimCLR", "β = 0.8", "personalization", personal, "+1.5 (74.6 against 73.2); without SVHN +1.7"),
     ("SimSiam", "IID", "generalization", general, "+0.4 (92.9 against 92.4); without SVHN +0.3"),
     ("SimSiam", "IID", "personalization", personal, "+0.6 (92.8 against 92.2); without SVHN +0.5"),
-    ("SimSiam", "β = 0.8", "generalization", general, "+0.2 (92.4 against 92.2); without SVHN +0.1"),
+    ("SimSiam", "β = 0.8", "generalization", general, "+0.2 (92.4 against 92.2); without SVHN +0.05"),
     ("SimSiam", "β = 0.8", "personalization", personal, "+0.3 (75.2 against 74.9); without SVHN +0.4"),
 )
 
@@ -224,7 +226,7 @@ CLAIMS = (
             "not said; 100 rounds",
             PAPER,
             unit="points from round 15 to 20",
-            relation="<",
+            relation="≈",
             threshold=0.5,
             whose="ours",
         )
@@ -284,7 +286,7 @@ CLAIMS = (
         claim(
             f"{loss}: {what} above FedAvg, 3 peers per style, {share}",
             "Table 3",
-            MILD[loss, share],
+            TABLE_3[loss, share],
             figure,
             paper,
             PAPER_30,

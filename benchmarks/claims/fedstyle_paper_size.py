@@ -11,15 +11,17 @@ from benchmarks.claims.paper_size import runs_of
 FEDAVG = ("fedavg-ssl",)
 OTHERS = ("fedper-ssl", "fedrep-ssl", "fedprox-ssl", "apfl-ssl", "ditto-ssl")
 """Compared in personalization alone, as FedAvg is too."""
-SHARES: Mapping[str, Mapping[str, Any]] = {"IID": {}, "β = 0.2": {"beta": 0.2}, "β = 0.8": {"beta": 0.8}}
-"""Of a class, by peers with the same style; Tables 2 and 3."""
-ALL = tuple(SHARES)
+CONCENTRATIONS: Mapping[str, Mapping[str, Any]] = {"IID": {}, "β = 0.2": {"beta": 0.2}, "β = 0.8": {"beta": 0.8}}
+"""Of the Dirichlet partition of a style among its peers; Tables 2 and 3."""
+ALL = tuple(CONCENTRATIONS)
 ONE, FIVE = (tuple(f"{dataset}-{peers}" for dataset in ("office-home", "adaptiope")) for peers in (1, 5))
 """Peers per style."""
 
 
-def cells(others: Sequence[str], files: Sequence[str], shares: Sequence[str] = ("IID",)) -> list[dict[str, Settings]]:
-    """Return FedStyle's run and the other methods' runs for each file and share, with SimCLR and with SimSiam."""
+def cells(
+    others: Sequence[str], files: Sequence[str], partitions: Sequence[str] = ("IID",)
+) -> list[dict[str, Settings]]:
+    """Return FedStyle's run and the other methods' runs for each file and partition, with SimCLR and with SimSiam."""
     return [
         runs_of(
             f"fedstyle-{file}",
@@ -27,9 +29,9 @@ def cells(others: Sequence[str], files: Sequence[str], shares: Sequence[str] = (
                 "fedstyle": {"loss": loss},
                 **{other: {"loss": loss, "participation": 1.0 if file.endswith("-1") else 0.5} for other in others},
             },
-            {"partition": {"name": "styles", **SHARES[share]}},
+            {"partition": {"name": "styles", **CONCENTRATIONS[partition]}},
         )
         for file in files
-        for share in shares
+        for partition in partitions
         for loss in ("simclr", "simsiam")
     ]

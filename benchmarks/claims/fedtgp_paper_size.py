@@ -182,11 +182,19 @@ ALL = ("fedproto", *OTHERS)
 
 
 def runs(
-    others: Iterable[str], file: str = "practical-cifar100", models: Any = None, **hyper: Any
+    others: Iterable[str],
+    file: str = "practical-cifar100",
+    models: Any = None,
+    *,
+    with_fedtgp: bool = True,
+    **hyper: Any,
 ) -> dict[str, Settings]:
     """Return FedTGP's run and the other methods' runs of a cell."""
     changes = {} if models is None else {"models": models}
-    return runs_of(f"fedtgp-{file}", methods_of(file, others, **hyper), changes=changes)
+    methods = methods_of(file, others, **hyper)
+    if not with_fedtgp:
+        del methods["fedtgp"]
+    return runs_of(f"fedtgp-{file}", methods, changes=changes)
 
 
 def features(number: int) -> dict[str, Any]:
@@ -224,7 +232,7 @@ def ablations(file: str) -> dict[str, Settings]:
     return runs_of(f"fedtgp-{file}", {**methods_of(file, ["fedproto"]), **own})
 
 
-def few() -> dict[str, Settings]:
+def tau_or_s_of_one() -> dict[str, Settings]:
     """Return the runs of Table 7 with τ = 1 or S = 1, and FedDistill's."""
     variants: Mapping[str, Mapping[str, Any]] = {"τ = 1": {"threshold": 1}, "S = 1": {"prototype_epochs": 1}}
     own = {label: {"name": "fedtgp", **hyper} for label, hyper in variants.items()}

@@ -38,7 +38,7 @@ from benchmarks.claims.l2c_runs import (
     SHARED,
     TABLE_2,
     VALIDATION,
-    colored,
+    on_cifar10,
     shards,
 )
 from benchmarks.claims.summary import Summary
@@ -136,7 +136,7 @@ CLAIMS = (
     compared("fedfomo", "fedavg", "+18.07 ± 4.8 (88.72 against 70.65)"),
     compared("l2c", "ditto", "+2.82 ± 0.85 (90.14 against 87.32)"),
     *(
-        compared("ditto", "local", "−0.18 ± 1.7 (87.32 against 87.50); in the text above", name, settings=settings)
+        compared("ditto", "local", "−0.18 ± 1.7 (87.32 against 87.50); the text: above", name, settings=settings)
         for name, settings in (("", TABLE_2), ("ditto above local with as many rounds", BRIEF))
     ),
     compared("fedfomo", "local", "+1.22 ± 1.7 (88.72 against 87.50)"),
@@ -275,7 +275,7 @@ CLAIMS = (
             **FOUND,
         )
         for title, where, name, seconds in (("L2C", "Fig. 4a", "l2c", 150), ("meta-L2C", "Fig. 4b", "meta-l2c", 210))
-        for which, run in (("", GROUPS[name]), (", CIFAR-10", colored(GROUPS[name], seconds)))
+        for which, run in (("", GROUPS[name]), (", CIFAR-10", on_cifar10(GROUPS[name], seconds)))
     ),
     Claim(
         "an encoder of other tasks finds them in the first round",

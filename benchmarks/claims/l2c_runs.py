@@ -79,7 +79,7 @@ def groups(name: str, seconds: float, rounds: int = 10, **algorithm: Any) -> Set
     return Settings(tree, seconds)
 
 
-def colored(found: Settings, seconds: float) -> Settings:
+def on_cifar10(found: Settings, seconds: float) -> Settings:
     """The same on CIFAR-10, with 400 training images a peer and five epochs per round."""
     partition = {**found.tree["data"]["partition"], "per_class": 250}
     data = {"dataset": "cifar10-part", "partition": partition}

@@ -191,7 +191,9 @@ def row_of_left(left: Left, speeds: Mapping[str, prices.Speed]) -> str:
     cost, several = "–", len(left.cells) > 1
     if left.cells:
         cost = f"about {price(left.cells, speeds)}{f' for {len(left.cells)} cells' if several else ''}"
-    return row([left.where, left.name, f"not tried: {left.reason}", "–", left.paper, "–", "–", cost])
+    missing = plan.missing_parts([{**run.tree, "algorithm": "local"} for cell in left.cells for run in cell.values()])
+    needs = f" (needs {', '.join(missing)})" if missing and "needs" not in left.reason else ""
+    return row([left.where, left.name, f"not tried: {left.reason}{needs}", "–", left.paper, "–", "–", cost])
 
 
 def row(cells: Sequence[str]) -> str:

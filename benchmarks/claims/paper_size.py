@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ SKIPPED = ("name", "seed", "device", "checkpoint_every", "checkpoint_copies")
 
 def tree_of(file: Path) -> dict[str, Any]:
     """Return the run file's keys, without those that differ between runs."""
-    return {key: value for key, value in _content(file).items() if key not in SKIPPED}
+    return {key: value for key, value in deepcopy(_content(file)).items() if key not in SKIPPED}
 
 
 @cache

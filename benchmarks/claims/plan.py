@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Settings
@@ -143,6 +144,11 @@ def figures(claim: Claim, store: Store) -> dict[int, float]:
             break
         found[seed] = claim.figure(present)
     return found
+
+
+def missing_parts(trees: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the files and folders in $P2PFL_DATA, without what is in these, that datasets of the runs lack."""
+    return sorted({Path(file).parts[0] for tree in trees for file in identity(tree).missing})
 
 
 def missing_files(claim: Claim) -> tuple[str, ...]:

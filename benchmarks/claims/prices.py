@@ -37,12 +37,12 @@ VIEWS: Mapping[str, int] = {
     **dict.fromkeys([f"{name}-ssl" for name in ("fedavg", "fedper", "fedprox", "fedrep", "apfl", "ditto")], 2),
     "fedstyle": 4,
 }
-"""Of an image, where there are several."""
+"""Augmented views of an image in a step; 1 for other methods."""
 
 MODELS: Mapping[str, int] = dict.fromkeys(
     ("fml", "fml-dec", "fedkd", "ditto", "fedrep-ssl", "apfl-ssl", "ditto-ssl"), 2
 )
-"""That a peer trains one after the other or at once, where there are several; FedRep trains parts of one in turn."""
+"""Models that a peer trains, in turn or at once; 1 for other methods. FedRep trains parts of one in turn."""
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def flops(members: Sequence[str], features: int | None, channels: int, side: int
 
 def floating_point_operations(tree: Mapping[str, Any]) -> float:
     """Return the operations of a run's training."""
-    models = Models.model_validate(Models.from_value(tree["models"]))
+    networks = Models.model_validate(Models.from_value(tree["models"]))
     channels, side, *_ = _shape(tree["data"]["dataset"])
-    forward = flops(models.group.members, models.features, channels, side, tree["peers"])
+    forward = flops(networks.group.members, networks.features, channels, side, tree["peers"])
     return 3.0 * forward * passes(tree)
 
 

@@ -19,6 +19,8 @@ from benchmarks.claims.plan import TUNING_SEED, Task
 from benchmarks.claims.store import Store
 
 WORKER = (sys.executable, "-m", "benchmarks.claims.worker")
+EXIT_TIMEOUT = 120.0
+"""Seconds for the peers of a launched run to stop."""
 PROJECT = Path(__file__).parents[2]
 
 
@@ -94,10 +96,15 @@ class Scheduler:
                         return
         finally:
             for worker in self.workers:
-                self._release(worker)
                 worker.process.terminate()
+            for worker in self.workers:
+                try:
+                    worker.process.wait(EXIT_TIMEOUT)
+                except subprocess.TimeoutExpired:
+                    worker.process.kill()
                 with worker.process:  # closes its pipes and waits for it
                     pass
+                self._release(worker)
             self.workers.clear()
 
     def _left(self) -> float | None:

@@ -137,12 +137,16 @@ class Store:
         return None if record is None else Summary(**record["summary"])
 
     def seconds(self, key: str, clock: str = "seconds") -> float | None:
-        """Mean duration of the runs with this key, for other seeds; None if there are none.
+        """Mean duration of the simulated runs with this key, for other seeds; None if there are none.
 
         Args:
             clock: ``seconds`` that passed, which a busy machine makes longer, or ``cpu_seconds``.
         """
-        found = [record[clock] for (other, _), record in self.records.items() if other == key]
+        found = [
+            record[clock]
+            for (other, _), record in self.records.items()
+            if other == key and not record.get("sockets", False)
+        ]
         return sum(found) / len(found) if found else None
 
     def reserve(self, key: str, seed: int) -> int | None:

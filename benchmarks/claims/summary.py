@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from p2pfl.api import PlannedRun
+from p2pfl.errors import RunFailed
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
@@ -134,9 +135,16 @@ def simulate_in(run: Run, scratch: Path) -> Finished:
 
 
 def launch_in(run: Run, scratch: Path) -> Finished:
-    """As ``simulate_in``, with a process for each peer: the same records, bit for bit. Raises RunFailed."""
+    """As ``simulate_in``, with a process for each peer: on the CPU the same records, bit for bit.
+
+    Raises:
+        RunFailed: a peer failed, or somebody stopped the run.
+    """
     with PlannedRun(run).launch(scratch / "run") as launched:
         results = launched.wait().results()
+    ended = [result.phase for result in results]
+    if ended != ["finished"] * run.peers:
+        raise RunFailed(f"not all {run.peers} peers have finished: {', '.join(ended)}")
     folder = RunFolder.open(scratch / "run")
     return Finished(run, results, [metrics.read(peer.metrics) for peer in folder.peers()], folder)
 

@@ -23,14 +23,14 @@ from benchmarks.claims.summary import executed
 def execute(store: Store, request: dict[str, Any]) -> None:
     """Execute one run and append it to the store."""
     tree = request["tree"]
-    began, cpu = time.perf_counter(), _cpu_seconds()
+    began, cpu = time.perf_counter(), cpu_seconds()
     summary = executed(tree, request["probe"], sockets=request["sockets"])
     record = {
         "key": request["key"],
         "seed": request["seed"],
         "about": f"{tree['algorithm']['name']}, {tree['peers']} peers, {tree['rounds']} rounds",
         "seconds": round(time.perf_counter() - began, 1),
-        "cpu_seconds": round(_cpu_seconds() - cpu, 1),
+        "cpu_seconds": round(cpu_seconds() - cpu, 1),
         "device": tree["device"],
         **({"sockets": True} if request["sockets"] else {}),
         "code": request["code"],
@@ -39,7 +39,7 @@ def execute(store: Store, request: dict[str, Any]) -> None:
     store.add(record)
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """Seconds of CPU time of this process and of the peers that have ended."""
     return sum(os.times()[:4])
 

@@ -78,7 +78,7 @@ def test_runs_at_the_papers_size_have_that_size(one: Any) -> None:
     for run in one.runs.values():
         tree = run.with_rate(None)
         assert (tree["peers"], tree["rounds"]) == (peers, rounds)
-        assert prices.samples(tree) == pytest.approx(samples, rel=0.02)
+        assert prices.samples(tree) == pytest.approx(samples, rel=0.02 if "part of CIFAR-10" in one.name else 0.01)
 
 
 @pytest.mark.exhaustive
