@@ -216,12 +216,13 @@ def _stale(history: History) -> list[Finding]:
     old = [peer for peer in ages if ages[peer] > OLD * max(1.0, middle)]
     if not old:
         return []
-    models = "model" if len(old) == 1 else "models"
+    oldest = max(ages[peer] for peer in old)
+    age = f"model is {oldest:.0f}" if len(old) == 1 else f"models are up to {oldest:.0f}"
     return [
         Finding(
             "look",
-            f"The peak {models} of {_peers(old, inner=True)} did not take part when α was highest last: "
-            f"up to {max(ages[peer] for peer in old):.0f} rounds old, the median peer's {middle:.0f}.",
+            f"{_peers(old)} had no part in the last rounds with the highest α: the peak {age} rounds old, "
+            f"the median peer's {middle:.0f}.",
         )
     ]
 

@@ -176,9 +176,12 @@ def test_says_since_when_the_mean_accuracy_is_level(
     [
         (
             (3, 9, 9, 19),
-            "peak model of peer 3 did not take part when α was highest last: up to 19 rounds old, the median",
+            "Peer 3 had no part in the last rounds with the highest α: the peak model is 19 rounds old, ",
         ),
-        ((1, 30, 2, 25, 2), "peak models of peers 1 3 did not"),
+        (
+            (1, 30, 2, 25, 2),
+            "Peers 1 3 had no part in the last rounds with the highest α: the peak models are up to 30 ",
+        ),
         ((3, 9, 9, 18), ""),
         ((0, 2, 0, 0), ""),
     ],
