@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from p2pfl.run_file import plugin_files
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.files import write_atomically
@@ -102,6 +103,13 @@ def prepare() -> Callable[..., RunFolder]:
         return folder
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_stays_active() -> Iterator[None]:
+    """Forget the names that a run file's plug-ins have registered: other tests go through the tables of names."""
+    yield
+    plugin_files.activate([])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -120,7 +120,7 @@ Project = Callable[..., Path]
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Iterator[Project]:
+def project(tmp_path: Path) -> Project:
     """Make a folder with the plug-ins and the run file ``mine.yaml``; arguments replace their texts."""
 
     def make(run: str = RUN, folder: Path = tmp_path / "project", **files: str) -> Path:
@@ -131,8 +131,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
         (folder / "mine.yaml").write_text(run)
         return folder / "mine.yaml"
 
-    yield make
-    plugin_files.activate([])
+    return make
 
 
 @pytest.fixture
@@ -142,7 +141,7 @@ def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugin_files, "_announced", None)
     before = set(sys.modules)
     yield
-    plugin_files.activate([])
+    plugin_files.activate([])  # before the names of its modules are removed
     ALGORITHMS.unregister("head-mean")
     GRAPHS.unregister("turns")
     for name in set(sys.modules) - before:

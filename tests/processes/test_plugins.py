@@ -17,7 +17,6 @@ import yaml
 from launcher.backends.compose import ComposeFile
 from p2pfl import api
 from p2pfl.errors import RunFileError, RunFolderError
-from p2pfl.run_file import plugin_files
 from p2pfl.run_file.load import load
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate
@@ -55,7 +54,6 @@ def test_commands_know_the_names_of_plugins(
     assert json.loads(outcome.stdout)["members"][0]["features"] == 16
     assert "edges         2" in invoke("graph", "mine.yaml").stdout
     assert "partition in-order" in invoke("data", "show", "mine.yaml").stdout
-    plugin_files.activate([])
     outcome = invoke("algorithms", "head-mean")
     assert outcome.exit_code == 2
     assert "unknown 'head-mean'" in outcome.stderr
