@@ -202,6 +202,11 @@ class Endpoint:
         return self._receivers
 
     @property
+    def knows_receivers(self) -> bool:
+        """Whether ``expected_receivers`` is certain, and not a matter of which Begins have arrived so far."""
+        return self._receivers is not None or not self.prunes or self.t == 0
+
+    @property
     def expected_receivers(self) -> set[PeerId]:
         """The neighbors that receive from this peer in this round, as far as known now."""
         if self._receivers is not None:

@@ -8,7 +8,8 @@
      "sent": {"7": {"Prototypes": [1, 2560, 61]}, …},   messages, payload bytes, header bytes by neighbor and kind
      "received": {…},                                   the same for accepted messages
      "missing": {"Prototypes": [5]},                    neighbors that missed the deadline or sent NaN, by kind
-     "sources": 19, "receivers": 19,                    peers received from and sent to in this round
+     "sources": 19, "receivers": 19,                    peers received from and sent to in this round; receivers are
+                                                        null if they can stop receiving and nothing was sent to them
      "weights": {"3": 0.05, …} | null,                  mixing weights after the round, if the method has them
      "personal": {"accuracy", "loss", "correct", "samples",      local test split, when evaluated, as masked_test asks
                   "masked_accuracy",                    only scores of the peer's local classes count
@@ -57,7 +58,7 @@ class RoundRecord:
     received: Counts
     missing: dict[str, list[PeerId]]
     sources: int
-    receivers: int
+    receivers: int | None
     weights: Mapping[PeerId, float] | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
     diagnostics: Mapping[str, float] = field(default_factory=dict)

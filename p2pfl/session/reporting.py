@@ -120,7 +120,7 @@ def log_round(
     if metrics := record.evaluations.metrics:
         more.append("metrics " + " ".join(f"{name}={value:.4f}" for name, value in metrics.items()))
     if record.sources or record.receivers:
-        more.append(f"sources={record.sources} receivers={record.receivers}")
+        more.append(f"sources={record.sources} receivers={'?' if record.receivers is None else record.receivers}")
     if record.weights:
         largest = sorted(record.weights.items(), key=lambda item: -item[1])[:4]
         more.append("largest weights " + " ".join(f"{j}={weight:.3f}" for j, weight in largest))

@@ -229,7 +229,7 @@ class Session:
         await self.endpoint.await_start(t)
         sources = len(net.sources)
         await self.algorithm.round(t, net)
-        receivers = len(net.receivers)
+        receivers = len(net.receivers) if self.endpoint.knows_receivers else None
         self.endpoint.finish(t)
         last = t + 1 == self.settings.rounds or self.algorithm.finished
         evaluating = perf_counter()

@@ -365,6 +365,22 @@ async def test_who_has_stopped_receiving_is_neither_awaited_nor_sent_to() -> Non
 
 
 @virtual
+async def test_receivers_are_known_once_the_method_sends_if_it_prunes() -> None:
+    """What is recorded must not depend on which Begins have arrived."""
+    endpoint, other = make(complete(3), prunes=True), make(complete(3), t=5)
+    known = [endpoint.knows_receivers, other.knows_receivers]  # in round 0 all receive
+    endpoint.finish(0)
+    for sender, receivers in ((1, {2}), (2, set())):
+        begin(endpoint, sender, 1, ())
+        assert endpoint.expected_receivers == receivers
+        known.append(endpoint.knows_receivers)
+    await endpoint.receivers()
+    known.append(endpoint.knows_receivers)
+    endpoint.finish(1)
+    assert [*known, endpoint.knows_receivers] == [True, True, False, False, True, False]
+
+
+@virtual
 async def test_the_statement_of_the_latest_round_stands_if_none_comes() -> None:
     """R5."""
     endpoint = make(complete(3), wait_policy=WaitPolicy(9.0), prunes=True)
