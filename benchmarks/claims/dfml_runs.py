@@ -47,11 +47,6 @@ def baseline(name: str, **where: Any) -> Settings:
     return run(name, 30, **{"rounds": 100, "eval_every": 10, **where})
 
 
-def colors(name: str, seconds: float, rounds: int, eval_every: int) -> Settings:
-    found = run(name, seconds, {**NON_IID, "validation": 0.875}, rounds=rounds, eval_every=eval_every)
-    return replace(found, tree={**found.tree, "data": {**found.tree["data"], "dataset": "cifar10-part"}})
-
-
 DFML = run("dfml", 80)
 CE = run("dfml", 80, supervision="ce", alpha_max=1.0)
 ACE = run("dfml", 80, supervision="ace")
