@@ -228,6 +228,8 @@ def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None,
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in STOPS:  # blocked until the peer handles them; afterwards, a second one must not kill it
+            signal.signal(number, lambda number, frame: None)
         detach(folder, peer)
         code = run_peer(folder, peer, run, data, report_error)
     except BaseException as error:
