@@ -37,9 +37,9 @@ class HeldSlot:
     suspends: the neighbors may need the slot to send what those wait for.
     """
 
-    def __init__(self, slot: Slot, meter: CostMeter | None = None, clock: Callable[[], float] = perf_counter) -> None:
+    def __init__(self, slot: Slot, meter: CostMeter | None = None, clock: Callable[[], float] | None = None) -> None:
         self.slot = slot
-        self._clock = clock
+        self._clock = clock or perf_counter
         self.meter = meter or CostMeter()
         """Is told when the session computes."""
         self.queued = 0.0
