@@ -86,13 +86,20 @@ def test_reports_that_mps_hangs_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("body", "problem"), [("exec sleep 1000", "did not answer within 3 s"), ("exit 4", "failed with exit code 4")]
+    ("body", "timeout", "problem"),
+    [("exec sleep 1000", 5, "did not answer within 5 s"), ("exit 4", mps.TIMEOUT, "failed with exit code 4")],
 )
 def test_a_run_keeps_its_summary_if_mps_does_not_end(
-    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Any, body: str, problem: str
+    control: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launch: Any,
+    body: str,
+    timeout: float,
+    problem: str,
 ) -> None:
     (tmp_path / "bin" / CONTROL).write_text(f'#!/bin/sh\n[ "$1" = -d ] || {body}\n')
-    monkeypatch.setattr(mps, "TIMEOUT", 3)
+    monkeypatch.setattr(mps, "TIMEOUT", timeout)
     outcome, _ = launch(["finishes", "finishes"], "--set", "gpu.mps=true", "--json")
     assert outcome.exit_code == 0
     assert json.loads(outcome.stdout)["finished"]

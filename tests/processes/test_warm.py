@@ -29,7 +29,7 @@ def digests(folder: Any) -> list[str]:
 
 
 def test_restarts_peers_after_kill_9_of_the_warm_process(make_run: Any, until: Any, tmp_path: Path) -> None:
-    run = make_run(rounds=24, checkpoint_every=5, chaos={"link": {"jitter": 0.05}})
+    run = make_run(rounds=24, checkpoint_every=5, chaos={"link": {"delay": 0.1, "jitter": 0.05}})
     folder = LaunchRequest(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
     command = [sys.executable, "-m", "launcher.cli", "resume", str(folder.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +24,10 @@ BLOCK = Block(torch.zeros(1000, 1000))
 LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
 SCHEMA = MessageSchema(LAYOUTS)
 HELLO = Hello("d", "", "")
+REFUSED = re.compile(
+    "connection refused: (the client has no key, expects another public key, or|handshake failed or timed out)"
+)
+"""What is logged of a handshake that fails. Which of the two depends on which side closes first."""
 
 
 async def up(
@@ -68,11 +73,17 @@ async def relay(addresses: Path, link: ZmqLink, change: Callable[[bytes, bool], 
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, inward: bool) -> None:
-            while chunk := await source.read(1 << 16):
-                sink.write(change(chunk, inward))
-            sink.close()
+            try:
+                while chunk := await source.read(1 << 16):
+                    sink.write(change(chunk, inward))
+            finally:
+                sink.close()
 
-        source, sink = await asyncio.open_connection(*port_of(link.address))
+        try:
+            source, sink = await asyncio.open_connection(*port_of(link.address))
+        except OSError:  # the link is closed
+            writer.close()
+            return
         await asyncio.gather(pump(reader, sink, True), pump(source, writer, False), return_exceptions=True)
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)

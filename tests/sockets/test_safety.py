@@ -21,15 +21,11 @@ from p2pfl.session.key_files import Keys
 from peers import limited_log, zmq_sockets
 from peers.keys import new_pair
 from tests.bodies import RUN_ID, Word
-from tests.sockets.raw_peer import HELLO, exchange, port_of, relay, up
+from tests.sockets.raw_peer import HELLO, REFUSED, exchange, port_of, relay, up
 
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
 """0 and 2 are not neighbors."""
 FORK = Topology.from_edges(3, [(0, 1), (0, 2)])
-REFUSED = re.compile(
-    "connection refused: (the client has no key, expects another public key, or|handshake failed or timed out)"
-)
-"""Which of the two depends on which side closes first."""
 
 
 @dataclass

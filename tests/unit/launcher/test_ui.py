@@ -159,7 +159,7 @@ def shown(app: LiveView) -> list[str]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("terminal", [(80, 24), (160, 50)])
-async def test_shows_peers_sorts_and_opens_a_log(state: RunState, terminal: tuple[int, int]) -> None:
+async def test_shows_peers_sorts_and_opens_a_log(state: RunState, terminal: tuple[int, int], eventually: Any) -> None:
     app = LiveView(state, "toy (local)")
     async with app.run_test(size=terminal) as pilot:
         await pilot.pause()
@@ -176,9 +176,8 @@ async def test_shows_peers_sorts_and_opens_a_log(state: RunState, terminal: tupl
         await pilot.pause()
         assert isinstance(app.screen, LogScreen)
         await pilot.press("s", "r", "w", "n")  # no keys of the table
-        await pilot.pause()
-        text = "\n".join(line.text for line in app.screen.query_one(RichLog).lines)
-        assert "neighbor \\x1b[2Junreachable" in text
+        log = app.screen.query_one(RichLog)
+        await eventually(lambda: any("neighbor \\x1b[2Junreachable" in line.text for line in log.lines))
         await pilot.press("escape", "w")
         await pilot.pause()
         assert isinstance(app.screen, WeightsScreen)
@@ -209,12 +208,13 @@ async def test_the_end_of_the_launcher_ends_the_view_and_its_lines_are_shown(
     assert app.return_code == 0
 
 
-async def test_ctrl_c_closes_the_view_of_a_run_that_another_command_has_started(state: RunState) -> None:
+async def test_ctrl_c_closes_the_view_of_a_run_that_another_command_has_started(
+    state: RunState, eventually: Any
+) -> None:
     app = LiveView(state, "toy")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("ctrl+c")
-        await pilot.pause()
-        assert not app.is_running
+        await eventually(lambda: not app.is_running)
 
 
 async def test_ctrl_c_interrupts_the_launcher_and_not_the_view(state: RunState) -> None:

@@ -197,7 +197,6 @@ async def test_writes_an_update_that_was_not_due_when_it_happened(files: PeerFol
     updates = asyncio.create_task(file.keep_current())
     enter(file, "training", 1)
     enter(file, "queued", 2)
-    assert shown(files) == ("training", 1)
     async with asyncio.timeout(100):
         while shown(files) != ("queued", 2):
             await asyncio.sleep(0.01)
