@@ -178,6 +178,6 @@ def checkpoints(settings: Settings) -> Report:
     text = (
         "The cost of [recovering from crashes](reliability.md): ten peers, `tiny4` on digits, a checkpoint after the "
         "last round and, besides, after every one, after every tenth, or as the peer decides. A round of MAPL or "
-        "DFML (one mutual epoch) takes about a second for all ten peers."
+        "DFML (one mutual epoch) takes half a second for all ten peers."
     )
     return Report("checkpoints", "Checkpoints", text, [table])
