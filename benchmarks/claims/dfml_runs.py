@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.claims.claim import Claim, Settings, difference
-from benchmarks.claims.dfml_figures import MAXIMA, area, final, loses_more
+from benchmarks.claims.dfml_figures import MAXIMA, area, final, gain, loses_more, rounds_saved
 
 RATES = (0.003, 0.01, 0.03)
 NON_IID: Mapping[str, Any] = {"name": "dirichlet-train", "beta": 0.1}
@@ -93,6 +93,33 @@ def faster_as_trained(compared: Claim, where: str, name: str = "") -> Claim:
         paper="faster; peak models",
         whose="ours",
         curves="accuracy",
+    )
+
+
+def fewer_rounds(runs: Mapping[str, Settings], more: str = "") -> Claim:
+    """The claim that DFML reaches the accuracy of decentralized FedAvg's last round earlier."""
+    return Claim(
+        f"fewer rounds than decentralized FedAvg's 100{more}",
+        "Table 8",
+        runs,
+        rounds_saved,
+        "20",
+        PAPER_10,
+        unit="rounds",
+        relation="<",
+        threshold=100.0,
+        curves="peak",
+    )
+
+
+def gains_more(above: Claim, non_iid: Mapping[str, Settings], iid: Mapping[str, Settings], more: str = "") -> Claim:
+    """The claim that DFML's lead over decentralized FedAvg is larger on non-IID data than on IID data."""
+    return replace(
+        above,
+        name=f"gains more over decentralized FedAvg on non-IID data than IID{more}",
+        runs={**non_iid, **{f"{name}, IID": settings for name, settings in iid.items()}},
+        figure=lambda runs: gain(runs, "") - gain(runs, ", IID"),
+        paper="+19.30 (30.52 against 11.22)",
     )
 
 
