@@ -301,7 +301,7 @@ CLAIMS = (
         Claim(
             f"{name}, class by class, {when}",
             "Fig. 1",
-            {label: LATER[label]},
+            {label: runs[label]},
             read,
             paper,
             PAPER_CIFAR,
@@ -311,7 +311,12 @@ CLAIMS = (
             whose="ours",
             curves="margin",
         )
-        for when, read in (("after 300 rounds", wider), ("in the first 100 rounds", wider_at_first))
+        for when, runs, read in (
+            ("after 300 rounds", LATER, wider),
+            ("in the first 100 rounds", LATER, wider_at_first),
+            ("after 100 rounds, CIFAR-10", COLORS, wider),
+            ("in 100 rounds, CIFAR-10", COLORS, wider_at_first),
+        )
         for name, label, relation, paper in WIDER
     ),
     Claim(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,20 +29,14 @@ from benchmarks.claims.mapl_figures import (
 )
 from benchmarks.claims.mapl_runs import (
     ALIGNED,
-    BASELINES,
     COLOR_HEADS,
     EQUAL,
     EQUAL_2,
-    FEDCLASSAVG_2,
     L_CE_ALONE,
     LOCAL,
     LOCAL_2,
-    LOCAL_3,
-    LOCAL_4,
     MAPL,
     MAPL_2,
-    MAPL_3,
-    MAPL_4,
     MORE_SAMPLES,
     PAPER,
     PAPER_10,
@@ -49,6 +44,7 @@ from benchmarks.claims.mapl_runs import (
     PLAIN_HEADS,
     SINGLE_VIEW,
     STEPS,
+    TABLE_1,
     TEN,
     UNPRUNED,
     WHOLE_BATCHES,
@@ -65,37 +61,33 @@ def ablation(name: str, label: str, where: str, paper: str, sc2: bool = False, *
     return Claim(f"{name}, Sc. {scenario}", where, runs, settled("mapl", label), paper, paper_scale(scenario))
 
 
+TITLES = {"local": "local training", "fedproto": "FedProto", "fedclassavg": "FedClassAvg", "fedsim": "FedSim"}
+ACCURACIES: Mapping[int, Mapping[str, float]] = {
+    1: {"mapl": 77.27, "local": 70.60, "fedproto": 73.13, "fedclassavg": 74.67, "fedsim": 64.93},
+    2: {"mapl": 65.43, "local": 58.67, "fedproto": 61.14, "fedclassavg": 62.86, "fedsim": 52.33},
+    3: {"mapl": 71.53, "local": 65.40, "fedproto": 66.00, "fedclassavg": 69.53, "fedsim": 56.67},
+    4: {"mapl": 59.52, "local": 53.52, "fedproto": 56.33, "fedclassavg": 57.29, "fedsim": 49.14},
+}
+"""The paper's Table 1, CIFAR-10, by scenario."""
+
+
+def above(other: str, scenario: int) -> Claim:
+    mapl, paper = TABLE_1[scenario], ACCURACIES[scenario]
+    return Claim(
+        f"above {TITLES[other]}, Sc. {scenario}",
+        "Table 1",
+        {"mapl": mapl["mapl"], other: mapl[other]},
+        settled("mapl", other),
+        f"+{paper['mapl'] - paper[other]:.2f} ({paper['mapl']:.2f} against {paper[other]:.2f})",
+        paper_scale(scenario),
+    )
+
+
 CONT, CONT_2 = "+4.87 (77.27 against 72.40)", "+5.38 (65.43 against 60.05)"
 """What l_cont gains in the paper's two scenarios."""
 
 CLAIMS = (
-    *(
-        Claim(f"above {title}", "Table 1", {"mapl": mapl, name: other}, settled("mapl", name), paper, scale)
-        for title, name, mapl, other, paper, scale in (
-            ("local training, Sc. 1", "local", MAPL, LOCAL, "+6.67 (77.27 against 70.60)", PAPER),
-            ("local training, Sc. 2", "local", MAPL_2, LOCAL_2, "+6.76 (65.43 against 58.67)", paper_scale(2)),
-            ("local training, Sc. 3", "local", MAPL_3, LOCAL_3, "+6.13 (71.53 against 65.40)", paper_scale(3)),
-            ("local training, Sc. 4", "local", MAPL_4, LOCAL_4, "+6.00 (59.52 against 53.52)", paper_scale(4)),
-            ("FedProto, Sc. 1", "fedproto", MAPL, BASELINES["fedproto"], "+4.14 (77.27 against 73.13)", PAPER),
-            (
-                "FedClassAvg, Sc. 1",
-                "fedclassavg",
-                MAPL,
-                BASELINES["fedclassavg"],
-                "+2.60 (77.27 against 74.67)",
-                PAPER,
-            ),
-            (
-                "FedClassAvg, Sc. 2",
-                "fedclassavg",
-                MAPL_2,
-                FEDCLASSAVG_2,
-                "+2.57 (65.43 against 62.86)",
-                paper_scale(2),
-            ),
-            ("FedSim, Sc. 1", "fedsim", MAPL, BASELINES["fedsim"], "+12.34 (77.27 against 64.93)", PAPER),
-        )
-    ),
+    *(above(other, scenario) for other in TITLES for scenario in TABLE_1),
     Claim(
         "above local training, Sc. 1, no ReLU in MAPL's classifier",
         "Table 1",
@@ -109,7 +101,7 @@ CLAIMS = (
         Claim(
             f"above FedProto{scored}, Sc. 1",
             "Table 1",
-            {"mapl": MAPL, "fedproto": BASELINES["fedproto"]},
+            {label: TABLE_1[1][label] for label in ("mapl", "fedproto")},
             lambda runs, curve=curve: runs["mapl"].settled() - runs["fedproto"].settled(curve),  # type: ignore[misc]
             "+4.14 (77.27 against 73.13)",
             PAPER,
@@ -210,18 +202,18 @@ CLAIMS = (
             f"the margin over FedClassAvg grows with the peers{label}",
             "Table 5",
             {
-                "mapl": mapl,
-                "fedclassavg": other,
-                "mapl, 16": colors("mapl", mapl.seconds, peers=16, scenario=scenario),
-                "fedclassavg, 16": colors("fedclassavg", other.seconds, peers=16, scenario=scenario),
+                "mapl": runs["mapl"],
+                "fedclassavg": runs["fedclassavg"],
+                "mapl, 16": colors("mapl", runs["mapl"].seconds, peers=16, scenario=scenario),
+                "fedclassavg, 16": colors("fedclassavg", runs["fedclassavg"].seconds, peers=16, scenario=scenario),
             },
             lambda runs: settled("mapl, 16", "fedclassavg, 16")(runs) - settled("mapl", "fedclassavg")(runs),
             paper,
             paper_scale(scenario),
         )
-        for label, scenario, mapl, other, paper in (
-            ("", 1, MAPL, BASELINES["fedclassavg"], "+1.00 (+2.60 with 20 peers, +1.60 with 10)"),
-            (", Sc. 2", 2, MAPL_2, FEDCLASSAVG_2, "+1.53 (+2.58 with 20 peers, +1.05 with 10)"),
+        for label, scenario, runs, paper in (
+            ("", 1, TABLE_1[1], "+1.00 (+2.60 with 20 peers, +1.60 with 10)"),
+            (", Sc. 2", 2, TABLE_1[2], "+1.53 (+2.58 with 20 peers, +1.05 with 10)"),
         )
     ),
     Claim(
@@ -385,22 +377,16 @@ CLAIMS = (
     ),
     *(
         Claim(
-            f"converges faster than {title}",
+            f"converges faster than {title}{where}",
             "Fig. 7",
-            {"mapl": mapl, name: other},
-            difference("mapl", name, lambda run: run.mean(series(run))),
+            {label: TABLE_1[scenario][label] for label in ("mapl", other)},
+            difference("mapl", other, lambda run: run.mean(series(run))),
             "faster",
-            scale,
+            paper_scale(scenario),
             unit="points, mean of all rounds",
         )
-        for title, name, mapl, other, scale in (
-            ("local training", "local", MAPL, LOCAL, PAPER),
-            ("local training, Sc. 2", "local", MAPL_2, LOCAL_2, paper_scale(2)),
-            ("FedProto", "fedproto", MAPL, BASELINES["fedproto"], PAPER),
-            ("FedClassAvg", "fedclassavg", MAPL, BASELINES["fedclassavg"], PAPER),
-            ("FedClassAvg, Sc. 2", "fedclassavg", MAPL_2, FEDCLASSAVG_2, paper_scale(2)),
-            ("FedSim", "fedsim", MAPL, BASELINES["fedsim"], PAPER),
-        )
+        for other, title in TITLES.items()
+        for where, scenario in (("", 1), (", Sc. 2", 2))
     ),
     *mapl_paper_size.CLAIMS,
 )

@@ -37,9 +37,10 @@ def colors(
     """The part of CIFAR-10, two clusters; ``per_class`` images, or else as many as SCENARIOS has.
 
     Sc. 2 has batches of 15: with 16, the last one of 210 samples would have two, too few for the batch
-    normalization of MAPL's projector.
+    normalization of MAPL's projector. In Sc. 3 and 4, where peers differ in samples, incomplete batches are dropped,
+    as the released code does.
     """
-    own = OWN if name.startswith("mapl") else ADAM
+    own = {**(OWN if name.startswith("mapl") else ADAM), **({"drop_last": True} if scenario > 2 else {})}
     partition = {"name": "clusters", "clusters": 2, "test_per_class": 100, **SCENARIOS[scenario]}
     if per_class is not None:
         partition["per_class"] = per_class
@@ -55,18 +56,21 @@ def colors(
     return Settings(tree, seconds * peers / 8, RATES, series)
 
 
-MAPL, LOCAL = colors("mapl", 150), colors("local", 75)
+TABLE_1: Mapping[int, Mapping[str, Settings]] = {
+    scenario: {
+        "mapl": colors("mapl", 150 * share, scenario=scenario),
+        "local": colors("local", 75 * share, scenario=scenario),
+        "fedproto": colors("fedproto", 85 * share, scenario=scenario, alignment=0.1),
+        "fedclassavg": colors("fedclassavg", 130 * share, scenario=scenario),
+        "fedsim": colors("fedsim", 80 * share, scenario=scenario),
+    }
+    for scenario, share in ((1, 1.0), (2, 1.4), (3, 0.67), (4, 0.93))
+}
+"""By scenario; the shares are their samples relative to Sc. 1's, which the duration grows with."""
+MAPL, LOCAL = TABLE_1[1]["mapl"], TABLE_1[1]["local"]
+MAPL_2, LOCAL_2 = TABLE_1[2]["mapl"], TABLE_1[2]["local"]
 TEN = colors("mapl", 150, peers=10)
 """As many as in Fig. 4: the fewer peers, the more the graph's similarities weigh against its regularizer."""
-MAPL_2, LOCAL_2 = colors("mapl", 210, scenario=2), colors("local", 105, scenario=2)
-BASELINES = {
-    "fedproto": colors("fedproto", 85, alignment=0.1),
-    "fedclassavg": colors("fedclassavg", 130),
-    "fedsim": colors("fedsim", 80),
-}
-FEDCLASSAVG_2 = colors("fedclassavg", 180, scenario=2)
-MAPL_3, LOCAL_3 = colors("mapl", 100, scenario=3), colors("local", 50, scenario=3)
-MAPL_4, LOCAL_4 = colors("mapl", 140, scenario=4), colors("local", 70, scenario=4)
 MORE_SAMPLES = replace(colors("mapl", 800, peers=4, per_class=150, batch=64), rates=())
 """Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
 L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
