@@ -73,8 +73,8 @@ TEN = colors("mapl", 150, peers=10)
 """As many as in Fig. 4: the fewer peers, the more the graph's similarities weigh against its regularizer."""
 MORE_SAMPLES = replace(colors("mapl", 800, peers=4, per_class=150, batch=64), rates=())
 """Batches as in the paper, in which a class has four times as many views as with 16; at the rate of those."""
-L_CE_ALONE: Mapping[str, Any] = {"prototype": False, "contrastive": False, "uniformity": False, "cgl": False}
-"""Without the terms of Table 2: what remains beyond local training are the second view and the kind of classifier."""
+TERMS: Mapping[str, str] = {"l_proto": "prototype", "l_cont": "contrastive", "l_uni": "uniformity", "l_g": "cgl"}
+"""Of Table 2, and the options that turn them off."""
 SINGLE_VIEW: Mapping[str, Any] = {"contrastive": False, "single_view": True}
 """Without l_cont and the second view, which no other term needs."""
 WHOLE_BATCHES = MAPL.but(batch=15)
@@ -144,6 +144,14 @@ PLAIN_HEADS = with_heads(prototype=False, head_relu=False, **RANDOM_START)
 STEPS = {f"E_g {steps}": digits(4, graph_steps=steps, batch=33) for steps in (1, 2, 5, 10, 20)}
 """With batches of 32 the last one of 98 samples would have two."""
 UNPRUNED = digits(prune=False)
+
+
+def without_terms(*kept: str) -> dict[str, bool]:
+    """Return the options that turn off all terms but those ``kept``, and l_ce.
+
+    Without any of them the second view and the kind of classifier remain beyond local training.
+    """
+    return {option: False for term, option in TERMS.items() if term not in kept}
 
 
 def paper_scale(scenario: int) -> str:
