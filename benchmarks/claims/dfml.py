@@ -144,6 +144,8 @@ OF_OTHER_AGES = (
 LOCAL_ACCURACY: tuple[tuple[str, Mapping[str, Settings], str, Relation, str], ...] = (
     ("IID", IID_RUNS, "above", ">", "above"),
     ("non-IID", {"dfml": DFML, "fedavg-dec": FEDAVG}, "below", "<", "a little below with 10 peers, else above"),
+    ("CIFAR-10, IID", dfml_cifar10.IID_RUNS, "above", ">", "above"),
+    ("CIFAR-10, non-IID", dfml_cifar10.NON_IID_RUNS, "below", "<", "a little below with 10 peers, else above"),
 )
 ABOVE_WITH_WIDTHS = (ABOVE_WITH_THREE_WIDTHS, *ABOVE_PARTIAL)
 CLAIMS = (

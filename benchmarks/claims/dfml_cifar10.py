@@ -68,5 +68,6 @@ CLAIMS = (
         for each in (faster(above, "Fig. 17"), faster_as_trained(above, "Fig. 17"))
     ),
     fewer_rounds(NON_IID_RUNS, ", CIFAR-10"),
+    fewer_rounds(IID_RUNS, ", CIFAR-10, IID", "10"),
     gains_more(ABOVE, NON_IID_RUNS, IID_RUNS, f", CIFAR-10, {ROUNDS} rounds"),
 )

@@ -96,14 +96,14 @@ def faster_as_trained(compared: Claim, where: str, name: str = "") -> Claim:
     )
 
 
-def fewer_rounds(runs: Mapping[str, Settings], more: str = "") -> Claim:
+def fewer_rounds(runs: Mapping[str, Settings], more: str = "", paper: str = "20") -> Claim:
     """The claim that DFML reaches the accuracy of decentralized FedAvg's last round earlier."""
     return Claim(
         f"fewer rounds than decentralized FedAvg's 100{more}",
         "Table 8",
         runs,
         rounds_saved,
-        "20",
+        paper,
         PAPER_10,
         unit="rounds",
         relation="<",
