@@ -353,6 +353,7 @@ CLAIMS = (
             ("", ALIGNED["without"]),
             (", no ReLU before them", PLAIN_HEADS),
             (", CIFAR-10", COLOR_HEADS["without"]),
+            (", CIFAR-10, no ReLU before them", COLOR_HEADS["without"].but(head_relu=False)),
         )
     ),
     *(
