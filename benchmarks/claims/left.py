@@ -129,7 +129,9 @@ L2C = (
     ),
     Left("decentralized learning", "Fig. 1", "—", "an illustration of the method"),
     Left("the tasks", "Fig. 2", "—", "an illustration; partition `shards`"),
-    Left("training loss", "Fig. 3", "L2C's and meta-L2C's fall faster", "the records kept here have no training loss"),
+    Left(
+        "training loss", "Fig. 3", "L2C's and meta-L2C's fall faster", "the records kept here have no training loss"
+    ),
     Left("weights of 100 peers", "Fig. 5", "a sparse topology", "a picture without a number"),
     Left(
         "a peer and its neighbors",
