@@ -45,14 +45,14 @@ def clothes(
     return Settings(tree, seconds, RATES, **BEST)
 
 
-def colors(name: str, seconds: float, **h: Any) -> Settings:
+def colors(name: str, seconds: float, rounds: int = 100, **h: Any) -> Settings:
     tree = {
-        "rounds": 100,
+        "rounds": rounds,
         "peers": 10,
         "data": {"dataset": "cifar10-part", "partition": SMALL},
         "models": {"name": "tiny4", "features": 512},
         "algorithm": {"name": name, "batch": 10, "lr": 0.01, "momentum": 0.0, **h},
-        "eval_every": 5,
+        "eval_every": max(1, rounds // 20),
     }
     return Settings(tree, seconds, RATES, **BEST)
 
@@ -92,6 +92,7 @@ LATER = {
     "fedproto": replace(clothes("fedproto", 450, rounds=300, lr=0.05), rates=()),
 }
 """With the rates that were chosen for 100 rounds, after which FedTGP's accuracy still grows."""
+LATER_COLORS = {"fedtgp": replace(colors("fedtgp", 950, rounds=300, lr=0.005), rates=())}
 
 
 def compared(
@@ -316,8 +317,10 @@ CLAIMS = (
             ("in the first 100 rounds", LATER, wider_at_first),
             ("after 100 rounds, CIFAR-10", COLORS, wider),
             ("in 100 rounds, CIFAR-10", COLORS, wider_at_first),
+            ("after 300 rounds, CIFAR-10", LATER_COLORS, wider),
         )
         for name, label, relation, paper in WIDER
+        if label in runs
     ),
     Claim(
         "averaged prototypes lose the margin, after 8 rounds",
