@@ -265,7 +265,7 @@ def data() -> None:
 @PNG
 @JSON
 def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
-    """Show the samples of each peer of FILE: split sizes and classes.
+    """Show the samples of each peer of FILE, a run file or run folder: split sizes and classes.
 
     Consecutive peers with equal numbers share a row.
     """

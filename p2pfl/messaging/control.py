@@ -53,7 +53,7 @@ class Hello:
     """Opens a connection; the reader answers with a Want of a new epoch, or with Refused.
 
     Attributes:
-        config_hash: SHA-256 of the run file; must be equal on both sides.
+        config_hash: SHA-256 of the settings that determine the result, and of each plug-in; equal on both sides.
         boot: the boot id of the writer's host.
         token: name of a file in the writer's journal folder: a reader that can open it can read bodies there.
         number: drawn for each connection. Want repeats it, which shows that the connection leads to the reader.
