@@ -30,6 +30,7 @@ from benchmarks.claims.dfml_runs import (
     ABOVE_DEF_KT,
     ABOVE_FEDAVG,
     ABOVE_FEDAVG_IID,
+    ABOVE_FEDROLEX_BY_ITS_LAST_ROUND,
     ABOVE_PARTIAL,
     ABOVE_WITH_ONE_NETWORK,
     ABOVE_WITH_THREE_WIDTHS,
@@ -194,6 +195,7 @@ CLAIMS = (
     ),
     gains_more(ABOVE_FEDAVG, {"dfml": DFML, "fedavg-dec": FEDAVG}, IID_RUNS),
     *ABOVE_WITH_WIDTHS,
+    ABOVE_FEDROLEX_BY_ITS_LAST_ROUND,
     *(
         claim(
             f"decentralized {title} above FedAvg, three widths",
