@@ -29,7 +29,40 @@ def as_inputs(where: str, array: Array) -> Inputs:
         return np.ascontiguousarray(array, dtype=np.float32)
     if array.dtype.kind in "iu" and array.dtype != np.uint8 and array.ndim == 2:
         return np.ascontiguousarray(array, dtype=np.int64)
-    raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected {EXPECTED}")
+    raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected {EXPECTED}{_remedy(array)}")
+
+
+def _remedy(array: Array) -> str:
+    """What to do with inputs that are not read, by what they look like; docs/limits.md lists them."""
+    kind, shape = array.dtype.kind, array.shape
+    match kind, array.ndim:
+        case (("U" | "S" | "O" | "T"), _):
+            text = "text or lists: turn them into tokens, integers [N, L], or embeddings, float [N, D]"
+        case "c", _:
+            text = "complex numbers: pass real and imaginary parts as numbers of their own"
+        case (("M" | "m" | "V"), _):
+            text = "dates or records: turn them into numbers"
+        case "b", 2:
+            text = "booleans: pass them as float, array.astype('float32')"
+        case _, 0 | 1:
+            text = "one number per sample: reshape it, array.reshape(-1, 1).astype('float32')"
+        case "u", 2 if array.dtype == np.uint8:
+            text = "vectors or tokens as bytes: pass numbers as float32, or tokens as int64"
+        case _, n if n > 4:
+            text = "volumes or video: choose slices or frames, each an image of its own, or compute features"
+        case _, 4 if array.dtype == np.uint8 and shape[1] in (1, 3):
+            text = "images with channels first: put them last, array.transpose(0, 2, 3, 1)"
+        case _, 4 if shape[3] in (2, 4) and array.dtype == np.uint8:
+            text = "images with transparency or more channels: keep 1 or 3 of them"
+        case _, 4 if not {1, 3, 4} & {shape[1], shape[3]}:
+            text = "volumes or video: choose slices or frames, each an image of its own, or compute features"
+        case "f", 4:
+            text = "images of floating-point numbers: scale them to 0 … 255 by limits common to all, as uint8"
+        case (("i" | "u"), 3 | 4) if array.dtype != np.uint8:
+            text = "images of more than 8 bits: scale them to 0 … 255 by limits common to all, as uint8"
+        case _:
+            return ""
+    return f". These look like {text}"
 
 
 def as_labels(where: str, array: Array) -> Labels:

@@ -203,6 +203,30 @@ def test_wrong_arrays_are_errors(make: Make, changes: dict[str, np.ndarray], mes
         opened("npz", path="data.npz")
 
 
+@pytest.mark.parametrize(
+    ("inputs", "remedy"),
+    [
+        (np.array(["some text"] * 40), "text or lists: turn them into tokens"),
+        (np.zeros((40, 3), complex), "complex numbers: pass real and imaginary parts"),
+        (np.zeros((40, 3), "datetime64[s]"), "dates or records: turn them into numbers"),
+        (np.zeros((40, 3), bool), r"booleans: .* array\.astype\('float32'\)"),
+        (np.zeros(40), r"one number per sample: .* array\.reshape\(-1, 1\)"),
+        (np.zeros((40, 3), np.uint8), "vectors or tokens as bytes: pass numbers as float32"),
+        (np.zeros((40, 5, 8, 8, 3), np.uint8), "volumes or video: choose slices or frames"),
+        (np.zeros((40, 8, 8, 8)), "volumes or video: choose slices or frames"),
+        (np.zeros((40, 3, 8, 8), np.uint8), r"channels first: .* array\.transpose\(0, 2, 3, 1\)"),
+        (np.zeros((40, 8, 8, 4), np.uint8), "transparency or more channels: keep 1 or 3"),
+        (np.zeros((40, 8, 8, 3)), "images of floating-point numbers: scale them to 0 … 255"),
+        (np.zeros((40, 1, 8, 8)), "images of floating-point numbers: scale them to 0 … 255"),
+        (np.zeros((40, 8, 8), np.uint16), "images of more than 8 bits: scale them to 0 … 255"),
+    ],
+)
+def test_arrays_of_other_inputs_are_refused_with_a_remedy(inputs: np.ndarray, remedy: str) -> None:
+    save(vectors, x_train=inputs)
+    with pytest.raises(DataError, match=rf"data\.npz: x_train is .*; expected .*\. These look like .*{remedy}"):
+        opened("npz", path="data.npz")
+
+
 # ---- tables --------------------------------------------------------------------------------------------------
 
 
