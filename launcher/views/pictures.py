@@ -55,6 +55,12 @@ def save(figure: Figure, file: Path) -> None:
         file.write_bytes(drawn.getvalue())
 
 
+def plain(text: str) -> str:
+    """Return a text that matplotlib draws as it is: no formula, and in a legend also if it begins with ``_``."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def group_colors(groups: Sequence[int]) -> list[Any]:
     """Return the color of each peer's group; white if there is only one group."""
     from matplotlib import colormaps
