@@ -14,7 +14,7 @@ from launcher.report import history, several
 from launcher.report.collect import Collected
 from launcher.report.figures import confusion_table
 from launcher.report.history import PHASES
-from launcher.views.pictures import plain
+from launcher.views.pictures import any_letters, literal
 from p2pfl.errors import MissingExtra
 from p2pfl.session.files import write_errors
 
@@ -68,11 +68,11 @@ def write(drawn: Mapping[str, Draw], png: Path | None, pdf: Path | None) -> list
             png.mkdir(parents=True, exist_ok=True)
         for name, figure in made:
             file = png / f"{name}.png"
-            with write_errors(file):
+            with write_errors(file), any_letters():
                 figure.savefig(file, dpi=DPI, format="png")
             written.append(file)
     if pdf is not None:
-        with write_errors(pdf), PdfPages(pdf) as pages:
+        with write_errors(pdf), any_letters(), PdfPages(pdf) as pages:
             for _, figure in made:
                 pages.savefig(figure)
         written.append(pdf)
@@ -189,7 +189,7 @@ def _partition(run: Collected, figure: Figure) -> None:
             shown,
             counts,
             bottom=bottom,
-            label=plain(str(run.learned.name(label))),
+            label=literal(str(run.learned.name(label))),
             color=f"C{label % 10}",
             width=0.85,
         )
@@ -214,8 +214,8 @@ def _confusion(run: Collected, figure: Figure) -> None:
         for true, said, fraction in rows:
             color = "white" if fraction > 0.55 else "black"
             axes.text(said, true, f"{100 * fraction:.0f}", ha="center", va="center", fontsize=6, color=color)
-        names = [plain(str(run.learned.name(label))) for label in range(size)]
-        axes.xaxis.set_ticks(range(size), names, rotation=45 if max(map(len, names)) > 3 else 0)
+        names = [literal(str(run.learned.name(label))) for label in range(size)]
+        axes.xaxis.set_ticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.yaxis.set_ticks(range(size), names)
     figure.colorbar(image, label="% of the true class")
 

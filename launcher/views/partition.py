@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from launcher.views.formatting import ids
-from launcher.views.pictures import COLORS, group_colors, new_figure, save
+from launcher.views.pictures import COLORS, group_colors, literal, new_figure, save
 from p2pfl.data import Dataset, Subset
 from p2pfl.inputs import describe as describe_inputs
 from p2pfl.inputs import shape_of
@@ -149,7 +149,7 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=20, min_n_ticks=1))
     if (names := found["dataset"]["class_names"]) and known <= MAX_TICKS:
-        axes.set_yticks(range(known), [plain(name) for name in names])
+        axes.set_yticks(range(known), [literal(name) for name in names])
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(f"{found['dataset']['name']}, {found['partition']['name']}", fontsize=10)

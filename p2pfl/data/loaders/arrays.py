@@ -75,7 +75,8 @@ def as_column(where: str, train: Array, test: Array) -> Column:
             raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected integers or text [N]")
         sample = first_missing(array)
         if sample is not None:
-            text = f"{split} sample {sample}, counted from 0, is {str(array[sample])!r}, a missing value or no number"
+            found = repr(str(array[sample]))
+            text = f"{split} sample {sample}, counted from 0, is {found}, which marks a missing value"
             raise DataError(f"{where}: {text}; remove the sample, or rename it")
     return Column.of(train, test)
 

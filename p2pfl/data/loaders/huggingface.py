@@ -113,7 +113,7 @@ class HuggingFace(Loader):
             for name in (*names, self.label, *self.groups):
                 self._require(split, name)
         inputs = [self._inputs(split, names) for split in splits]
-        labels = [self._labels(split) for split in splits]
+        labels = [self._values(split, self.label) for split in splits]
         groups = {name: [self._values(split, name) for split in splits] for name in self.groups}
         if len(splits) == 1:
             assert isinstance(self.test, float)
@@ -163,15 +163,6 @@ class HuggingFace(Loader):
         if any(names != known[0] for names in known):
             raise DataError(f"huggingface {self.path}: the splits have different names of classes in column {name!r}")
         return Column(tuple(known[0][int(value)] for value in coded.values), coded.train, coded.test)
-
-    def _labels(self, split: Any) -> Array:
-        """Return the labels [N]: numbers or text. Raises DataError if samples have none, or measurements."""
-        values = self._values(split, self.label)
-        if values.dtype.kind == "f" and not np.array_equal(values, np.rint(values)):
-            raise DataError(
-                f"huggingface {self.path}: column {self.label!r}: labels must be classes, not measurements"
-            )
-        return values
 
     def _values(self, split: Any, name: str) -> Array:
         """Return a column [N] of numbers or text; of classes with names, their numbers."""
