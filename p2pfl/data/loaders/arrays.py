@@ -132,9 +132,7 @@ def dataset(
     if train[0].dtype != test[0].dtype:
         raise DataError(f"{where}: training inputs are {train[0].dtype}, but test inputs {test[0].dtype}")
     if not len(np.intersect1d(train[1], test[1])) and len(train[1]) and len(test[1]):
-        (one, *_), (other, *_) = (
-            [class_names[k] if class_names else k for k in labels] for _, labels in (train, test)
-        )
+        one, other = (class_names[labels[0]] if class_names else int(labels[0]) for _, labels in (train, test))
         raise DataError(
             f"{where}: training and test samples have no class in common, e.g. {one!r} and {other!r}; write the "
             "labels of both in the same way"
