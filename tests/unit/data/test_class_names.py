@@ -66,7 +66,7 @@ def test_labels_that_count_from_1_are_said(root: Path) -> None:
 
 
 def test_splits_without_a_common_class_are_an_error(root: Path) -> None:
-    with pytest.raises(DataError, match="training and test samples have no class in common, e.g. 0 and 2; write the"):
+    with pytest.raises(DataError, match=r"training and test samples have no class in common, e\.g\. 0 and 2; write"):
         npz(root, [0, 1], [2, 3])
 
 
@@ -110,7 +110,7 @@ def test_wrong_labels_are_errors_with_the_remedy(root: Path, labels: Any, option
 def test_a_vocabulary_of_more_than_a_million_words_must_be_given(root: Path) -> None:
     tokens = {"x_train": np.array([[0], [2_000_000]] * 3), "x_test": np.array([[0], [1]])}
     write_npz(root / "d.npz", **tokens)
-    with pytest.raises(DataError, match="the largest token is 2000000; .* or set vocabulary: 2000001"):
+    with pytest.raises(DataError, match=r"the largest token is 2000000; .* or set vocabulary: 2000001"):
         opened("npz", root, path="d.npz")
     assert opened("npz", root, path="d.npz", vocabulary=2_000_001).vocabulary == 2_000_001
 

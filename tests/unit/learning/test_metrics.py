@@ -69,11 +69,8 @@ def test_a_metric_of_several_numbers_has_a_name_for_each() -> None:
 
 def test_accuracies_of_classes_have_their_names() -> None:
     found = measure(["class-accuracy"], SCORES, LABELS, ["cat", "10", "a.b c"])
-    assert found == {
-        "class-accuracy.cat": 1.0,
-        "class-accuracy.10": pytest.approx(2 / 3),
-        "class-accuracy.a.b c": 1.0,
-    }
+    assert list(found) == ["class-accuracy.cat", "class-accuracy.10", "class-accuracy.a.b c"]
+    assert list(found.values()) == list(class_accuracy(SCORES, LABELS).values())
     nothing = measure(["class-accuracy"], SCORES * torch.nan, LABELS, ["cat", "10", "a.b c"])
     assert list(nothing) == ["class-accuracy"]
 
