@@ -64,10 +64,11 @@ class Rows(ABC):
         """Raise DataError if there is no such column."""
         if name not in self.names:
             shown = [each for each in self.names if each]
-            header = "; is the first line, with the names, missing?" * any(
-                number_of(each) is not None for each in shown
-            )
-            hint = did_you_mean(name, shown) or header
+            hint = did_you_mean(name, shown)
+            if not hint and any(number_of(each) is not None for each in shown):
+                hint = "; is the first line, with the names, missing?"
+            if not hint and any(other in each for other in SEPARATORS for each in shown):
+                hint = "; set separator to what separates the columns"
             raise DataError(f"{self.path}: no column {name!r}; it has {', '.join(shown)}{hint}")
 
     def is_index(self, name: str) -> bool:

@@ -292,6 +292,7 @@ def test_files_in_other_encodings_are_errors(content: bytes, message: str) -> No
             r"t\.csv:1: a single column, 'a;y'; .* set separator: ';'",
         ),
         ("a\ty\n1\t0\n", {}, r"set separator: tab"),
+        ("a;b,c;y\n1;2,3;0\n", {}, r"no column 'y'; it has a;b, c;y; set separator to what separates the columns"),
         ("a,y\n1,0\n", {"separator": ";"}, r"a single column, 'a,y'; .* set separator: ','"),
         (
             "a;y\n1,5;0\n",
