@@ -80,11 +80,10 @@ class Torchvision(Loader):
             raise
         except Exception as error:  # a class raises what it likes
             raise self._failed(error, f"; if files are missing, delete {self._folder(root)}") from error
-        names = _class_names(train)
-        labels = [labels for _, labels in splits]
-        classes = len(names) or number_of_classes(f"torchvision's {self.class_}", labels)
-        if (largest := max(int(each.max(initial=0)) for each in labels)) >= classes:
-            names, classes = (), largest + 1  # the names are not those of the labels
+        both, names = [labels for _, labels in splits], _class_names(train)
+        if max(int(labels.max(initial=0)) for labels in both) >= len(names):
+            names = ()  # of something else than the labels
+        classes = len(names) or number_of_classes(f"torchvision's {self.class_}", both)
         return DatasetArrays(*splits[0], *splits[1], classes, self.mirror, class_names=names)
 
     def _failed(self, error: Exception, hint: str) -> DataError:

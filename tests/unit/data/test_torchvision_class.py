@@ -47,7 +47,7 @@ def test_images_may_be_resized(tmp_path: Path) -> None:
 class Writing(datasets.VisionDataset):  # type: ignore[misc]
     """A class as torchvision has them: with ``train`` and ``download``."""
 
-    classes = ("zero", "one", "two")
+    classes: Any = ("zero", "one", "two")
 
     def __init__(self, root: Path, train: bool = True, download: bool = False, shade: int = 9) -> None:
         super().__init__(root)
