@@ -305,8 +305,9 @@ def _check(name: str, arrays: Any) -> None:
             found = f"{split} labels range from {labels.min()} to {labels.max()}, but classes is {arrays.classes}"
             raise DataError(f"{name}: {found}; labels count from 0" if labels.min() < 0 else f"{name}: {found}")
     names = arrays.class_names
-    if names and not (len(names) == arrays.classes and all(isinstance(each, str) for each in names)):
-        raise DataError(f"{name}: class_names should be {arrays.classes} texts, one for each class, not {len(names)}")
+    texts = isinstance(names, list | tuple | np.ndarray) and all(isinstance(each, str) for each in names)
+    if not texts or len(names) not in (0, arrays.classes):
+        raise DataError(f"{name}: class_names should be a list of {arrays.classes} texts, one for each class")
 
 
 def _store(arrays: DatasetArrays, entry: Path) -> None:
@@ -332,7 +333,11 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
         sha.update(np.ascontiguousarray(array).data)
     names = shown(arrays.class_names)
     missing = without_samples(names, arrays.classes, arrays.train_labels, arrays.test_labels)
-    metadata |= {"sha256": sha.hexdigest(), "class_names": names, "notes": [*map(printable, arrays.notes), *missing]}
+    metadata |= {
+        "sha256": sha.hexdigest(),
+        "class_names": names,
+        "notes": [*map(printable, map(str, arrays.notes)), *missing],
+    }
     try:
         for leftover in (building, entry):
             if leftover.exists():

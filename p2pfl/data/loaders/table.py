@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 from p2pfl.data.columns import Column, first_missing, measurement
 from p2pfl.data.loaders.arrays import Array, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
-from p2pfl.data.loaders.table_files import Rows, counts_rows, open_rows
+from p2pfl.data.loaders.table_files import Rows, numbers_rows, open_rows
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import DataPath
 
@@ -110,10 +110,10 @@ class TableFile(Loader):
         ]
         table = inputs.reshape(len(inputs), len(names))
         return notes + [
-            f"{rows.path.name}: the feature {name!r} counts the rows, in whose order the classes may be; if it is no "
+            f"{rows.path.name}: the feature {name!r} numbers the rows, which may give classes away; if it is no "
             "property of the samples, list only the others in features"
             for name, values in zip(names, table.T, strict=True)
-            if counts_rows(values)
+            if numbers_rows(values)
         ]
 
     def _part(self, rows: Rows, names: Sequence[str]) -> _Part:

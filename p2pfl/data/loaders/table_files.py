@@ -76,14 +76,16 @@ class Rows(ABC):
         if UNNAMED.fullmatch(name) is not None or name not in INDEX:
             return UNNAMED.fullmatch(name) is not None
         try:
-            return counts_rows(self.numbers(name))
+            values = self.numbers(name)
         except DataError:
             return False
+        return np.array_equal(values, np.rint(values)) and len(np.unique(values)) == len(values)
 
 
-def counts_rows(values: Array) -> bool:
-    """Return whether numbers, [N], count from 0 or 1."""
-    return len(values) > 1 and values[0] in (0, 1) and bool((np.diff(values) == 1).all())
+def numbers_rows(values: Array) -> bool:
+    """Return whether numbers, [N], are those from 0 or 1 on, in any order."""
+    inorder = np.sort(values)
+    return len(values) > 1 and inorder[0] in (0, 1) and bool((np.diff(inorder) == 1).all())
 
 
 def open_rows(path: Path, separator: str | None, decimal: str) -> Rows:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -201,8 +201,17 @@ class Named(Loader):
 
     def read(self, root: Path) -> DatasetArrays:
         images, labels = np.zeros((4, 1, 2, 2), np.uint8), np.array([0, 1, 1, 0])
-        found: Any = self.names
-        return DatasetArrays(images, labels, images, labels, 2, False, class_names=found, notes=["a\x07"])
+        return DatasetArrays(images, labels, images, labels, 2, False, class_names=self.names, notes=["a\x07"])
+
+
+@dataclass(frozen=True)
+class Careless(Named):
+    """A data set whose loader gives any object as names."""
+
+    given: ClassVar[Any] = None
+
+    def read(self, root: Path) -> DatasetArrays:
+        return replace(super().read(root), class_names=self.given)
 
 
 def test_a_loader_may_name_its_classes_and_write_notes(root: Path, cache: Path) -> None:
@@ -210,8 +219,18 @@ def test_a_loader_may_name_its_classes_and_write_notes(root: Path, cache: Path) 
     assert (dataset.class_names, dataset.notes) == (("cat", "dog"), ("a\\x07",))
     again = open_dataset("named", Named(("cat", "dog")), root)
     assert (again.class_names, again.notes) == (dataset.class_names, dataset.notes)
-    with pytest.raises(DataError, match="named: class_names should be 2 texts, one for each class, not 1"):
-        open_dataset("named", Named(("cat",)), root)
+
+
+@pytest.mark.parametrize("given", [("cat",), (1, 2), "ab", None])
+def test_names_of_a_careless_loader_are_an_error(root: Path, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+    monkeypatch.setattr(Careless, "given", given)
+    with pytest.raises(DataError, match="careless: class_names should be a list of 2 texts, one for each class"):
+        open_dataset("careless", Careless(), root)
+
+
+def test_names_may_be_an_array(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Careless, "given", np.array(["cat", "dog"]))
+    assert open_dataset("careless", Careless(), root).class_names == ("cat", "dog")
 
 
 def test_names_do_not_change_the_hash_of_a_dataset(root: Path) -> None:

@@ -50,7 +50,7 @@ def opened(**options: object) -> Dataset:
 
 
 def table(*labels: str, name: str = "t.csv", times: int = 5) -> str:
-    """Write rows with a feature that does not count them and these labels; return the name of the file."""
+    """Write rows with a feature that does not number them and these labels; return the name of the file."""
     Path(name).write_text("a,y\n" + "".join(f"{k * k - 9},{label}\n" for k in range(times) for label in labels))
     return name
 
@@ -177,7 +177,7 @@ def numbered(header: str, index: Any, name: str = "t.csv") -> str:
         ("", lambda k: f"patient {k}", "a column without a name is not used"),
         ("Unnamed: 0", lambda k: 7 * k, "column 'Unnamed: 0' is not used"),
         ("index", lambda k: k, "column 'index' is not used"),
-        ("index", lambda k: k + 1, "column 'index' is not used"),
+        ("index", lambda k: 100 - 7 * k, "column 'index' is not used"),
     ],
 )
 def test_the_index_of_a_pandas_table_is_no_feature(header: str, index: Any, note: str) -> None:
@@ -192,11 +192,17 @@ def test_an_index_may_be_listed_as_a_feature() -> None:
     assert (dataset.train.images[2].tolist(), dataset.notes) == ([2, 4], ())
 
 
-def test_a_feature_that_counts_the_rows_is_said() -> None:
-    dataset = opened(path=numbered("patient", lambda k: k + 1))
+@pytest.mark.parametrize("index", [lambda k: k, lambda k: k + 1, lambda k: 7 * k % 20])
+def test_a_feature_that_numbers_the_rows_is_said(index: Any) -> None:
+    dataset = opened(path=numbered("patient", index))
     assert dataset.train.images.shape == (16, 2)
-    assert "the feature 'patient' counts the rows" in dataset.notes[0]
-    assert opened(path=numbered("index", lambda k: k * k)).notes == ()
+    assert "the feature 'patient' numbers the rows" in dataset.notes[0]
+
+
+@pytest.mark.parametrize("index", [lambda k: k // 2, lambda k: k + 0.5])
+def test_a_feature_may_be_named_index(index: Any) -> None:
+    dataset = opened(path=numbered("index", index))
+    assert (dataset.train.images.shape, dataset.notes) == ((16, 2), ())
 
 
 def test_a_separator_at_the_end_of_each_line_makes_no_feature() -> None:
