@@ -53,6 +53,6 @@ def without_samples(
             more = f" and {len(found) - LISTED} more" * (len(found) > LISTED)
             noun = "class" if len(found) == 1 else f"{len(found)} of {classes} classes:"
             notes.append(f"{what} of {noun} {listed}{more}")
-    if not names and not in_train[0] and not in_test[0] and in_train.sum() == classes - 1:
+    if not names and not in_train[0] and not in_test[0]:
         notes[0] += "; if the labels count from 1, subtract 1"
     return notes

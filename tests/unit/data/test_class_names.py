@@ -59,6 +59,9 @@ def test_labels_that_count_from_1_are_said(root: Path) -> None:
     dataset = npz(root, [1, 2, 3], [1, 2, 3])
     assert dataset.classes == 4
     assert dataset.notes == ("no samples of class 0; if the labels count from 1, subtract 1",)
+    assert npz(root, [1, 2, 4], [1, 2, 4]).notes == (
+        "no samples of 2 of 5 classes: 0, 3; if the labels count from 1, subtract 1",
+    )
     assert npz(root, [0, 2, 3], [2, 3]).notes == (
         "no samples of class 1",
         "training samples, but no test samples of class 0",
