@@ -112,6 +112,14 @@ class PlannedRun:
         """
         return load_data(self._run)[1]
 
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the model's outputs; empty if they have only numbers.
+
+        Raises:
+            RunFileError: as ``partition``.
+        """
+        return load_data(self._run)[0].class_names
+
     def simulate(
         self, run_dir: str | os.PathLike[str] | None = None, on_round: Callable[[PeerId, int], None] | None = None
     ) -> RecordedRun:
@@ -300,6 +308,10 @@ class RecordedRun:
     def partition(self) -> list[Subset]:
         """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""
         return load_data(self._checked(), self._folder.root)[1]
+
+    def class_names(self) -> tuple[str, ...]:
+        """As in ``PlannedRun``. Raises RunFileError if the dataset is not available."""
+        return load_data(self._checked(), self._folder.root)[0].class_names
 
     def _checked(self) -> Run:
         """The run. A collection may come from other hosts: code of plug-ins in it is not executed."""

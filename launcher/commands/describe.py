@@ -267,9 +267,9 @@ def data() -> None:
 def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool) -> None:
     """Show the samples of each peer of FILE, a run file or run folder: split sizes and classes.
 
-    Consecutive peers with equal numbers share a row.
+    Consecutive peers with equal numbers share a row. Then come the names of the classes, if they have any.
     """
-    from launcher.views.partition import describe, draw, rows
+    from launcher.views.partition import class_rows, describe, draw, rows
     from p2pfl.run_file.load import load
     from p2pfl.session.build import load_data
     from p2pfl.session.run_folder import RunFolder
@@ -294,3 +294,7 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
         f"{total['train']} training samples in all peers, {total['distinct']} distinct; "
         f"{total['min']} to {total['max']} per peer, {total['mean']:.1f} on average"
     )
+    if named := class_rows(dataset):
+        print_table(["class", "name", "training", "test"], named)
+    for note in dataset["notes"]:
+        echo(f"note: {note}")

@@ -121,31 +121,35 @@ def _models(figures: Figures, run: Collected, groups: Sequence[int]) -> None:
     learned = run.learned
     if learned.partition is not None:
         rows = [
-            (peer["peer"], peer["group"], int(label), count)
+            (peer["peer"], peer["group"], learned.name(int(label)), count)
             for peer in learned.partition["peers"]
             for label, count in peer["classes"].items()
         ]
         table = {name: [row[k] for row in rows] for k, name in enumerate(("peer", "group", "label", "count"))}
-        figures.add(plots.partition(run.order, learned.partition["dataset"]["classes"], groups), partition=table)
+        labels = [learned.name(label) for label in range(learned.partition["dataset"]["classes"])]
+        figures.add(plots.partition(run.order, labels, groups), partition=table)
     if learned.confusion:
         figures.add(*_confusion(run))
-        figures.tables["confusion"] = confusion_table(run)
+        confusion = confusion_table(run)
+        named = {key: [learned.name(label) for label in confusion[key]] for key in ("true", "said")}
+        figures.tables["confusion"] = confusion | named
     if learned.points:
         groups_of = [run.groups.get(peer) for peer in learned.points["peer"]]
         by: dict[str, tuple[str, Sequence[Any]]] = {
-            "class": ("label", sorted(set(learned.points["label"]))),
+            "class": ("label", [learned.name(label) for label in sorted(set(learned.points["label"]))]),
             "peer": ("peer", sorted(set(learned.points["peer"]))),
         }
         if len(groups) > 1:
             by["group"] = ("group", groups)
-        figures.add(plots.points(by), points={**learned.points, "group": groups_of})
+        labels = [learned.name(label) for label in learned.points["label"]]
+        figures.add(plots.points(by), points={**learned.points, "group": groups_of, "label": labels})
 
 
 def _confusion(run: Collected) -> tuple[charts.Chart]:
     found = run.learned.confusion
     labels = sorted({label for rows in found.values() for true, said, _ in rows for label in (true, said)})
-    single = shown_confusions(run)
-    return (plots.confusion(labels, {"all peers": -1, **{f"peer {peer}": peer for peer in single}}),)
+    single, named = shown_confusions(run), [run.learned.name(label) for label in labels]
+    return (plots.confusion(named, {"all peers": -1, **{f"peer {peer}": peer for peer in single}}),)
 
 
 def shown_confusions(run: Collected) -> list[int]:

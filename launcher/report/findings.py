@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -87,7 +87,7 @@ def _inaccurate(summary: Summary, history: History, learned: Learned) -> list[Fi
     found = []
     for value, peer, middle, when in sorted(low)[:5]:
         text = f"Peer {peer} is far less accurate: {percent(value)} %{when}, the median is {percent(middle)} %."
-        doubt = _renaming(learned.confusion.get(peer, []), 0.75 * middle)
+        doubt = _renaming(learned, peer, 0.75 * middle)
         found.append(Finding("bad" if doubt else "look", text + doubt))
     return found
 
@@ -103,8 +103,9 @@ def _evaluations(history: History) -> tuple[Mapping[int, list[float]], dict[int,
     return by_round, last
 
 
-def _renaming(confusion: Sequence[Sequence[int]], least: float) -> str:
+def _renaming(learned: Learned, peer: int, least: float) -> str:
     """Doubt the labels if a fraction ``least`` of the predictions would be right under other names of classes."""
+    confusion = learned.confusion.get(peer, [])
     chosen: dict[int, tuple[int, int]] = {}
     for label, predicted, count in confusion:
         if count > chosen.get(label, (0, 0))[1]:
@@ -115,7 +116,8 @@ def _renaming(confusion: Sequence[Sequence[int]], least: float) -> str:
     right = sum(count for _, count in chosen.values())
     if not moved or len(set(found.values())) < len(found) or right < least * samples:
         return ""
-    listed = ", ".join(f"{label} as {predicted}" for label, predicted in list(moved.items())[:5])
+    pairs = [(learned.name(label), learned.name(predicted)) for label, predicted in list(moved.items())[:5]]
+    listed = ", ".join(f"{label} as {predicted}" for label, predicted in pairs)
     more = ", …" if len(moved) > 5 else ""
     return f" It predicts class {listed}{more}: are its labels right?"
 

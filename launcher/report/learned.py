@@ -40,6 +40,11 @@ class Learned:
     points: dict[str, list[Any]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
 
+    def name(self, label: int) -> str | int:
+        """The name of a class; its number if it has none."""
+        names = self.partition["dataset"]["class_names"] if self.partition else []
+        return str(names[label]) if names else label
+
 
 def read(folder: RunFolder) -> Learned:
     """Evaluate the last checkpoints. What is not possible is absent, with the reason; nothing raises."""

@@ -14,6 +14,7 @@ from launcher.report import history, several
 from launcher.report.collect import Collected
 from launcher.report.figures import confusion_table
 from launcher.report.history import PHASES
+from launcher.views.pictures import any_letters, literal
 from p2pfl.errors import MissingExtra
 from p2pfl.session.files import write_errors
 
@@ -67,11 +68,11 @@ def write(drawn: Mapping[str, Draw], png: Path | None, pdf: Path | None) -> list
             png.mkdir(parents=True, exist_ok=True)
         for name, figure in made:
             file = png / f"{name}.png"
-            with write_errors(file):
+            with write_errors(file), any_letters():
                 figure.savefig(file, dpi=DPI, format="png")
             written.append(file)
     if pdf is not None:
-        with write_errors(pdf), PdfPages(pdf) as pages:
+        with write_errors(pdf), any_letters(), PdfPages(pdf) as pages:
             for _, figure in made:
                 pages.savefig(figure)
         written.append(pdf)
@@ -184,7 +185,14 @@ def _partition(run: Collected, figure: Figure) -> None:
     axes.set_ylabel("training samples")
     for label in range(classes):
         counts = np.array([peer["classes"].get(str(label), 0) for peer in peers])
-        axes.bar(shown, counts, bottom=bottom, label=str(label), color=f"C{label % 10}", width=0.85)
+        axes.bar(
+            shown,
+            counts,
+            bottom=bottom,
+            label=literal(str(run.learned.name(label))),
+            color=f"C{label % 10}",
+            width=0.85,
+        )
         bottom += counts
     axes.legend(title="label", frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
@@ -206,8 +214,9 @@ def _confusion(run: Collected, figure: Figure) -> None:
         for true, said, fraction in rows:
             color = "white" if fraction > 0.55 else "black"
             axes.text(said, true, f"{100 * fraction:.0f}", ha="center", va="center", fontsize=6, color=color)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(size))
+        names = [literal(str(run.learned.name(label))) for label in range(size)]
+        axes.xaxis.set_ticks(range(size), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.yaxis.set_ticks(range(size), names)
     figure.colorbar(image, label="% of the true class")
 
 

@@ -138,7 +138,7 @@ def matrix(key: str, label: str, caption: str, order: Sequence[int], value: str)
     )
 
 
-def partition(order: Sequence[int], labels: int, groups: Sequence[int | None]) -> Chart:
+def partition(order: Sequence[int], labels: Sequence[str | int], groups: Sequence[int | None]) -> Chart:
     """Samples of each peer by label, as circles."""
     return Chart(
         "partition",
@@ -153,8 +153,8 @@ def partition(order: Sequence[int], labels: int, groups: Sequence[int | None]) -
                         "field": "label",
                         "type": "ordinal",
                         "title": "label",
-                        "scale": {"domain": list(range(labels))},
-                        "axis": {"labelAngle": 0, "labelOverlap": True},
+                        "scale": {"domain": list(labels)},
+                        "axis": _axis_of_classes(labels),
                     },
                     "y": {
                         "field": "peer",
@@ -181,12 +181,18 @@ def partition(order: Sequence[int], labels: int, groups: Sequence[int | None]) -
     )
 
 
-def confusion(labels: Sequence[int], whose: Mapping[str, int]) -> Chart:
+def _axis_of_classes(labels: Sequence[str | int]) -> Spec:
+    """Names do not fit beside each other."""
+    longest = max((len(str(label)) for label in labels), default=0)
+    return {"labelAngle": -45 if longest > 3 else 0, "labelOverlap": True}
+
+
+def confusion(labels: Sequence[str | int], whose: Mapping[str, int]) -> Chart:
     """Predictions by true class, of all peers together or of one."""
-    axis = {"type": "ordinal", "scale": {"domain": list(labels)}, "axis": {"labelAngle": 0, "labelOverlap": True}}
+    axis: Spec = {"type": "ordinal", "scale": {"domain": list(labels)}}
     cell = {
-        "x": {"field": "said", "title": "predicted class", **axis},
-        "y": {"field": "true", "title": "true class", **axis},
+        "x": {"field": "said", "title": "predicted class", **axis, "axis": _axis_of_classes(labels)},
+        "y": {"field": "true", "title": "true class", **axis, "axis": {"labelAngle": 0, "labelOverlap": True}},
     }
     color = {
         "field": "fraction",

@@ -179,7 +179,7 @@ class MLflow:
     def write(self, stream: str, t: int, values: Values) -> None:
         at = int(1000 * now())
         pending = self._pending.setdefault(stream, [])
-        pending += [self._metric(re.sub(r"[^\w./ -]", "_", name), value, at, t) for name, value in values.items()]
+        pending += [self._metric(_mlflow_name(name), value, at, t) for name, value in values.items()]
         if len(pending) >= self.BATCH:
             self._send(stream)
 
@@ -209,6 +209,11 @@ class MLflow:
         self.flush()
         for run in self._ids.values():
             self._client.set_terminated(run, "FINISHED" if finished else "FAILED")
+
+
+def _mlflow_name(name: str) -> str:
+    """Replace what MLflow does not allow, and slashes, which make folders, so that different names stay different."""
+    return re.sub(r"[^\w. -]", lambda found: f"_{ord(found[0]):x}_", name)
 
 
 BACKENDS: dict[str, type[Backend]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

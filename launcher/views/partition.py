@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 
 from launcher.views.formatting import ids
-from launcher.views.pictures import COLORS, group_colors, new_figure, save
+from launcher.views.pictures import COLORS, group_colors, literal, new_figure, save
 from p2pfl.data import Dataset, Subset
 from p2pfl.inputs import describe as describe_inputs
 from p2pfl.inputs import shape_of
 from p2pfl.run_file.run import Run
 
+MAX_TICKS = 40
+"""Most classes whose names a bubble plot shows."""
+MAX_NAMES = 100
+"""Most classes that are listed by name."""
 MAX_CLASSES = 12
 """Most classes, or ranges of classes with equal counts, that a table row lists."""
 
@@ -47,6 +51,10 @@ def describe(run: Run, dataset: Dataset, subsets: Sequence[Subset]) -> dict[str,
             "shape": list(shape_of(dataset.channels, dataset.size)),
             "inputs": describe_inputs(dataset.channels, dataset.size),
             "classes": dataset.classes,
+            "class_names": list(dataset.class_names),
+            "train_by_class": np.bincount(dataset.train.labels, minlength=dataset.classes).tolist(),
+            "test_by_class": np.bincount(dataset.test.labels, minlength=dataset.classes).tolist(),
+            "notes": list(dataset.notes),
         },
         "partition": resolved["partition"],
         "peers": peers,
@@ -81,6 +89,15 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
         for peer in found["peers"]
     ]
     return [[ids(peer for peer, _ in alike), *row] for row, alike in groupby(described, key=lambda entry: entry[1])]
+
+
+def class_rows(dataset: Mapping[str, Any]) -> list[list[str]]:
+    """Return number, name, training and test samples of each class, in their order; none if they have no names."""
+    names = dataset["class_names"]
+    counts = dataset["train_by_class"], dataset["test_by_class"]
+    listed = [[str(k), name, *(str(count[k]) for count in counts)] for k, name in enumerate(names)]
+    omitted = len(listed) - MAX_NAMES
+    return listed if omitted <= 0 else [*listed[:MAX_NAMES], ["", f"and {omitted} more (--json lists all)", "", ""]]
 
 
 def classes(counts: Mapping[str, int]) -> str:
@@ -131,6 +148,8 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
     )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=20, min_n_ticks=1))
+    if (names := found["dataset"]["class_names"]) and known <= MAX_TICKS:
+        axes.set_yticks(range(known), [literal(name) for name in names])
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(f"{found['dataset']['name']}, {found['partition']['name']}", fontsize=10)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +50,25 @@ def save(figure: Figure, file: Path) -> None:
     kind = format_of(file)
     drawn = io.BytesIO()
     # Text stays text, and equal figures give equal files.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "p2pfl", "pdf.fonttype": 42}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "p2pfl", "pdf.fonttype": 42}), any_letters():
         metadata = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
         figure.savefig(drawn, dpi=DOTS, format=kind, metadata=metadata)
     with write_errors(file):
         file.write_bytes(drawn.getvalue())
+
+
+@contextmanager
+def any_letters() -> Iterator[None]:
+    """Draw names in any script: letters that matplotlib's font lacks become boxes, without a warning for each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        yield
+
+
+def literal(text: str) -> str:
+    """Return a text that matplotlib draws as it is: no formula, and in a legend also if it begins with ``_``."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def group_colors(groups: Sequence[int]) -> list[Any]:

@@ -8,7 +8,8 @@ The first process to open a dataset converts it to .npy files, under a lock:
             train_images.npy, train_labels.npy, test_images.npy, test_labels.npy
             train_styles.npy, test_styles.npy   if the dataset has styles
             train_columns.npy, test_columns.npy   if it has further columns
-            metadata.json                   shapes, classes, mean, std, mirror, vocabulary, values of the columns
+            metadata.json                   shapes, classes and their names, mean, std, mirror, vocabulary, values of
+                                            the columns, notes
 
 The name of an entry ends in a hash of the options and of path, size and time of change of every original file, so
 that changed files get a new entry. Damaged entries are replaced. <user cache> is $XDG_CACHE_HOME or ~/.cache.
@@ -36,14 +37,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from p2pfl.data.class_names import shown, without_samples
 from p2pfl.data.columns import Column, Columns
 from p2pfl.data.loaders import DatasetArrays, Inputs, Labels, Loader
 from p2pfl.data.partitions import DatasetLabels
 from p2pfl.errors import DataError
 from p2pfl.inputs import Size, Tokens
 from p2pfl.run_file.options import did_you_mean
+from p2pfl.terminal import printable
 
-_FORMAT = 2
+_FORMAT = 3
 """Part of every cache key: increment it when the layout of an entry or the output of a loader changes."""
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -132,6 +135,8 @@ class Dataset:
         columns: further properties of the samples, by name.
         vocabulary: number of different tokens; 0 for other inputs.
         sha256: of all that training and tests depend on; empty in a cache that an earlier version has written.
+        class_names: a different name for each class, which can be printed; empty if classes have only numbers.
+        notes: what users should know about these data: columns that are not used, classes without samples.
     """
 
     name: str
@@ -144,6 +149,8 @@ class Dataset:
     columns: Columns = field(default_factory=dict)
     vocabulary: int = 0
     sha256: str = ""
+    class_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def pool(self) -> Pool:
@@ -295,9 +302,12 @@ def _check(name: str, arrays: Any) -> None:
         if labels.dtype != np.int64 or labels.ndim != 1:
             raise DataError(f"{name}: {split} labels are {labels.dtype} {list(labels.shape)}; expected int64 [N]")
         if labels.min() < 0 or labels.max() >= arrays.classes:
-            raise DataError(
-                f"{name}: {split} labels range from {labels.min()} to {labels.max()}, but classes is {arrays.classes}"
-            )
+            found = f"{split} labels range from {labels.min()} to {labels.max()}, but classes is {arrays.classes}"
+            raise DataError(f"{name}: {found}; labels count from 0" if labels.min() < 0 else f"{name}: {found}")
+    names = arrays.class_names
+    texts = isinstance(names, list | tuple | np.ndarray) and all(isinstance(each, str) for each in names)
+    if not texts or len(names) not in (0, arrays.classes):
+        raise DataError(f"{name}: class_names should be a list of {arrays.classes} texts, one for each class")
 
 
 def _store(arrays: DatasetArrays, entry: Path) -> None:
@@ -321,7 +331,13 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
     sha = hashlib.sha256(json.dumps({key: metadata[key] for key in metadata if key not in derived}).encode())
     for array in files.values():
         sha.update(np.ascontiguousarray(array).data)
-    metadata["sha256"] = sha.hexdigest()
+    names = shown(arrays.class_names)
+    missing = without_samples(names, arrays.classes, arrays.train_labels, arrays.test_labels)
+    metadata |= {
+        "sha256": sha.hexdigest(),
+        "class_names": names,
+        "notes": [*map(printable, map(str, arrays.notes)), *missing],
+    }
     try:
         for leftover in (building, entry):
             if leftover.exists():
@@ -357,6 +373,8 @@ def _load(name: str, entry: Path) -> Dataset | None:
             columns=columns,
             vocabulary=metadata.get("vocabulary", 0),
             sha256=metadata.get("sha256", ""),
+            class_names=tuple(metadata["class_names"]),
+            notes=tuple(metadata["notes"]),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -113,7 +113,9 @@ def evaluate(
         samples=total,
         masked_accuracy=correct[True] / total,
         unmasked_accuracy=correct[False] / total,
-        metrics=measure(metrics, torch.cat(measured), torch.from_numpy(samples.labels)) if metrics else {},
+        metrics=measure(metrics, torch.cat(measured), torch.from_numpy(samples.labels), data.class_names)
+        if metrics
+        else {},
     )
 
 

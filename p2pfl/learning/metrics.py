@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,15 +51,22 @@ def class_accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
 METRICS: Table[Metric] = Table({"macro-f1": macro_f1, "ece": calibration_error, "class-accuracy": class_accuracy})
 
 
-def measure(names: Iterable[str], scores: Tensor, labels: Tensor) -> dict[str, float]:
+def measure(
+    names: Iterable[str], scores: Tensor, labels: Tensor, class_names: Sequence[str] = ()
+) -> dict[str, float]:
     """Return the values of these metrics, by name; those of a metric with several as ``name.part``.
 
     All are NaN if a score is: the model has diverged.
+
+    Args:
+        class_names: the parts of ``class-accuracy``; by default the numbers of the classes.
     """
     found: dict[str, float] = {}
     diverged = bool(scores.isnan().any())
     for name in names:
         value = math.nan if diverged else METRICS[name](scores, labels)
+        if class_names and METRICS[name] is class_accuracy and isinstance(value, Mapping):
+            value = {class_names[int(k)]: accuracy for k, accuracy in value.items()}
         if isinstance(value, Mapping):
             found |= {f"{name}.{part}": float(item) for part, item in value.items()}
         else:

@@ -64,6 +64,7 @@ class PeerData:
 
     def __init__(self, dataset: Dataset, subset: Subset, augment: Augment, device: torch.device) -> None:
         self.classes = dataset.classes
+        self.class_names = dataset.class_names
         self.group = subset.group
         self.device = device
         self.augment = augment

@@ -118,7 +118,8 @@ def log_round(
     if record.loss:
         more.append("loss " + " ".join(f"{name}={value:.4f}" for name, value in record.loss.items()))
     if metrics := record.evaluations.metrics:
-        more.append("metrics " + " ".join(f"{name}={value:.4f}" for name, value in metrics.items()))
+        named = ((repr(name) if " " in name else name, value) for name, value in metrics.items())
+        more.append("metrics " + " ".join(f"{name}={value:.4f}" for name, value in named))
     if record.sources or record.receivers:
         more.append(f"sources={record.sources} receivers={'?' if record.receivers is None else record.receivers}")
     if record.weights:

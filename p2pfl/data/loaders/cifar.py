@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251  # CIFAR's files are pickles; see _SafeUnpickler
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,9 @@ class Cifar10(Loader):
     }
     """MD5 of the training batches and, last, of the test batch."""
     labels_key: ClassVar[str] = "labels"
+    names_file: ClassVar[str] = "batches.meta"
+    names_key: ClassVar[str] = "label_names"
+    """Where the archive has the names of the classes; they are optional."""
     classes: ClassVar[int] = 10
 
     def files(self, root: Path) -> tuple[Path, ...]:
@@ -47,7 +50,22 @@ class Cifar10(Loader):
     def read(self, root: Path) -> DatasetArrays:
         batches = [self._read(path) for path in self.files(root)]
         images, labels = zip(*batches[:-1], strict=True)
-        return DatasetArrays(np.concatenate(images), np.concatenate(labels), *batches[-1], self.classes, mirror=True)
+        return DatasetArrays(
+            np.concatenate(images),
+            np.concatenate(labels),
+            *batches[-1],
+            self.classes,
+            mirror=True,
+            class_names=self._class_names(root / self.folder / self.names_file),
+        )
+
+    def _class_names(self, path: Path) -> Sequence[str]:
+        if not path.exists():
+            return ()
+        names = read_batch(path).get(self.names_key)
+        if not isinstance(names, list) or len(names) != self.classes:
+            raise DataError(f"{path}: expected {self.classes} names of classes; delete the file and fetch it again")
+        return [str(name) for name in names]
 
     def _read(self, path: Path) -> tuple[Images, Labels]:
         verify(path, self.checksums[path.name])
@@ -70,6 +88,8 @@ class Cifar100(Cifar10):
         "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     }
     labels_key: ClassVar[str] = "fine_labels"
+    names_file: ClassVar[str] = "meta"
+    names_key: ClassVar[str] = "fine_label_names"
     classes: ClassVar[int] = 100
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from p2pfl.data.columns import Column
 from p2pfl.data.loaders.arrays import Array, as_column, as_inputs, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
 from p2pfl.data.loaders.torchvision_class import pixels, stacked
@@ -120,15 +121,15 @@ class HuggingFace(Loader):
             inputs, labels = _halves(inputs[0], mask), _halves(labels[0], mask)
             groups = {name: _halves(values[0], mask) for name, values in groups.items()}
         where = f"huggingface {self.path}"
-        coded = as_column(f"{where}: {self.label}", labels[0], labels[1])
+        coded = self._coded(splits, self.label, labels)
         return dataset(
             where,
             (inputs[0], coded.train),
             (inputs[1], coded.test),
-            classes=len(coded.values),
+            class_names=coded.values,
             vocabulary=self.vocabulary,
             mirror=self.mirror,
-            columns={name: as_column(f"{where}: {name}", *values) for name, values in groups.items()},
+            columns={name: self._coded(splits, name, values) for name, values in groups.items()},
         )
 
     def _require(self, split: Any, name: str) -> None:
@@ -153,12 +154,28 @@ class HuggingFace(Loader):
         except ValueError as error:
             raise DataError(f"{where}: its lists differ in length; pad or cut them") from error
 
+    def _coded(self, splits: Sequence[Any], name: str, values: Sequence[Array]) -> Column:
+        """Encode a column; classes with names keep the order of their numbers."""
+        coded = as_column(f"huggingface {self.path}: {name}", *values)
+        names = _names(splits[0], name)  # the library gives all splits the same
+        return Column(tuple(names[int(value)] for value in coded.values), coded.train, coded.test) if names else coded
+
     def _values(self, split: Any, name: str) -> Array:
-        """A column [N] of numbers or text; of classes with names, their numbers."""
+        """Return a column [N] of numbers or text; of classes with names, their numbers."""
         values = np.array(split[name][:])
+        if values.dtype.kind in "iu" and values.min(initial=0) < 0 and _names(split, name):
+            where = f"huggingface {self.path}: split {str(split.split)!r}: column {name!r}"
+            raise DataError(
+                f"{where} has {values.min()}, which means that samples have no class; choose another split"
+            )
         if values.dtype == object or values.ndim != 1:
             raise DataError(f"huggingface {self.path}: column {name!r} has missing values, or no numbers or text")
         return values
+
+
+def _names(split: Any, name: str) -> Sequence[str]:
+    """The names of the classes in a column; empty if it has none."""
+    return getattr(split.features[name], "names", None) or ()
 
 
 def _halves(values: Array, test: Array) -> list[Array]:

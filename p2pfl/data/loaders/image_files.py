@@ -37,6 +37,10 @@ class ImageFiles(Loader):
     def index(self, root: Path) -> tuple[Index, Index, int]:
         """List training images, test images, and the number of classes. Raises DataError if a list is damaged."""
 
+    def class_names(self, root: Path) -> Sequence[str]:
+        """List the names of the classes, in their order; empty if they have only numbers."""
+        return ()
+
     def read(self, root: Path) -> DatasetArrays:
         train, test, classes = self.index(root)
         return DatasetArrays(
@@ -46,6 +50,7 @@ class ImageFiles(Loader):
             np.array([label for _, label in test], np.int64),
             classes,
             mirror=True,
+            class_names=self.class_names(root),
         )
 
 
@@ -85,6 +90,11 @@ class Flowers102(ImageFiles):
 
         Flowers102(root, download=True)
 
+    def class_names(self, root: Path) -> Sequence[str]:
+        from torchvision.datasets import Flowers102
+
+        return tuple(getattr(Flowers102, "classes", ()))  # newer versions of torchvision have them
+
     def index(self, root: Path) -> tuple[Index, Index, int]:
         setid, imagelabels, images = self.files(root)
         for path in (setid, imagelabels):
@@ -113,9 +123,13 @@ class Caltech101(ImageFiles):
 
         Caltech101(root, download=True)
 
+    def class_names(self, root: Path) -> Sequence[str]:
+        [folder] = self.files(root)
+        return [name for name in subfolders(folder) if name != "BACKGROUND_Google"]
+
     def index(self, root: Path) -> tuple[Index, Index, int]:
         [folder] = self.files(root)
-        classes = [name for name in subfolders(folder) if name != "BACKGROUND_Google"]
+        classes = self.class_names(root)
         train, test = split_index(list_images(folder, classes), 1 / 5)
         return train, test, len(classes)
 
@@ -193,6 +207,10 @@ class Folder(ImageFiles):
         parents = (folder,) if self.test is not None else self._splits(folder)
         below = [Path(found) for parent in parents for found, *_ in os.walk(parent) if Path(found) != parent]
         return *parents, *sorted(below)  # of all depths, as images are listed
+
+    def class_names(self, root: Path) -> Sequence[str]:
+        folder = self._folder(root)
+        return subfolders(folder if self.test is not None else self._splits(folder)[0])
 
     def _folder(self, root: Path) -> Path:
         return root if self.path is None else root / self.path

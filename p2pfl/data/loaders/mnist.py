@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -48,7 +48,11 @@ class Mnist(Loader):
             read_idx(test_labels, 1).astype(np.int64),
             classes=10,
             mirror=self.mirror,
+            class_names=self._class_names(),
         )
+
+    def _class_names(self) -> Sequence[str]:
+        return ()  # the digits are the labels
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class FashionMnist(Mnist):
 
     folder: ClassVar[str] = "FashionMNIST"
     mirror: ClassVar[bool] = True
+
+    def _class_names(self) -> Sequence[str]:
+        from torchvision.datasets.mnist import FashionMNIST
+
+        return tuple(FashionMNIST.classes)
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,8 @@ class Emnist(Loader):
         EMNIST(root, split=self.split, download=True)
 
     def read(self, root: Path) -> DatasetArrays:
+        from torchvision.datasets.mnist import EMNIST
+
         train_images, train_labels, test_images, test_labels = self.files(root)
         first = 1 if self.split == "letters" else 0
         return DatasetArrays(
@@ -101,6 +112,7 @@ class Emnist(Loader):
             read_idx(test_labels, 1).astype(np.int64) - first,
             classes=self.CLASSES[self.split],
             mirror=False,
+            class_names=EMNIST.classes_split_dict[self.split][first:],
         )
 
 

@@ -131,7 +131,23 @@ class Styles(CompositeLoader):
             all(part.mirror for part in parts),
             np.repeat(np.arange(len(parts)), [len(part.train_labels) for part in parts]),
             np.repeat(np.arange(len(parts)), [len(part.test_labels) for part in parts]),
+            class_names=next((part.class_names for part in parts if part.class_names), ()),
+            notes=[note for part in parts for note in part.notes] + self._differences(parts),
         )
+
+    def _differences(self, parts: Sequence[DatasetArrays]) -> list[str]:
+        """Return a note on each dataset whose class of a number has another name than in the first with names."""
+        named = [(dataset.name, part.class_names) for dataset, part in zip(self.of, parts, strict=True)]
+        named = [(name, names) for name, names in named if names]
+        notes = []
+        for name, names in named[1:]:
+            first, expected = named[0]
+            k = next((k for k, pair in enumerate(zip(expected, names, strict=True)) if pair[0] != pair[1]), None)
+            if k is not None:
+                notes.append(
+                    f"class {k} is {expected[k]!r} in {first}, but {names[k]!r} in {name}: are they the same?"
+                )
+        return notes
 
 
 def _resized(images: Images, size: int) -> Images:
@@ -186,6 +202,8 @@ class Styled(CompositeLoader):
             source.mirror,
             train[1],
             test[1],
+            class_names=source.class_names,
+            notes=source.notes,
         )
 
     def _style(self, images: Images, labels: Labels, split: int) -> tuple[Images, Labels]:

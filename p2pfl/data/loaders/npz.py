@@ -24,8 +24,8 @@ class Npz(Loader):
     """Arrays x_train, y_train, x_test, y_test in a file written by ``numpy.savez``.
 
     x are images uint8 [N, H, W] or [N, H, W, C] with C 1 or 3, vectors float [N, D], series float [N, C, L], or
-    tokens as integers [N, L]; y are integers [N], counted from 0. Other pairs of arrays, such as writer_train and
-    writer_test, are columns for the partition ``natural``: integers or text [N].
+    tokens as integers [N, L]; y are integers [N], counted from 0, or text [N]. Other pairs of arrays, such as
+    writer_train and writer_test, are columns for the partition ``natural``: integers or text [N].
     """
 
     instructions: ClassVar[str] = "create it with numpy.savez(path, x_train=…, y_train=…, x_test=…, y_test=…)"
@@ -33,7 +33,7 @@ class Npz(Loader):
     path: DataPath
     """The file, relative to the run file or to the root."""
     classes: PositiveInt | None = None
-    """Number of classes; by default the largest label plus one."""
+    """Number of classes; by default the largest label plus one, or the number of different texts."""
     vocabulary: PositiveInt | None = None
     """Number of different tokens; by default the largest token plus one."""
     mirror: bool = False
@@ -56,13 +56,8 @@ class Npz(Loader):
             raise DataError(f"{path}: not a valid .npz file of plain arrays: {reason}") from error
         if missing := [name for name in REQUIRED if name not in arrays]:
             raise DataError(f"{path}: {missing[0]} is missing; it must contain {', '.join(REQUIRED)}")
-        train, test = (
-            (
-                as_inputs(f"{path}: x_{split}", arrays[f"x_{split}"]),
-                as_labels(f"{path}: y_{split}", arrays[f"y_{split}"]),
-            )
-            for split in ("train", "test")
-        )
+        x_train, x_test = (as_inputs(f"{path}: x_{split}", arrays[f"x_{split}"]) for split in ("train", "test"))
+        y_train, y_test, class_names = as_labels(f"{path}: y", arrays["y_train"], arrays["y_test"])
         names = [name.removesuffix("_train") for name in arrays if name.endswith("_train") and name not in REQUIRED]
         columns = {
             name: as_column(f"{path}: {name}", arrays[f"{name}_train"], arrays[f"{name}_test"])
@@ -71,10 +66,11 @@ class Npz(Loader):
         }
         return dataset(
             str(path),
-            train,
-            test,
+            (x_train, y_train),
+            (x_test, y_test),
             classes=self.classes,
             vocabulary=self.vocabulary,
             mirror=self.mirror,
             columns=columns,
+            class_names=class_names,
         )

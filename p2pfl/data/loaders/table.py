@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import filterfalse
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from p2pfl.data.columns import Column
+from p2pfl.data.columns import Column, first_missing, measurement
 from p2pfl.data.loaders.arrays import Array, dataset
-from p2pfl.data.loaders.base import DatasetArrays, Inputs, Labels, Loader, split_off_test
-from p2pfl.errors import DataError, MissingExtra
-from p2pfl.run_file.options import DataPath, did_you_mean
-
-Columns = Mapping[str, Array]
-"""The columns of a file, [N] each: float64, int64, or text."""
+from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
+from p2pfl.data.loaders.table_files import Rows, numbers_rows, open_rows
+from p2pfl.errors import DataError
+from p2pfl.run_file.options import DataPath
 
 
 @dataclass(frozen=True)
 class TableFile(Loader):
     """A table with a sample in each row: a column with its label, and columns with numbers, its features.
 
-    A file whose name ends in .csv has the names of the columns in its first line; one ending in .parquet is Parquet.
-    Labels are numbers or text; classes are their distinct values, in ascending order.
+    A file whose name ends in .csv or .tsv has the names of the columns in its first line; one ending in .parquet is
+    Parquet. Labels are compared as text: classes are those that differ in any file, in ascending order, which is that
+    of numbers if all are plain integers. Columns without a name, and the index of a pandas table, are no features.
     """
 
-    instructions: ClassVar[str] = "a table has a sample in each row, and ends in .csv or .parquet"
+    instructions: ClassVar[str] = "a table has a sample in each row, and ends in .csv, .tsv or .parquet"
 
     path: DataPath
     """The file, relative to the run file or to the root."""
@@ -47,178 +44,125 @@ class TableFile(Loader):
     next."""
     vocabulary: PositiveInt | None = None
     """Samples are sequences of tokens, each below this number."""
+    separator: Literal[",", ";", "|", "tab"] | None = None
+    """What separates the columns of CSV files; by default a comma, and a tab in a .tsv."""
+    decimal: Literal[".", ","] = "."
+    """The decimal point or comma of numbers in CSV files."""
 
     @model_validator(mode="after")
     def _one_kind(self) -> TableFile:
         if self.channels is not None and self.vocabulary is not None:
             raise ValueError("give channels or vocabulary, not both: samples are time series or sequences of tokens")
+        files = [path for path in (self.path, self.test) if isinstance(path, Path)]
+        if (self.separator or self.decimal != ".") and all(path.suffix.lower() == ".parquet" for path in files):
+            raise ValueError("separator and decimal are for CSV files")
         return self
 
     def files(self, root: Path) -> tuple[Path, ...]:
         return (root / self.path, *([root / self.test] if isinstance(self.test, Path) else []))
 
     def read(self, root: Path) -> DatasetArrays:
-        path = root / self.path
-        columns = read_columns(path)
-        names = self._names(path, columns)
-        if isinstance(self.test, Path):
-            test_path = root / self.test
-            other = read_columns(test_path)
-            for name in (*names, self.label, *self.groups):
-                _require(test_path, other, name)
-            _require_numbers(test_path, other, names)
-        else:
-            test_path, (columns, other) = path, self._split(columns)
-        labels = Column.of(_classes(path, columns[self.label]), _classes(test_path, other[self.label]))
-        train = self._inputs(path, columns, names), labels.train
-        test: tuple[Inputs, Labels] = self._inputs(test_path, other, names), labels.test
-        groups = {name: Column.of(columns[name], other[name]) for name in self.groups}
-        return dataset(str(path), train, test, classes=len(labels.values), vocabulary=self.vocabulary, columns=groups)
-
-    def _names(self, path: Path, columns: Columns) -> Sequence[str]:
-        """The columns with features. Raises DataError if a column is missing or has text."""
-        for name in (self.label, *self.groups, *(self.features or ())):
-            _require(path, columns, name)
-        no_features = {self.label, *self.groups}
-        names = self.features or [name for name in columns if name not in no_features]
-        _require_numbers(path, columns, names)
-        if not names:
-            raise DataError(f"{path}: no columns with features besides {', '.join(sorted(no_features))}")
-        return names
-
-    def _split(self, columns: Columns) -> tuple[Columns, Columns]:
-        assert isinstance(self.test, float)
-        codes = np.unique(columns[self.label], return_inverse=True)[1]
-        mask = split_off_test(codes, self.test)
-        return (
-            {name: values[~mask] for name, values in columns.items()},
-            {name: values[mask] for name, values in columns.items()},
+        files = [self._open(path) for path in self.files(root)]
+        names, index = self._features(files[0])
+        parts = [self._part(rows, names) for rows in files]
+        notes = [] if self.features else self._notes(files[0], names, index, parts[0].inputs)
+        self._check_classes(files, [part.labels for part in parts])
+        if isinstance(self.test, float):
+            mask = split_off_test(np.unique(parts[0].labels, return_inverse=True)[1], self.test)
+            parts = [parts[0].where(~mask), parts[0].where(mask)]
+        train, test = parts
+        labels = Column.of(train.labels, test.labels)
+        return dataset(
+            str(files[0].path),
+            (train.inputs, labels.train),
+            (test.inputs, labels.test),
+            class_names=labels.values,
+            vocabulary=self.vocabulary,
+            columns={name: Column.of(train.groups[name], test.groups[name]) for name in self.groups},
+            notes=notes,
         )
 
-    def _inputs(self, path: Path, columns: Columns, names: Sequence[str]) -> Inputs:
-        values = np.stack([columns[name] for name in names], axis=1)
+    def _open(self, path: Path) -> Rows:
+        return open_rows(path, "\t" if self.separator == "tab" else self.separator, self.decimal)
+
+    def _features(self, rows: Rows) -> tuple[Sequence[str], list[str]]:
+        """Return the columns with features, and those that are none because they are an index. Raises DataError."""
+        for name in (self.label, *self.groups, *(self.features or ())):
+            rows.require(name)
+        if self.label in (self.features or ()):
+            raise DataError(f"{rows.path}: features lists the label, {self.label!r}; remove it there")
+        if self.features:
+            return self.features, []
+        others = [name for name in rows.names if name not in {self.label, *self.groups}]
+        index = [name for name in others if rows.is_index(name)]
+        names = [name for name in others if name not in index]
+        if not names:
+            no_features = ", ".join(sorted(filter(None, {self.label, *self.groups, *index})))
+            raise DataError(f"{rows.path}: no columns with features besides {no_features}")
+        return names, index
+
+    def _notes(self, rows: Rows, names: Sequence[str], index: Sequence[str], inputs: Inputs) -> list[str]:
+        """Say which columns are no features, and which may better be none."""
+        notes = [
+            f"{rows.path.name}: {f'column {name!r} is' if name else 'a column without a name is'} not used: it looks "
+            f"like the index of a pandas table; to use it, {'list it in features' if name else 'give it a name'}"
+            for name in dict.fromkeys(index)
+        ]
+        table = inputs.reshape(len(inputs), len(names))
+        return notes + [
+            f"{rows.path.name}: the feature {name!r} numbers the rows, which may give classes away; if it is no "
+            "property of the samples, list only the others in features"
+            for name, values in zip(names, table.T, strict=True)
+            if numbers_rows(values)
+        ]
+
+    def _part(self, rows: Rows, names: Sequence[str]) -> _Part:
+        """Read the samples of a file. Raises DataError if a value is missing or is no number."""
+        for name in (*names, self.label, *self.groups):
+            rows.require(name)
+        inputs = self._inputs(rows, names)
+        columns = {name: rows.values(name) for name in (self.label, *self.groups)}
+        for name, values in columns.items():
+            row = first_missing(values)
+            if row is not None:
+                what = "the label" if name == self.label else f"column {name!r}"
+                text = f"{what} is {str(values[row])!r}, which is a missing value or no finite number"
+                raise DataError(f"{rows.place(row)}: {text}; remove the row, or rename the value")
+        return _Part(inputs, columns[self.label], {name: columns[name] for name in self.groups})
+
+    def _inputs(self, rows: Rows, names: Sequence[str]) -> Inputs:
+        values = np.stack([rows.numbers(name) for name in names], axis=1)
         if self.vocabulary is not None:
-            if values.dtype.kind != "i":
-                raise DataError(f"{path}: tokens must be integers; remove vocabulary for a table of other numbers")
-            return values
+            if not np.array_equal(values, np.rint(values)):
+                raise DataError(
+                    f"{rows.path}: tokens must be integers; remove vocabulary for a table of other numbers"
+                )
+            return values.astype(np.int64)
         if self.channels is None:
             return values.astype(np.float32)
         if len(names) % self.channels:
-            raise DataError(f"{path}: {len(names)} features are no series of {self.channels} channels")
+            raise DataError(f"{rows.path}: {len(names)} features are no series of {self.channels} channels")
         return values.astype(np.float32).reshape(len(values), self.channels, -1)
 
-
-def read_columns(path: Path) -> Columns:
-    """Read a table. Raises DataError naming file, line and column, and MissingExtra."""
-    match path.suffix.lower():
-        case ".csv":
-            return _read_csv(path)
-        case ".parquet":
-            return _read_parquet(path)
-        case suffix:
-            raise DataError(f"{path}: unknown type of table {suffix!r}; known: .csv, .parquet")
+    def _check_classes(self, files: Sequence[Rows], labels: Sequence[Array]) -> None:
+        """Raise DataError if the labels are measurements."""
+        texts = [list(map(str, values.tolist())) for values in labels]
+        text = measurement(value for each in texts for value in each)
+        if text is not None:
+            rows, found = next((rows, each) for rows, each in zip(files, texts, strict=True) if text in each)
+            what = f"labels must be classes: integers or text, not {text}"
+            raise DataError(f"{rows.place(found.index(text))}: {what}")
 
 
-def _read_csv(path: Path) -> Columns:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            names = next(reader, [])
-            if not names or len(set(names)) < len(names):
-                raise DataError(f"{path}:1: expected the names of the columns, each once")
-            rows: list[list[str]] = []
-            for row in reader:
-                if row and len(row) != len(names):
-                    raise DataError(f"{path}:{reader.line_num}: {len(row)} values for {len(names)} columns")
-                if row and "" in (stripped := [value.strip() for value in row]):
-                    empty = names[stripped.index("")]
-                    text = f"column {empty!r} is empty; fill it in, or remove the row"
-                    raise DataError(f"{path}:{reader.line_num}: {text}")
-                rows += [row] if row else []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: unreadable: {getattr(error, 'strerror', None) or error}") from error
-    if not rows:
-        raise DataError(f"{path}: no rows")
-    return {name: _parsed(values) for name, values in zip(names, zip(*rows, strict=True), strict=True)}
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The samples of a file or split: inputs, and labels and groups as numbers or text, [N] each."""
 
+    inputs: Inputs
+    labels: Array
+    groups: Mapping[str, Array]
 
-def _parsed(values: Sequence[str]) -> Array:
-    """Integers if all values are, else numbers if all are, else text."""
-    text = np.array([value.strip() for value in values])
-    for kind in (np.int64, np.float64):
-        try:
-            return text.astype(kind)
-        except (ValueError, OverflowError):
-            continue
-    return text
-
-
-def _read_parquet(path: Path) -> Columns:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise MissingExtra("pyarrow", "parquet", f"{path}: reading Parquet") from None
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ArrowException) as error:
-        raise DataError(f"{path}: unreadable: {error}") from error
-    return {name: _plain(path, name, table.column(name)) for name in table.column_names}
-
-
-def _plain(path: Path, name: str, column: Any) -> Array:
-    if column.null_count:
-        raise DataError(f"{path}: column {name!r} has {column.null_count} missing values; fill or remove them")
-    values = np.asarray(column.to_numpy())
-    if values.dtype.kind == "O":
-        if not all(isinstance(value, str) for value in values):
-            raise DataError(f"{path}: column {name!r} has neither numbers nor text")
-        return values.astype(str)
-    kinds = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.int64}
-    if values.dtype.kind not in kinds:
-        raise DataError(f"{path}: column {name!r} is {values.dtype}; expected numbers or text")
-    return values.astype(kinds[values.dtype.kind])
-
-
-def _require(path: Path, columns: Columns, name: str) -> None:
-    if name not in columns:
-        hint = did_you_mean(name, columns)
-        raise DataError(f"{path}: no column {name!r}; it has {', '.join(columns)}{hint}")
-
-
-def _require_numbers(path: Path, columns: Columns, names: Sequence[str]) -> None:
-    """Raise DataError if a column with features has text, NaN or infinity."""
-    for name in names:
-        if columns[name].dtype.kind == "U":
-            values = [str(value) for value in columns[name]]  # of Parquet, all may look like numbers
-            text = f"column {name!r} has text, such as {next(filterfalse(_is_number, values), values[0])!r}"
-            raise DataError(f"{path}: {text}; list it in groups, or list only columns with numbers in features")
-        wrong = np.flatnonzero(~(np.abs(columns[name]) <= np.finfo(np.float32).max))
-        if len(wrong):
-            value = float(columns[name][wrong[0]])
-            text = f"column {name!r} is {value}, not a finite float32 number; replace it, or remove the row"
-            raise DataError(f"{_place(path, int(wrong[0]))}: {text}")
-
-
-def _place(path: Path, row: int) -> str:
-    """The line of a row, counted from 0, in a CSV file; else the number of the row."""
-    if path.suffix.lower() != ".csv":
-        return f"{path}: row {row + 1}"
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        lines = [reader.line_num for values in reader if values]
-    return f"{path}:{lines[row + 1]}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _classes(path: Path, values: Array) -> Array:
-    """The label column, whose values must be countable."""
-    if values.dtype.kind == "f" and not np.array_equal(values, np.rint(values)):
-        raise DataError(f"{path}: labels must be classes: integers or text, not {float(values[0]):g}")
-    return values
+    def where(self, mask: Array) -> _Part:
+        """The samples at which ``mask``, bool [N], is true."""
+        groups: dict[str, Any] = {name: values[mask] for name, values in self.groups.items()}
+        return _Part(self.inputs[mask], self.labels[mask], groups)

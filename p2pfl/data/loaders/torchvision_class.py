@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, PositiveInt
 
+from p2pfl.data.loaders.arrays import number_of_classes
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, split_off_test
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import DataPath, did_you_mean
@@ -79,10 +80,11 @@ class Torchvision(Loader):
             raise
         except Exception as error:  # a class raises what it likes
             raise self._failed(error, f"; if files are missing, delete {self._folder(root)}") from error
-        names = getattr(train, "classes", None)
-        largest = int(max(labels.max(initial=0) for _, labels in splits)) + 1
-        classes = max(largest, len(names)) if isinstance(names, list | tuple) else largest
-        return DatasetArrays(*splits[0], *splits[1], classes, self.mirror)
+        both, names = [labels for _, labels in splits], _class_names(train)
+        if max(int(labels.max(initial=0)) for labels in both) >= len(names):
+            names = ()  # of something else than the labels
+        classes = len(names) or number_of_classes(f"torchvision's {self.class_}", both)
+        return DatasetArrays(*splits[0], *splits[1], classes, self.mirror, class_names=names)
 
     def _failed(self, error: Exception, hint: str) -> DataError:
         text = " ".join(str(error).split())
@@ -135,6 +137,14 @@ class Torchvision(Loader):
             images.append(pixels(image, self.size))
             labels.append(int(label))
         return stacked(f"torchvision's {self.class_}", images), np.array(labels, np.int64)
+
+
+def _class_names(samples: Any) -> Sequence[str]:
+    """The names of the classes, if torchvision's class has them; the synonyms of ImageNet's are joined."""
+    names = getattr(samples, "classes", None)
+    if not isinstance(names, list | tuple):
+        return ()
+    return [", ".join(map(str, name)) if isinstance(name, list | tuple) else str(name) for name in names]
 
 
 def pixels(image: Any, size: int | None) -> Images:

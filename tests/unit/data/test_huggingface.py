@@ -79,8 +79,36 @@ def test_folders_of_images_are_classes(folder: Path) -> None:
     dataset = opened(folder, path="imagefolder", data_dir="photos")
     assert dataset.train.images.shape == (8, 3, 4, 6)
     assert dataset.train.labels.tolist() == [0] * 4 + [1] * 4
+    assert dataset.class_names == ("dark", "light")
     assert np.unique(dataset.test.images[:, 0]).tolist() == [50, 200]
     assert opened(folder, path="imagefolder", data_dir="photos", size=5).size == (5, 5)
+
+
+def named(path: Path, labels: list[int], names: list[str]) -> None:
+    """Write a file whose labels are classes with names."""
+    needs_library()
+    from datasets import ClassLabel, Features, Value
+    from pyarrow import parquet, table
+
+    features = Features({"x": Value("float64"), "label": ClassLabel(names=names)})
+    columns = {"x": [float(k * k) for k in range(len(labels))], "label": labels}
+    parquet.write_table(table(columns, schema=features.arrow_schema), path)
+
+
+def test_classes_have_the_names_and_the_order_of_the_library(folder: Path) -> None:
+    files: dict[str, Any] = {"path": "parquet", "data_files": {"train": "a.parquet", "test": "b.parquet"}}
+    for name in ("a", "b"):
+        named(folder / f"{name}.parquet", [0, 2, 0, 2], ["zebra", "NA", "cat"])
+    dataset = opened(folder, **files, inputs=["x", "x"])
+    assert (dataset.class_names, dataset.train.labels.tolist()) == (("zebra", "cat"), [0, 1, 0, 1])
+
+
+def test_samples_without_a_label_are_an_error(folder: Path) -> None:
+    files: dict[str, Any] = {"path": "parquet", "data_files": {"train": "a.parquet", "test": "b.parquet"}}
+    named(folder / "a.parquet", [0, 1], ["zebra", "cat"])
+    named(folder / "b.parquet", [-1, -1], ["zebra", "cat"])
+    with pytest.raises(DataError, match="split 'test': column 'label' has -1, which means that samples"):
+        opened(folder, **files, inputs=["x", "x"])
 
 
 def test_errors_of_the_library_name_the_dataset(folder: Path) -> None:

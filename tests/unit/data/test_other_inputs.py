@@ -23,16 +23,6 @@ from p2pfl.session.simulate import simulate
 from tests.launcher_fixtures import Invoke
 from tests.support import peer_data
 
-CSV = """\
-age,height,city,hospital,outcome
-30,1.5,x,3,ill
-40,1.75,y,3,healthy
-50,2,x,11,ill
-60,1.5,y,11,healthy
-20,1.25,x,3,ill
-30,1.25,y,3,healthy
-"""
-
 RUN = """\
 name: other
 peers: 2
@@ -225,120 +215,6 @@ def test_arrays_of_other_inputs_are_refused_with_a_remedy(inputs: np.ndarray, re
     save(vectors, x_train=inputs)
     with pytest.raises(DataError, match=rf"data\.npz: x_train is .*; expected .*\. These look like .*{remedy}"):
         opened("npz", path="data.npz")
-
-
-# ---- tables --------------------------------------------------------------------------------------------------
-
-
-def test_table_splits_each_class_and_keeps_groups_apart() -> None:
-    Path("patients.csv").write_text(CSV)
-    dataset = opened("table", path="patients.csv", label="outcome", groups=["city", "hospital"], test=0.34)
-    assert dataset.classes == 2
-    assert dataset.train.images.tolist() == [[30.0, 1.5], [40.0, 1.75], [50.0, 2.0], [60.0, 1.5]]
-    assert dataset.train.labels.tolist() == [1, 0, 1, 0]  # healthy, ill
-    assert dataset.test.images.tolist() == [[20.0, 1.25], [30.0, 1.25]]
-    hospital = dataset.columns["hospital"]
-    assert hospital.values == ("3", "11")  # numbers in their order
-    assert (hospital.train.tolist(), hospital.test.tolist()) == ([0, 0, 1, 1], [0, 0])
-    assert dataset.columns["city"].values == ("x", "y")
-
-
-def test_table_may_have_its_test_samples_in_another_file() -> None:
-    Path("train.csv").write_text("a,b,y\n1,2,7\n3,4,9\n")
-    Path("test.csv").write_text("y,b,a\n9,6,5\n")
-    dataset = opened("table", path="train.csv", test="test.csv", label="y")
-    assert dataset.test.images.tolist() == [[5.0, 6.0]]
-    assert (dataset.train.labels.tolist(), dataset.test.labels.tolist()) == ([0, 1], [1])
-
-
-def test_text_in_the_file_with_the_test_samples_is_named() -> None:
-    Path("train.csv").write_text("a,b,y\n1,2,7\n3,4,9\n")
-    Path("test.csv").write_text("a,b,y\n1,2,7\n3,n/a,9\n")
-    with pytest.raises(DataError, match=r"test\.csv: column 'b' has text, such as 'n/a'; list it in groups"):
-        opened("table", path="train.csv", test="test.csv", label="y")
-
-
-def test_samples_are_series_or_tokens() -> None:
-    with pytest.raises(OptionErrors, match="give channels or vocabulary, not both"):
-        opened("table", path="t.csv", label="y", channels=2, vocabulary=9)
-
-
-def test_table_may_hold_series_or_tokens() -> None:
-    Path("t.csv").write_text("a,b,c,d,y\n" + "1,2,3,4,0\n" * 5)
-    assert opened("table", path="t.csv", label="y", channels=2).train.images[0].tolist() == [[1, 2], [3, 4]]
-    words = opened("table", path="t.csv", label="y", vocabulary=9)
-    assert (words.channels, words.size) == (9, Tokens((4,)))
-    assert opened("table", path="t.csv", label="y", features=["d", "a"]).train.images[0].tolist() == [4, 1]
-
-
-def test_infinity_in_the_file_with_the_test_samples_is_located() -> None:
-    Path("train.csv").write_text("a,y\n1,7\n3,9\n")
-    Path("test.csv").write_text("a,y\n1,7\n-inf,9\n")
-    with pytest.raises(DataError, match=r"test\.csv:3: column 'a' is -inf, not a finite float32 number; replace it"):
-        opened("table", path="train.csv", test="test.csv", label="y")
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("a,y\n1\n", {}, r"t\.csv:2: 1 values for 2 columns"),
-        ("a,y\n1,0\n ,1\n", {}, r"t\.csv:3: column 'a' is empty"),
-        ("a,a\n1,0\n", {}, r"t\.csv:1: expected the names of the columns, each once"),
-        ("a,y\n", {}, r"t\.csv: no rows"),
-        ("", {}, r"t\.csv:1: expected the names"),
-        ("a,why\n1,0\n", {}, r"no column 'y'; it has a, why"),
-        ("a,label\n1,0\n", {"label": "labl"}, "no column 'labl'; it has a, label; did you mean 'label'"),
-        ("a,y\nred,0\n", {}, "column 'a' has text, such as 'red'; list it in groups"),
-        ("y\n0\n", {}, "no columns with features besides y"),
-        ("a,y\n1,0.5\n", {}, "labels must be classes: integers or text, not 0.5"),
-        ("a,b,y\n1,2,0\n", {"channels": 3}, "2 features are no series of 3 channels"),
-        ("a,y\n1.5,0\n", {"vocabulary": 3}, "tokens must be integers"),
-        ("a,y\n" + "1,0\n" * 5 + "7,0\n" * 5, {"vocabulary": 3}, "tokens range from 1 to 7, but the vocabulary is 3"),
-        ("a,b,y\n1,2,0\n\n2,nan,1\n", {}, r"t\.csv:4: column 'b' is nan, not a finite float32 number; replace it"),
-        ("a,y\n1e200,0\n" + "1,0\n" * 9, {}, r"t\.csv:2: column 'a' is 1e\+200, not a finite float32 number"),
-    ],
-)
-def test_wrong_tables_are_errors(text: str, options: dict[str, Any], message: str) -> None:
-    Path("t.csv").write_text(text)
-    with pytest.raises(DataError, match=message):
-        opened("table", **{"path": "t.csv", "label": "y", **options})
-
-
-def test_missing_table_error_names_both_folders_and_a_similar_file() -> None:
-    Path("lab").mkdir()
-    Path("lab/ok.csv").write_text("a,y\n1,0\n")
-    text = RUN.replace("{name: npz, path: data.npz}", "{name: table, path: okk.csv, label: y}")
-    Path("lab/run.yaml").write_text(text.replace("MODELS", "mlp-8").replace("ALGORITHM", "local"))
-    places = f"looked in {Path('lab').absolute()} and {Path('root').absolute()}; did you mean 'ok.csv'"
-    with pytest.raises(
-        RunFileError, match=rf"run.yaml:5: data.dataset: table: missing okk.csv; {places}\? Set data.r"
-    ):
-        load_data(load(Path("lab/run.yaml"), overrides={"data.root": str(Path("root").absolute())}))
-
-
-def test_table_of_another_type_is_an_error() -> None:
-    Path("t.xls").write_text("")
-    with pytest.raises(DataError, match=r"unknown type of table '\.xls'; known: \.csv, \.parquet"):
-        opened("table", path="t.xls", label="y")
-
-
-def test_parquet_gives_the_same_dataset_as_csv() -> None:
-    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `parquet`")
-    from pyarrow import csv, parquet
-
-    Path("t.csv").write_text(CSV)
-    parquet.write_table(csv.read_csv("t.csv"), "t.parquet")
-    options = {"label": "outcome", "groups": ["city", "hospital"], "test": 0.34}
-    one, two = (opened("table", path=path, **options) for path in ("t.csv", "t.parquet"))
-    assert np.array_equal(one.train.images, two.train.images)
-    assert np.array_equal(one.test.labels, two.test.labels)
-    assert two.columns["hospital"].values == ("3", "11")
-    parquet.write_table(pyarrow.table({"zip": ["01234", "56789"], "y": [0, 1]}), "t.parquet")
-    with pytest.raises(DataError, match="column 'zip' has text, such as '01234'"):
-        opened("table", path="t.parquet", label="y")
-    parquet.write_table(pyarrow.table({"a": [1, None], "y": [0, 1]}), "t.parquet")
-    with pytest.raises(DataError, match="column 'a' has 1 missing values"):
-        opened("table", path="t.parquet", label="y")
 
 
 # ---- models and runs -----------------------------------------------------------------------------------------

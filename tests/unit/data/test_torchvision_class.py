@@ -47,7 +47,7 @@ def test_images_may_be_resized(tmp_path: Path) -> None:
 class Writing(datasets.VisionDataset):  # type: ignore[misc]
     """A class as torchvision has them: with ``train`` and ``download``."""
 
-    classes = ("zero", "one", "two")
+    classes: Any = ("zero", "one", "two")
 
     def __init__(self, root: Path, train: bool = True, download: bool = False, shade: int = 9) -> None:
         super().__init__(root)
@@ -71,6 +71,21 @@ class Captions(Writing):
         return Image.new("L", (4, 2)), "a text"
 
 
+class Sparse(Writing):
+    classes = None
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.new("L", (4, 2)), index % 2 * 999
+
+
+class Synonyms(Writing):
+    classes = (("tench", "Tinca tinca"), ("crane",), ("crane",))
+
+
+class FewNames(Writing):
+    classes = ("zero",)
+
+
 class Sizes(Writing):
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         return Image.new("L", (4, 2 + index)), 0
@@ -78,9 +93,10 @@ class Sizes(Writing):
 
 @pytest.fixture
 def writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cls in (Writing, Captions, Sizes):
+    mine = (Writing, Captions, Sizes, Sparse, Synonyms, FewNames)
+    for cls in mine:
         monkeypatch.setattr(datasets, cls.__name__, cls, raising=False)
-    monkeypatch.setattr(datasets, "__all__", (*datasets.__all__, "Writing", "Captions", "Sizes"))
+    monkeypatch.setattr(datasets, "__all__", (*datasets.__all__, *(cls.__name__ for cls in mine)))
 
 
 @pytest.mark.usefixtures("writing")
@@ -91,7 +107,7 @@ def test_class_downloads_its_files_below_the_root(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "torchvision" / "Writing").iterdir()) == ["False.txt", "True.txt"]
     assert dataset.train.images.shape == (6, 1, 2, 4)
     assert dataset.test.images[:, 0, 0, 0].tolist() == [30, 31, 32]
-    assert dataset.classes == 3
+    assert (dataset.classes, dataset.class_names) == (3, ("zero", "one", "two"))
     (tmp_path / "moved").mkdir()
     (tmp_path / "torchvision" / "Writing").rename(tmp_path / "moved" / "here")
     assert len(opened(tmp_path, path="moved/here", **WRITING).test) == 3
@@ -109,12 +125,24 @@ def test_class_downloads_its_files_below_the_root(tmp_path: Path) -> None:
             {"class": "Captions"},
             "torchvision's Captions yields Image and str; images and integer labels are expected",
         ),
+        (
+            {"class": "Sparse"},
+            "torchvision's Sparse: 2 distinct labels (0, 999) would make 1000 classes, from 0 to 999; number them",
+        ),
         ({"class": "Sizes"}, "torchvision's Sizes: images differ in shape, e.g. (1, 2, 4) and (1, 3, 4); set size"),
     ],
 )
 def test_unusable_classes_are_errors(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         opened(tmp_path, download=True, **options)
+
+
+@pytest.mark.usefixtures("writing")
+def test_names_that_are_not_those_of_the_labels_are_not_used(tmp_path: Path) -> None:
+    dataset = opened(tmp_path, download=True, **{"class": "FewNames"})
+    assert (dataset.classes, dataset.class_names) == (2, ())
+    synonyms = opened(tmp_path, download=True, **{"class": "Synonyms"})
+    assert synonyms.class_names == ("tench, Tinca tinca", "1 crane", "2 crane")
 
 
 def test_key_of_the_class_is_its_name_in_errors_and_records() -> None:

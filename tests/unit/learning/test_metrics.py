@@ -67,6 +67,14 @@ def test_a_metric_of_several_numbers_has_a_name_for_each() -> None:
     assert list(found) == ["class-accuracy.0", "class-accuracy.1", "class-accuracy.2", "macro-f1"]
 
 
+def test_accuracies_of_classes_have_their_names() -> None:
+    found = measure(["class-accuracy"], SCORES, LABELS, ["cat", "10", "a.b c"])
+    assert list(found) == ["class-accuracy.cat", "class-accuracy.10", "class-accuracy.a.b c"]
+    assert list(found.values()) == list(class_accuracy(SCORES, LABELS).values())
+    nothing = measure(["class-accuracy"], SCORES * torch.nan, LABELS, ["cat", "10", "a.b c"])
+    assert list(nothing) == ["class-accuracy"]
+
+
 def test_metrics_of_a_diverged_model_are_nan() -> None:
     assert math.isnan(measure(["macro-f1"], SCORES * torch.nan, LABELS)["macro-f1"])
 
