@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
 from p2pfl.session.new_run import create
 from p2pfl.session.peer_log import log_info
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import printable
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -40,6 +43,8 @@ class LaunchRequest:
     def load(self) -> Run:
         """Check the run file and its models, and load and partition its dataset once before any peer starts.
 
+        Print what there is to know about the dataset.
+
         Raises:
             RunFileError: something is wrong with one of them.
         """
@@ -49,6 +54,8 @@ class LaunchRequest:
         dataset, _ = load_data(run)
         check_models(run, dataset)
         check_report(run)
+        for note in dataset.notes:
+            click.echo(printable(f"note: {note}"), err=True)
         return run
 
     def check(self) -> Run:

@@ -294,3 +294,5 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
         f"{total['train']} training samples in all peers, {total['distinct']} distinct; "
         f"{total['min']} to {total['max']} per peer, {total['mean']:.1f} on average"
     )
+    for note in dataset["notes"]:
+        echo(f"note: {note}")

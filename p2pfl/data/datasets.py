@@ -8,7 +8,7 @@ The first process to open a dataset converts it to .npy files, under a lock:
             train_images.npy, train_labels.npy, test_images.npy, test_labels.npy
             train_styles.npy, test_styles.npy   if the dataset has styles
             train_columns.npy, test_columns.npy   if it has further columns
-            metadata.json                   shapes, classes, mean, std, mirror, vocabulary, values of the columns
+            metadata.json                   shapes, classes, mean, std, mirror, vocabulary, columns' values, notes
 
 The name of an entry ends in a hash of the options and of path, size and time of change of every original file, so
 that changed files get a new entry. Damaged entries are replaced. <user cache> is $XDG_CACHE_HOME or ~/.cache.
@@ -132,6 +132,7 @@ class Dataset:
         columns: further properties of the samples, by name.
         vocabulary: number of different tokens; 0 for other inputs.
         sha256: of all that training and tests depend on; empty in a cache that an earlier version has written.
+        notes: what users should know about these data, such as files that were not read.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Dataset:
     columns: Columns = field(default_factory=dict)
     vocabulary: int = 0
     sha256: str = ""
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def pool(self) -> Pool:
@@ -322,6 +324,7 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
     for array in files.values():
         sha.update(np.ascontiguousarray(array).data)
     metadata["sha256"] = sha.hexdigest()
+    metadata["notes"] = list(arrays.notes)
     try:
         for leftover in (building, entry):
             if leftover.exists():
@@ -357,6 +360,7 @@ def _load(name: str, entry: Path) -> Dataset | None:
             columns=columns,
             vocabulary=metadata.get("vocabulary", 0),
             sha256=metadata.get("sha256", ""),
+            notes=tuple(metadata.get("notes", ())),
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None

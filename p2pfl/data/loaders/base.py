@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ class DatasetArrays:
         train_styles, test_styles: int64 [N], the style of each image, counted from 0; None without styles.
         columns: further properties of the samples, for the partition ``natural``.
         vocabulary: number of different tokens, each in [0, vocabulary); 0 for other inputs.
+        notes: what users should know about how the files were read, such as which were not.
     """
 
     train_images: Inputs
@@ -48,6 +49,7 @@ class DatasetArrays:
     test_styles: Labels | None = None
     columns: Columns = field(default_factory=dict)
     vocabulary: int = 0
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

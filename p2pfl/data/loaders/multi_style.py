@@ -131,6 +131,7 @@ class Styles(CompositeLoader):
             all(part.mirror for part in parts),
             np.repeat(np.arange(len(parts)), [len(part.train_labels) for part in parts]),
             np.repeat(np.arange(len(parts)), [len(part.test_labels) for part in parts]),
+            notes=[note for part in parts for note in part.notes],
         )
 
 
@@ -186,6 +187,7 @@ class Styled(CompositeLoader):
             source.mirror,
             train[1],
             test[1],
+            notes=source.notes,
         )
 
     def _style(self, images: Images, labels: Labels, split: int) -> tuple[Images, Labels]:
