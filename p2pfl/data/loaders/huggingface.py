@@ -15,12 +15,16 @@ from pydantic import Field, PositiveInt
 
 from p2pfl.data.loaders.arrays import Array, as_column, as_inputs, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
+from p2pfl.data.loaders.fingerprint import unedited
 from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image
 from p2pfl.data.loaders.image_lists import check_folders, not_read
 from p2pfl.data.loaders.torchvision_class import stacked
 from p2pfl.errors import DataError, MissingExtra, P2pflError
 from p2pfl.run_file.options import DataPath, did_you_mean
 from p2pfl.terminal import printable
+
+_READING = 2
+"""Increment it when images are read otherwise, so that those of the hub are read again."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,10 @@ class HuggingFace(Loader):
         if not self._local:
             return (self._cached(root),)
         folder = [] if self.data_dir is None else [root / self.data_dir]
-        below = sorted(path for parent in folder for path in parent.rglob("*") if path.is_dir())
-        return (*folder, *below, *(root / path for path in self.data_files.values()))
+        return (*folder, *(root / path for path in self.data_files.values()))
+
+    def fingerprint(self, root: Path) -> list[Any]:
+        return super().fingerprint(root) if self._local else [unedited(self._cached(root)), _READING]
 
     def download(self, root: Path) -> None:
         if self._local:

@@ -6,7 +6,6 @@ a dataset is read.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -195,9 +194,7 @@ class Folder(ImageFiles):
 
     def files(self, root: Path) -> tuple[Path, ...]:
         folder = self._folder(root)
-        parents = (folder,) if self.test is not None else self._splits(folder)
-        below = [Path(found) for parent in parents for found, *_ in os.walk(parent) if Path(found) != parent]
-        return *parents, *sorted(below)  # of all depths, as images are listed
+        return (folder,) if self.test is not None else self._splits(folder)
 
     def notes(self, root: Path) -> Sequence[str]:
         return [note for folder in self.files(root) for note in not_read(folder)]
