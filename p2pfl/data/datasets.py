@@ -11,8 +11,9 @@ The first process to open a dataset converts it to .npy files, under a lock:
             metadata.json                   shapes, classes and their names, mean, std, mirror, vocabulary, values of
                                             the columns, notes
 
-The name of an entry ends in a hash of the options and of path, size and time of change of every original file, so
-that changed files get a new entry. Damaged entries are replaced. <user cache> is $XDG_CACHE_HOME or ~/.cache.
+The name of an entry ends in a hash of the options and of path, size and times of change of every original file, also
+of those below folders (loaders/fingerprint.py), so that changed files get a new entry. Damaged entries are replaced.
+<user cache> is $XDG_CACHE_HOME or ~/.cache.
 """
 
 from __future__ import annotations
@@ -263,9 +264,7 @@ def _fetch(name: str, loader: Loader, root: Path, download: bool, missing: list[
 
 def _key(name: str, loader: Loader, root: Path) -> str:
     """Name of the cache entry; see the module docstring."""
-    stats = [(str(path.resolve()), path.stat()) for path in loader.files(root)]
-    files = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-    content = json.dumps([_FORMAT, name, loader.to_dict(), files, *loader.codes])
+    content = json.dumps([_FORMAT, name, loader.to_dict(), loader.fingerprint(root), *loader.codes])
     return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 

@@ -32,10 +32,10 @@ def as_inputs(where: str, array: Array) -> Inputs:
         return np.ascontiguousarray(array, dtype=np.float32)
     if array.dtype.kind in "iu" and array.dtype != np.uint8 and array.ndim == 2:
         return np.ascontiguousarray(array, dtype=np.int64)
-    raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected {EXPECTED}{_remedy(array)}")
+    raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected {EXPECTED}{_looks_like(array)}")
 
 
-def _remedy(array: Array) -> str:
+def _looks_like(array: Array) -> str:
     """What to do with inputs that are not read, by what they look like; docs/limits.md lists them."""
     kind, shape = array.dtype.kind, array.shape
     match kind, array.ndim:
@@ -93,8 +93,10 @@ def _remedy(labels: Array) -> str:
     """Say how to make integers [N] of labels of another type or shape."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         return ": use y.ravel()"
-    if labels.ndim == 2:
+    if labels.ndim == 2 and labels.dtype.kind in "iufb" and bool(((labels != 0).sum(axis=1) == 1).all()):
         return ": one-hot labels become integers by y.argmax(axis=1)"
+    if labels.ndim > 1:
+        return "; a sample has one class, not one per tag, token or pixel"
     if labels.dtype.kind == "f":
         whole = bool(np.isfinite(labels).all()) and np.array_equal(labels, np.rint(labels))
         return ": use y.astype(int)" if whole else "; measurements and NaN are no classes"

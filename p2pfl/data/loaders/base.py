@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pfl.data.columns import Columns
+from p2pfl.data.loaders.fingerprint import fingerprint, unedited
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import Options
 
@@ -37,7 +38,7 @@ class DatasetArrays:
         columns: further properties of the samples, for the partition ``natural``.
         vocabulary: number of different tokens, each in [0, vocabulary); 0 for other inputs.
         class_names: a name of each class, for results by class; by default the labels themselves.
-        notes: what users should know about how the files were read, such as a column that is not used.
+        notes: what users should know about how the files were read, such as columns or files that are not used.
     """
 
     train_images: Inputs
@@ -62,13 +63,19 @@ class Loader(Options, ABC):
     """Hash of the plug-in that defines the dataset: if it changes, the files are read again."""
     instructions: ClassVar[str] = ""
     """How to get the files of a dataset that ``download`` cannot fetch."""
+    PUBLISHED: ClassVar[bool] = False
+    """Whether the files are those of a published dataset, which nobody edits."""
 
     def files(self, root: Path) -> tuple[Path, ...]:
         """List the files of this dataset under ``root``, existing or not.
 
-        Folders with many files are listed instead of them; a folder's time of change changes with its entries.
+        A folder stands for all files below it, at any depth, but for hidden ones.
         """
         return ()
+
+    def fingerprint(self, root: Path) -> list[Any]:
+        """Return plain values that differ if a file has changed; all exist. Raises OSError and DataError."""
+        return [unedited(path) if self.PUBLISHED else fingerprint(path) for path in self.files(root)]
 
     @property
     def codes(self) -> list[str]:

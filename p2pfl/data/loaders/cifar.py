@@ -18,6 +18,7 @@ from p2pfl.errors import DataError
 class Cifar10(Loader):
     """CIFAR-10: 50,000 + 10,000 photographs, 3x32x32, in ``cifar-10-batches-py``."""
 
+    PUBLISHED: ClassVar[bool] = True
     folder: ClassVar[str] = "cifar-10-batches-py"
     downloader: ClassVar[str] = "CIFAR10"
     """Name of torchvision's class."""

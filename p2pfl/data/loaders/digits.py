@@ -39,6 +39,8 @@ class Usps(Loader):
     No MD5 is checked: bzip2 has its own checksum, and differently compressed copies of the files exist.
     """
 
+    PUBLISHED: ClassVar[bool] = True
+
     def files(self, root: Path) -> tuple[Path, ...]:
         return root / "usps.bz2", root / "usps.t.bz2"
 
@@ -78,6 +80,7 @@ def _read_usps(path: Path) -> tuple[Images, Labels]:
 class Svhn(Loader):
     """SVHN: 73,257 + 26,032 house numbers, 3x32x32, in ``train_32x32.mat`` and ``test_32x32.mat``."""
 
+    PUBLISHED: ClassVar[bool] = True
     checksums: ClassVar[Mapping[str, str]] = {
         "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
         "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",

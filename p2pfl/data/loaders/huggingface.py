@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,9 +16,16 @@ from pydantic import Field, PositiveInt
 from p2pfl.data.columns import Column
 from p2pfl.data.loaders.arrays import Array, as_column, as_inputs, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
-from p2pfl.data.loaders.torchvision_class import pixels, stacked
+from p2pfl.data.loaders.fingerprint import unedited
+from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image
+from p2pfl.data.loaders.image_lists import check_folders, not_read
+from p2pfl.data.loaders.torchvision_class import stacked
 from p2pfl.errors import DataError, MissingExtra, P2pflError
 from p2pfl.run_file.options import DataPath, did_you_mean
+from p2pfl.terminal import printable
+
+_READING = 2
+"""Increment it when images are read otherwise, so that those of the hub are read again."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,10 @@ class HuggingFace(Loader):
         if not self._local:
             return (self._cached(root),)
         folder = [] if self.data_dir is None else [root / self.data_dir]
-        below = sorted(path for parent in folder for path in parent.rglob("*") if path.is_dir())
-        return (*folder, *below, *(root / path for path in self.data_files.values()))
+        return (*folder, *(root / path for path in self.data_files.values()))
+
+    def fingerprint(self, root: Path) -> list[Any]:
+        return super().fingerprint(root) if self._local else [unedited(self._cached(root)), _READING]
 
     def download(self, root: Path) -> None:
         if self._local:
@@ -72,7 +82,12 @@ class HuggingFace(Loader):
     def read(self, root: Path) -> DatasetArrays:
         with tempfile.TemporaryDirectory(prefix="p2pfl-huggingface-") as scratch, self._naming_errors():
             cache = Path(scratch) if self._local else self._cached(root)
-            return self._arrays([self._load(root, split, cache) for split in self._splits])
+            notes = []
+            if self.path == "imagefolder" and self.data_dir is not None:
+                check_folders(root / self.data_dir)
+                notes = not_read(root / self.data_dir)
+            arrays = self._arrays([self._load(root, split, cache) for split in self._splits])
+            return replace(arrays, notes=notes)
 
     @property
     def _local(self) -> bool:
@@ -93,8 +108,9 @@ class HuggingFace(Loader):
         except P2pflError:
             raise
         except Exception as error:
-            text = " ".join(str(error).split())
-            raise DataError(f"huggingface {self.path}: {type(error).__name__}: {text}") from error
+            cause = error.__cause__ or error  # of "an error occurred while generating the dataset"
+            text = " ".join(str(cause).split())
+            raise DataError(f"huggingface {self.path}: {type(cause).__name__}: {text}") from error
 
     def _load(self, root: Path, split: str, cache: Path) -> Any:
         try:
@@ -112,7 +128,7 @@ class HuggingFace(Loader):
         for split in splits:
             for name in (*names, self.label, *self.groups):
                 self._require(split, name)
-        inputs = [self._inputs(split, names) for split in splits]
+        inputs = self._inputs_of(splits, names)
         labels = [self._values(split, self.label) for split in splits]
         groups = {name: [self._values(split, name) for split in splits] for name in self.groups}
         if len(splits) == 1:
@@ -138,6 +154,31 @@ class HuggingFace(Loader):
             known = ", ".join(split.column_names)
             raise DataError(f"huggingface {self.path}: no column {name!r}; it has {known}{hint}")
 
+    def _inputs_of(self, splits: Sequence[Any], names: Sequence[str]) -> list[Inputs]:
+        if len(names) == 1 and all(type(split.features[names[0]]).__name__ == "Image" for split in splits):
+            where = f"huggingface {self.path}: {names[0]}"
+            return list(stacked(where, [self._images(where, split, names[0]) for split in splits]))
+        return [self._inputs(split, names) for split in splits]
+
+    def _images(self, where: str, split: Any, name: str) -> list[Pixels]:
+        feature = split.features[name]
+        if feature.mode not in (None, "RGB"):  # the library converts them
+            try:
+                return [pixels(image, self.size) for image in split[name]]
+            except DataError as error:
+                raise DataError(f"{where}: an image {error}") from error
+        files = split.cast_column(name, replace(feature, decode=False))[name]
+        images = []
+        for row, file in enumerate(files):
+            if file is None:
+                raise DataError(f"{where}: row {row} has no image; remove it")
+            source, label = file["path"], ""
+            if file["bytes"] is not None:
+                source, label = io.BytesIO(file["bytes"]), f"{where}: row {row}"
+                label += f" ({printable(file['path'])})" if file["path"] else ""
+            images.append(read_image(source, self.size, rgb=feature.mode == "RGB", where=label))
+        return images
+
     def _inputs(self, split: Any, names: Sequence[str]) -> Inputs:
         where = f"huggingface {self.path}: {names[0]}"
         if len(names) > 1:
@@ -147,8 +188,6 @@ class HuggingFace(Loader):
             ]:
                 raise DataError(f"huggingface {self.path}: column {texts[0]!r} has no numbers")
             return np.stack([values.astype(np.float32) for values in columns], axis=1)
-        if type(split.features[names[0]]).__name__ == "Image":
-            return stacked(where, [pixels(image, self.size) for image in split[names[0]]])
         try:
             return as_inputs(where, np.array(split[names[0]][:]))
         except ValueError as error:

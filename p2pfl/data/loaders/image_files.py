@@ -6,7 +6,6 @@ a dataset is read.
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,11 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from p2pfl.data.loaders.base import DatasetArrays, Images, Loader, read_mat, split_off_test, verify
+from p2pfl.data.loaders.file_tree import subfolders
+from p2pfl.data.loaders.image_decoding import read_image, to_8_bits
+from p2pfl.data.loaders.image_lists import Index, list_images, not_read
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import DataPath
-
-Index = Sequence[tuple[Path, int]]
-"""Pairs of image file and label."""
-
-SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
 
 
 @dataclass(frozen=True)
@@ -41,33 +38,40 @@ class ImageFiles(Loader):
         """List the names of the classes, in their order; empty if they have only numbers."""
         return ()
 
+    def notes(self, root: Path) -> Sequence[str]:
+        """What the user should know of the files, e.g. which are not read."""
+        return ()
+
     def read(self, root: Path) -> DatasetArrays:
         train, test, classes = self.index(root)
+        images = load_images([*train, *test], self.size)
         return DatasetArrays(
-            load_images(train, self.size),
+            images[: len(train)],
             np.array([label for _, label in train], np.int64),
-            load_images(test, self.size),
+            images[len(train) :],
             np.array([label for _, label in test], np.int64),
             classes,
             mirror=True,
             class_names=self.class_names(root),
+            notes=self.notes(root),
         )
 
 
 def load_images(index: Index, size: int) -> Images:
     """Load images as uint8 [N, 3, size, size]. Raises DataError naming the first file that fails."""
-    from PIL import Image
-
-    images = np.empty((len(index), 3, size, size), np.uint8)
-    for target, (path, _) in zip(images, index, strict=True):
-        try:
-            with Image.open(path) as image:
-                resized = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-        except FileNotFoundError as error:
-            raise DataError(f"{path}: missing, but listed by the dataset; fetch the dataset again") from error
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"{path}: not an image, or damaged: {error}") from error
-        target[:] = np.asarray(resized).transpose(2, 0, 1)
+    try:
+        images = np.empty((len(index), 3, size, size), np.uint8)
+    except MemoryError as error:
+        raise DataError(f"{len(index)} images of size {size} do not fit into memory; lower size") from error
+    unscaled = {}
+    for position, (path, _) in enumerate(index):
+        image = read_image(path, size)
+        if image.dtype == np.uint8:
+            images[position] = image
+        else:
+            unscaled[position] = image
+    for position, image in zip(unscaled, to_8_bits(unscaled.values()), strict=True):
+        images[position] = image
     return images
 
 
@@ -189,7 +193,7 @@ class StanfordCars(ImageFiles):
 @dataclass(frozen=True)
 class Folder(ImageFiles):
     """One folder per class, as for torchvision's ImageFolder: ``train/CLASS/…`` and ``test/CLASS/…`` (or ``val``,
-    ``valid``); for CINIC-10, Tiny-ImageNet, mini-ImageNet.
+    ``valid``); for CINIC-10, Tiny-ImageNet, mini-ImageNet. Classes are sorted by name as text: 10 before 2.
 
     With ``test``, the folder has no official split: ``CLASS/…``, as in Office-Home and Adaptiope.
     """
@@ -204,9 +208,10 @@ class Folder(ImageFiles):
 
     def files(self, root: Path) -> tuple[Path, ...]:
         folder = self._folder(root)
-        parents = (folder,) if self.test is not None else self._splits(folder)
-        below = [Path(found) for parent in parents for found, *_ in os.walk(parent) if Path(found) != parent]
-        return *parents, *sorted(below)  # of all depths, as images are listed
+        return (folder,) if self.test is not None else self._splits(folder)
+
+    def notes(self, root: Path) -> Sequence[str]:
+        return [note for folder in self.files(root) for note in not_read(folder)]
 
     def class_names(self, root: Path) -> Sequence[str]:
         folder = self._folder(root)
@@ -229,25 +234,8 @@ class Folder(ImageFiles):
         classes = subfolders(train_folder)
         if unknown := sorted(set(subfolders(test_folder)) - set(classes)):
             raise DataError(f"{test_folder / unknown[0]}: unknown class: {train_folder} has no folder of that name")
-        return list_images(train_folder, classes), list_images(test_folder, classes), len(classes)
-
-
-def subfolders(folder: Path) -> list[str]:
-    """List the names of subfolders, sorted. Raises DataError if the folder cannot be read."""
-    try:
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-    except OSError as error:
-        raise DataError(f"{folder}: expected a folder of classes: {error.strerror or error}") from error
-
-
-def list_images(folder: Path, classes: Sequence[str]) -> Index:
-    """List all images below ``folder/CLASS``, sorted by class and name; labels are positions in ``classes``."""
-    return [
-        (path, label)
-        for label, name in enumerate(classes)
-        for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
-    ]
+        test = list_images(test_folder, classes, may_lack=True)
+        return list_images(train_folder, classes), test, len(classes)
 
 
 def split_index(index: Index, test: float) -> tuple[Index, Index]:

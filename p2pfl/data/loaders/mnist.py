@@ -26,6 +26,7 @@ class Mnist(Loader):
     folder: ClassVar[str] = "MNIST"
     """Folder under the root, and name of torchvision's class."""
     mirror: ClassVar[bool] = False
+    PUBLISHED: ClassVar[bool] = True
 
     def files(self, root: Path) -> tuple[Path, ...]:
         return tuple(
@@ -75,6 +76,7 @@ class Emnist(Loader):
     Images are transposed to be upright.
     """
 
+    PUBLISHED: ClassVar[bool] = True
     CLASSES: ClassVar[Mapping[str, int]] = {
         "balanced": 47,
         "byclass": 62,

@@ -89,6 +89,9 @@ class CompositeLoader(Loader):
     def files(self, root: Path) -> tuple[Path, ...]:
         return tuple(path for dataset in self.datasets() for path in dataset.loader.files(root))
 
+    def fingerprint(self, root: Path) -> list[Any]:
+        return [found for dataset in self.datasets() for found in dataset.loader.fingerprint(root)]
+
     @property
     def codes(self) -> list[str]:
         return [*super().codes, *(code for dataset in self.datasets() for code in dataset.loader.codes)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -13,6 +15,9 @@ from pydantic import Field, PositiveInt
 
 from p2pfl.data.loaders.arrays import number_of_classes
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, split_off_test
+from p2pfl.data.loaders.file_tree import subfolders
+from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image, to_8_bits
+from p2pfl.data.loaders.image_lists import list_images, not_read
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import DataPath, did_you_mean
 
@@ -61,21 +66,23 @@ class Torchvision(Loader):
         self._folder(root).mkdir(parents=True, exist_ok=True)
         try:
             for split in arguments:
-                self._open(root, split, download=True)
+                self._open(root, split, [], download=True)
         except (OSError, RuntimeError):
             raise
         except Exception as error:
             raise self._failed(error, "") from error
 
     def read(self, root: Path) -> DatasetArrays:
+        notes: list[str] = []
         try:
-            train = self._open(root, self._arguments("train"))
+            train = self._open(root, self._arguments("train"), notes)
+            images, labels = self._samples(train)
             if isinstance(self.test, float):
-                images, labels = self._arrays(train)
                 mask = split_off_test(labels, self.test)
-                splits = (images[~mask], labels[~mask]), (images[mask], labels[mask])
+                splits = [([images[n] for n in np.flatnonzero(half)], labels[half]) for half in (~mask, mask)]
             else:
-                splits = self._arrays(train), self._arrays(self._open(root, self._arguments("test")))
+                test = self._open(root, self._arguments("test"), notes)
+                splits = [(images, labels), self._samples(test)]
         except DataError:
             raise
         except Exception as error:  # a class raises what it likes
@@ -84,7 +91,17 @@ class Torchvision(Loader):
         if max(int(labels.max(initial=0)) for labels in both) >= len(names):
             names = ()  # of something else than the labels
         classes = len(names) or number_of_classes(f"torchvision's {self.class_}", both)
-        return DatasetArrays(*splits[0], *splits[1], classes, self.mirror, class_names=names)
+        inputs = stacked(f"torchvision's {self.class_}", [images for images, _ in splits])
+        return DatasetArrays(
+            inputs[0],
+            splits[0][1],
+            inputs[1],
+            splits[1][1],
+            classes,
+            self.mirror,
+            class_names=names,
+            notes=list(dict.fromkeys(notes)),
+        )
 
     def _failed(self, error: Exception, hint: str) -> DataError:
         text = " ".join(str(error).split())
@@ -119,24 +136,39 @@ class Torchvision(Loader):
             return {"split": split}
         raise DataError(f"torchvision's {self.class_} has no official split; set test to a fraction, e.g. 0.2")
 
-    def _open(self, root: Path, split: Mapping[str, Any], *, download: bool = False) -> Any:
+    def _open(self, root: Path, split: Mapping[str, Any], notes: list[str], *, download: bool = False) -> Any:
+        from torchvision.datasets import DatasetFolder
+        from torchvision.datasets.folder import default_loader
+
+        cls, parameters = self._class(), inspect.signature(self._class()).parameters
         arguments: dict[str, Any] = {**self.args, **split}
-        if "root" in self._parameters():
+        if "root" in parameters:
             arguments["root"] = self._folder(root)
         if download:
             arguments["download"] = True
-        return self._class()(**arguments)
+        folders = issubclass(cls, DatasetFolder)
+        if folders or ("loader" in parameters and parameters["loader"].default is default_loader):
+            arguments["loader"] = lambda path: read_image(path, self.size, rgb=True)
+        return (_without_hidden_files(cls, notes) if folders else cls)(**arguments)
 
-    def _arrays(self, samples: Any) -> tuple[Images, Labels]:
+    def _samples(self, samples: Any) -> tuple[list[Pixels], Labels]:
+        from PIL.Image import DecompressionBombWarning
+
         images, labels = [], []
         for number in range(len(samples)):
-            image, label = samples[number]
-            if not (hasattr(image, "convert") and np.ndim(label) == 0 and np.issubdtype(type(label), np.integer)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DecompressionBombWarning)
+                image, label = samples[number]
+            is_image = isinstance(image, np.ndarray) or hasattr(image, "convert")
+            if not (is_image and np.ndim(label) == 0 and np.issubdtype(type(label), np.integer)):
                 kinds = f"{type(image).__name__} and {type(label).__name__}"
                 raise DataError(f"torchvision's {self.class_} yields {kinds}; images and integer labels are expected")
-            images.append(pixels(image, self.size))
+            try:
+                images.append(image if isinstance(image, np.ndarray) else pixels(image, self.size))
+            except DataError as error:
+                raise DataError(f"torchvision's {self.class_}: sample {number}: {error}") from error
             labels.append(int(label))
-        return stacked(f"torchvision's {self.class_}", images), np.array(labels, np.int64)
+        return images, np.array(labels, np.int64)
 
 
 def _class_names(samples: Any) -> Sequence[str]:
@@ -147,24 +179,38 @@ def _class_names(samples: Any) -> Sequence[str]:
     return [", ".join(map(str, name)) if isinstance(name, list | tuple) else str(name) for name in names]
 
 
-def pixels(image: Any, size: int | None) -> Images:
-    """Convert a PIL image to uint8 [C, H, W]: resized to squares of RGB, or as it is, gray or RGB."""
-    from PIL.Image import Resampling
+def _without_hidden_files(cls: Any, notes: list[str]) -> Any:
+    """A class of folders of classes that lists folders and files as the dataset ``folder`` does."""
 
-    if size is not None:
-        image = image.convert("RGB").resize((size, size), Resampling.BILINEAR)
-    elif image.mode not in ("L", "RGB"):
-        image = image.convert("L" if image.mode in ("1", "I", "I;16", "F", "LA") else "RGB")
-    array = np.asarray(image, np.uint8)
-    return array[np.newaxis] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+    class Listing(cls):  # type: ignore[misc]
+        def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+            names = subfolders(Path(directory))
+            return names, {name: label for label, name in enumerate(names)}
+
+        @staticmethod
+        def make_dataset(
+            directory: str | Path,
+            class_to_idx: Mapping[str, int],
+            extensions: Sequence[str] | None = None,
+            is_valid_file: Any = None,
+            allow_empty: bool = False,
+        ) -> list[tuple[str, int]]:
+            notes.extend(not_read(Path(directory)))
+            index = list_images(Path(directory), list(class_to_idx), may_lack=allow_empty)
+            labels = list(class_to_idx.values())
+            return [(str(path), labels[position]) for path, position in index]
+
+    Listing.__name__ = cls.__name__
+    return Listing
 
 
-def stacked(where: str, images: list[Images]) -> Images:
-    """Stack images to [N, C, H, W]. Raises DataError if their shapes differ."""
-    shapes = {image.shape for image in images}
+def stacked(where: str, splits: Sequence[Sequence[Pixels]]) -> list[Images]:
+    """Stack the images of each split to uint8 [N, C, H, W]. Raises DataError if there are none, or shapes differ."""
+    shapes = {image.shape for images in splits for image in images}
     if len(shapes) > 1:
         one, other = sorted(shapes)[:2]
         raise DataError(f"{where}: images differ in shape, e.g. {one} and {other}; set size to resize them")
-    if not images:
+    if not all(splits):
         raise DataError(f"{where}: no samples")
-    return np.stack(images)
+    scaled = iter(to_8_bits(image for images in splits for image in images))
+    return [np.stack(list(islice(scaled, len(images)))) for images in splits]

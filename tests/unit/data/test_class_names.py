@@ -96,6 +96,8 @@ def test_npz_labels_may_be_text_or_booleans(root: Path, train: Any, test: Any, n
     [
         ([[0], [1]], {}, r"y_train is int64 \[2, 1\]; expected integers \[N\] or text \[N\]: use y\.ravel\(\)"),
         ([[0, 1], [1, 0]], {}, r"\[2, 2\]; .*: one-hot labels become integers by y\.argmax\(axis=1\)"),
+        ([[0, 1], [1, 1]], {}, r"\[2, 2\]; .*; a sample has one class, not one per tag, token or pixel"),
+        ([[[0, 1]], [[1, 1]]], {}, r"\[2, 1, 2\]; .*; a sample has one class, not one per tag, token or pixel"),
         ([0.0, 1.0], {}, r"y_train is float64 \[2\]; .*: use y\.astype\(int\)"),
         ([0.5, 1.0], {}, "measurements and NaN are no classes"),
         ([b"a", b"b"], {}, r"use y\.astype\(str\)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,66 @@ def test_samples_without_a_label_are_an_error(folder: Path) -> None:
     named(folder / "b.parquet", [-1, -1], ["zebra", "cat"])
     with pytest.raises(DataError, match="split 'test': column 'label' has -1, which means that samples"):
         opened(folder, **files, inputs=["x", "x"])
+
+
+@pytest.mark.parametrize("mode", [None, "RGB", "L"])
+def test_images_in_tables_are_read_as_files_are(folder: Path, mode: str | None) -> None:
+    needs_library()
+    from datasets import Dataset as Table
+    from datasets import Features, Value
+    from datasets import Image as Images
+
+    def write(*images: bytes) -> None:
+        rows = {"image": [{"bytes": image, "path": f"{row}.png"} for row, image in enumerate(images)]}
+        features = Features({"image": Images(mode=mode), "label": Value("int64")})
+        Table.from_dict({**rows, "label": [0, 1] * 2}, features=features).to_parquet(folder / "a.parquet")
+
+    def png(image: Image.Image, **options: Any) -> bytes:
+        file = io.BytesIO()
+        image.save(file, "PNG", **options)
+        return file.getvalue()
+
+    source = {"path": "parquet", "data_files": {"train": "a.parquet"}, "test": 0.5}
+    exif = Image.Exif()
+    exif[0x112] = 6
+    write(*[png(Image.new("L", (6, 4), 10), exif=exif)] * 4)
+    assert opened(folder, **source).train.images.shape == (2, 3 if mode == "RGB" else 1, 6, 4)
+    if mode != "L":  # to which the library converts them
+        write(*(png(Image.fromarray(np.full((4, 4), 1000 * row, np.uint16))) for row in range(1, 5)))
+        assert opened(folder, **source).pool.take(np.arange(4))[0][:, 0, 0, 0].tolist() == [62, 125, 187, 249]
+        write(*[png(Image.new("RGBA", (4, 4), (0, 0, 0, 0)))] * 4)
+        assert opened(folder, **source).train.images.min() == 255
+        write(*[png(Image.new("L", (4, 4)))] * 3, b"")
+        with pytest.raises(
+            DataError, match=r"huggingface parquet: image: row 3 \(3\.png\): not an image, or damaged"
+        ):
+            opened(folder, **source)
+
+
+def test_folders_of_images_that_the_library_would_misread_are_errors(folder: Path) -> None:
+    needs_library()
+    for name in ("a", "b", "@eaDir"):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (4, 4)).save(folder / "photos" / name / f"{number}.png")
+    source = {"path": "imagefolder", "data_dir": "photos", "test": 0.5}
+    with pytest.raises(DataError, match=f"^{folder}/photos/@eaDir would be taken for a class; remove it, or use the"):
+        opened(folder, **source)
+    (folder / "photos" / "@eaDir").rename(folder / "elsewhere")
+    (folder / "photos" / "c").symlink_to(folder / "elsewhere")
+    with pytest.raises(
+        DataError, match=f"^{folder}/photos/c is a link, which is not followed; remove it, or use the"
+    ):
+        opened(folder, **source)
+    (folder / "photos" / "c").unlink()
+    (folder / "photos" / "a" / "x.npy").touch()
+    assert opened(folder, **source).notes == (
+        f"{folder}/photos: not read: .npy in a (1); convert images among them to PNG or JPEG",
+    )
+    for number in range(2):
+        (folder / "photos" / "a" / f"{number}.png").unlink()
+    with pytest.raises(DataError, match=f"^{folder}/photos/a: no images of class a, only files that are not read"):
+        opened(folder, **source)
 
 
 def test_errors_of_the_library_name_the_dataset(folder: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import datasets
 
 from p2pfl.data import DATASETS, Dataset, open_dataset
-from p2pfl.data.loaders.torchvision_class import pixels
+from p2pfl.data.loaders.image_decoding import pixels
 from p2pfl.errors import DataError
 from p2pfl.run_file.options import OptionErrors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -14,6 +15,8 @@ from p2pfl.errors import RunFolderError
 from p2pfl.run_file.load import load
 from p2pfl.session import new_run
 from p2pfl.session.run_folder import RunFolder
+from tests.dataset_files import photo
+from tests.launcher_fixtures import Invoke
 
 
 def test_seed_and_rounds_take_precedence_over_set(file: Path) -> None:
@@ -77,3 +80,21 @@ def test_a_broken_link_in_the_place_of_out_is_an_error(file: Path, tmp_path: Pat
     run = LaunchRequest(file).load()
     with pytest.raises(RunFolderError, match=f"{tmp_path}/runs is a broken symbolic link to {tmp_path}/unmounted"):
         LaunchRequest(file).prepare(run)
+
+
+def test_names_image_files_that_are_not_read(
+    tmp_path: Path, file: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
+    for name in ("cat", "dog"):
+        for number in range(20):
+            photo(tmp_path / "pics" / name / f"{number}.png", number)
+    (tmp_path / "pics" / "dog" / "20.heic").touch()
+    dataset = f"data.dataset={{name: folder, path: {tmp_path}/pics, test: 0.5, size: 8}}"
+    note = f"note: {tmp_path}/pics: not read: .heic in dog (1); convert images among them to PNG or JPEG"
+    for _ in range(2):  # the second time from the cache
+        assert invoke("data", "show", file, "--set", dataset).stdout.splitlines()[-1] == note
+    found = json.loads(invoke("data", "show", file, "--set", dataset, "--json").stdout)
+    assert [f"note: {line}" for line in found["dataset"]["notes"]] == [note]
+    LaunchRequest(file, sets=[dataset]).load()
+    assert capsys.readouterr().err == f"{note}\n"
