@@ -333,6 +333,20 @@ def _run(
     metrics: tuple[str, int] | None = None,
 ) -> None:
     """Run a backend, print its summary and exit."""
+    from launcher.lossy_output import outliving_readers
+
+    with outliving_readers():
+        finished = _run_and_print(backend, as_json, ui, metrics)
+    sys.exit(0 if finished else 1)
+
+
+def _run_and_print(
+    backend: Callable[[Console, Watching], tuple[RunFolder, Summary]],
+    as_json: bool,
+    ui: bool,
+    metrics: tuple[str, int] | None,
+) -> bool:
+    """Return whether every peer has finished."""
     from launcher.views.print_summary import failure_lines, print_summary
     from launcher.watching import watching
 
@@ -351,7 +365,7 @@ def _run(
     if any(peer.ended == "stopped" for peer in summary.peers):
         where = ", in an allocation of Slurm," * (folder.info.get("hosts", {}).get("backend") == "slurm")
         echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)
-    sys.exit(0 if summary.finished else 1)
+    return summary.finished
 
 
 def _report_line(folder: RunFolder) -> str:
