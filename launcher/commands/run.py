@@ -124,7 +124,8 @@ def launch(
 ) -> None:
     """Run FILE with one process per peer.
 
-    Show progress until the last peer exits, then print a summary. Ctrl-C stops the peers, a second Ctrl-C kills them.
+    Show progress until the last peer exits, then print a summary. Ctrl-C, or closing the terminal, stops the peers; a
+    second Ctrl-C kills them. Under nohup they run on.
     If this command dies otherwise, the peers keep running: stop them with `p2pfl stop`.
     """
     from launcher.backends.local import launch as launch_peers
