@@ -68,8 +68,9 @@ def sweep(
     Run every combination of the values with every seed, or what --optuna asks for; or continue the sweep in FOLDER.
     The folder has one run folder for each. The same command again, or `p2pfl sweep FOLDER`, keeps the runs that have
     finished and resumes those that were interrupted, also after kill -9 or a reboot. A run starts only if it fits
-    into memory, as measured of earlier ones. Ctrl-C, or closing the terminal, stops the runs; a second Ctrl-C kills them. At the end, compare
-    the runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not finish.
+    into memory, as measured of earlier ones. Ctrl-C, or closing the terminal, stops the runs; a second Ctrl-C kills
+    them. At the end, compare the runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not
+    finish.
     """
     from launcher.lossy_output import outliving_readers
 
