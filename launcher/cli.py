@@ -16,10 +16,12 @@ def main() -> None:
     reject_conflicting_distribution()
     # Import late: the other distribution installs its files into the same package, p2pfl.
     from p2pfl.standard_streams import open_closed_streams
+    from p2pfl.stop_signals import interrupt_by
 
     open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
+    interrupt_by(signal.SIGHUP)
     try:
         from launcher.commands import commands
     except KeyboardInterrupt:  # later, click catches it

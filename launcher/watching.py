@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from launcher.lossy_output import dropping
 from launcher.views.progress import Progress, progress_on
 from launcher.views.summary import settings
 from p2pfl.session.run_folder import RunFolder
@@ -38,43 +39,14 @@ class Watching:
             with UiProgress(console, folder) as progress:
                 yield progress
             return
-        file, console.file = console.file, cast(IO[str], _Lossy(console.file))
-        try:
-            with progress_on(console) as progress:
-                yield progress
-        finally:
-            console.file = file
+        with dropping(console), progress_on(console) as progress:
+            yield progress
 
     def serve(self, folder: RunFolder, console: Console) -> None:
         """Let the endpoint, if there is one, answer for this run, and print its address."""
         if self.metrics is not None:
             self.metrics.start(folder, settings(folder))
             console.print(f"metrics: {self.metrics.url}", soft_wrap=True)
-
-
-class _Lossy:
-    """A stream that drops what cannot be written. A broken pipe is still an error: the console handles it."""
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        self._or_drop(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._or_drop(self._stream.flush)
-
-    def _or_drop(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except BrokenPipeError:
-            raise
-        except OSError:
-            pass
 
 
 @contextmanager

@@ -64,11 +64,15 @@ class AddressFiles:
 
     def address_of(self, peer: PeerId) -> str | None:
         """Return a peer's address, or None if it is currently unknown. Call it until there is a connection."""
-        address = self._book.address_of(peer) or self._read(peer)
+        address = self.given(peer)
         try:
             return None if address is None else self._resolver.numeric(address)
         except ValueError:
             return None  # damaged file; its peer will rewrite it
+
+    def given(self, peer: PeerId) -> str | None:
+        """Return a peer's address as the run file or the peer itself gives it, perhaps with a host name."""
+        return self._book.address_of(peer) or self._read(peer)
 
     def look(self, among: Collection[PeerId]) -> tuple[Collection[PeerId], Collection[PeerId]]:
         """Return the peers that may have an address now, and those that the launcher has declared dead.

@@ -23,6 +23,7 @@ from p2pfl.messaging.deadline import STALL
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.wire import OVERHEAD
+from p2pfl.run_file.addresses import leads_here, split
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
 from peers.connection import Connection
@@ -277,12 +278,31 @@ class IoLoop:
         """Log once which neighbors were not reached: not started yet, behind a firewall, or at another address."""
         if not connections:
             return
-        names = [f"peer {each.peer} at {each.address or 'no known address'}" for each in connections[:NAMED]]
+        named = connections[:NAMED]
+        names = [f"peer {each.peer} at {self._describe_address(each)}" for each in named]
+        hint = next(filter(None, map(self._loopback_hint, named)), "")
         others = f" and {len(connections) - NAMED} others" if len(connections) > NAMED else ""
         addresses = self.world.addresses
         unwritten = any(not each.address and not addresses.is_fixed(each.peer) for each in connections)
         where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" * unwritten
-        self.log.info("neighbors not reached yet: %s%s%s", ", ".join(names), others, where)
+        self.log.info("neighbors not reached yet: %s%s%s%s", ", ".join(names), others, where, hint)
+
+    def _describe_address(self, connection: Connection) -> str:
+        given = self.world.addresses.given(connection.peer)
+        if not connection.address:
+            return f"{given}, which does not resolve" if given else "no known address"
+        return connection.address if connection.address == given else f"{connection.address} (given as {given})"
+
+    def _loopback_hint(self, connection: Connection) -> str:
+        """Say why a peer on another host is not found at an address of this one, e.g. 127.0.1.1 of Debian's hosts."""
+        if not connection.address or not leads_here(host := split(connection.address)[0]):
+            return ""
+        given = self.world.addresses.given(connection.peer)
+        remedy = "" if given == connection.address else "correct the line of its name in /etc/hosts here, or "
+        return (
+            f"; {host} is this host itself: if peer {connection.peer} runs on another one, {remedy}give its IP "
+            "address in transport.hosts"
+        )
 
     def _look_for_addresses(self, down: list[Connection], now: float) -> None:
         """Connect to neighbors whose address has appeared or changed; do not wait for those declared dead."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-from p2pfl.run_file.addresses import join, split
+from p2pfl.run_file.addresses import is_ipv6, join, split
 
 REFRESH = 2.0
 """Seconds after which a name is looked up again if it is still requested."""
@@ -46,6 +46,7 @@ class Resolver:
         now: the clock, in seconds.
         log: receives a line when a name cannot be resolved.
         look_up: (host, port) -> numeric addresses; raises OSError.
+        ipv4_first: try the IPv4 addresses of a name before the others.
     """
 
     def __init__(
@@ -53,10 +54,13 @@ class Resolver:
         now: Callable[[], float],
         log: logging.Logger,
         look_up: Callable[[str, int], list[str]] | None = None,
+        *,
+        ipv4_first: bool = False,
     ) -> None:
         self._now = now
         self._log = log
         self._look_up = look_up or look_up_host
+        self._ipv4_first = ipv4_first
         self._names: dict[str, _Name] = {}
         self._busy: set[str] = set()
         """Names that are being looked up. Several threads change it, by atomic operations."""
@@ -93,7 +97,8 @@ class Resolver:
     def _resolve(self, name: _Name, host: str, port: int) -> None:
         try:
             # Keep known addresses while the name server is unreachable.
-            name.addresses = self._look_up(host, port) or name.addresses
+            found = self._look_up(host, port)
+            name.addresses = (sorted(found, key=is_ipv6) if self._ipv4_first else found) or name.addresses
             name.error = ""
         except OSError as error:
             reason = error.strerror or str(error)

@@ -38,6 +38,7 @@ from p2pfl.session.peer_log import LogSettings, close_logger, details, lock_log,
 from p2pfl.session.run_folder import Phase, RunFolder, Status
 from p2pfl.session.session import Session, Stopped
 from p2pfl.session.simulate import deterministic
+from p2pfl.stop_signals import handling, stop_signals
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
 from peers.free_memory import free_heap
@@ -51,8 +52,6 @@ from peers.zmq_link import ZmqLink
 
 Data = tuple[Dataset, Sequence[Subset]]
 
-STOPS = (signal.SIGTERM, signal.SIGINT)
-"""Signals that stop a peer."""
 NAMED = 8
 """Most neighbors that the log names at the start."""
 
@@ -65,7 +64,7 @@ def run_peer(
     report_error: Callable[[str], None] = lambda text: None,
     echo: TextIO | None = None,
 ) -> int:
-    """Run peer ``me`` of the run in ``folder`` to the end. STOPS are handled, and no longer blocked.
+    """Run peer ``me`` of the run in ``folder`` to the end. Stop signals are handled, and no longer blocked.
 
     Args:
         run, data: given if the caller has already loaded them.
@@ -110,7 +109,7 @@ def run_peer(
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
             write_status("starting")
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which a fork of the warm process blocks until here
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_signals())  # blocked in forks of the warm process
             run = run or load(folder.run_file, environment=os.environ)
             data = data or load_data(run, folder.root, record=True)
             return asyncio.run(_run(folder, me, run, data, log))
@@ -228,7 +227,7 @@ def _log_settings(folder: RunFolder, me: PeerId) -> LogSettings:
 
 @contextmanager
 def stop_by_exception() -> Iterator[None]:
-    """Raise Stopped on SIGTERM and SIGINT, at any point: there is nothing to save yet."""
+    """Raise Stopped on a stop signal, at any point: there is nothing to save yet."""
 
     asked = False
 
@@ -247,19 +246,8 @@ def stop_by_exception() -> Iterator[None]:
 
 
 @contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install ``handler`` for SIGTERM and SIGINT, and restore the previous handlers at the end."""
-    before = {number: signal.signal(number, handler) for number in STOPS}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-@contextmanager
 def stop_on_sigterm(session: Session) -> Iterator[asyncio.Event]:
-    """On SIGTERM and SIGINT, finish the batch, roll back to the last completed round, checkpoint and exit.
+    """On SIGTERM, SIGINT and SIGHUP, finish the batch, roll back to the last completed round, checkpoint and exit.
 
     Yields an event that is set then: the session may have ended already.
     """

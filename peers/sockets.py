@@ -22,7 +22,7 @@ import zmq
 from p2pfl import PeerId
 from p2pfl.errors import AddressInUse, RunFolderError
 from p2pfl.messaging.endpoint import Endpoint
-from p2pfl.run_file.addresses import IN_USE, join
+from p2pfl.run_file.addresses import IN_USE, is_ipv6, join
 from p2pfl.run_file.schema import Transport
 from p2pfl.session.key_files import Keys
 from peers.address_files import AddressFiles
@@ -67,7 +67,8 @@ class Sockets:
         self.health = health
         self.book = transport.book(endpoint.topology.peers)
         self.limited_log = LimitedLog(log, monotonic)
-        resolver = Resolver(monotonic, log)
+        # All peers bind the same transport.host: none listens at an IPv6 address that its name may have too.
+        resolver = Resolver(monotonic, log, ipv4_first=not is_ipv6(transport.host))
         self.addresses = AddressFiles(self.me, addresses, self.book, self.neighbors, resolver, monotonic)
         self._wake = -1
         """An eventfd."""

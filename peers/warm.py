@@ -47,8 +47,9 @@ from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.stop_signals import nothing, stop_signals
 from peers.free_memory import forget_files, free_heap
-from peers.runtime import STOPS, Data, run_peer
+from peers.runtime import Data, run_peer
 
 MAX_ERROR = 4096
 """Bytes of a peer's error message."""
@@ -150,7 +151,7 @@ class Forks:
         free_heap()
         forget_files()
         # Forks inherit it: none is killed by a signal before run_peer can stop.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
         try:
             for peer in peers:
                 if not is_wanted():
@@ -228,8 +229,8 @@ def _become(folder: RunFolder, peer: PeerId, run: Run | None, data: Data | None,
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in STOPS:  # blocked until the peer handles them; afterwards, a second one must not kill it
-            signal.signal(number, lambda number, frame: None)
+        for number in stop_signals():  # blocked until the peer handles them; a second one must not kill it later
+            signal.signal(number, nothing)
         detach(folder, peer)
         code = run_peer(folder, peer, run, data, report_error)
     except BaseException as error:

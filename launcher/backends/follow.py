@@ -21,6 +21,7 @@ from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import AddressInUse, AlreadyRunning, WriteError
 from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
+from p2pfl.stop_signals import asks_to_kill, handling
 
 POLL_INTERVAL = 0.25
 """Seconds between two checks for interrupts, if the warm process reports nothing."""
@@ -130,7 +131,7 @@ def follow(
             again = [peer for peer in exited if policy.restarts(peer, codes.get(peer), errors.get(peer, ""))]
             recoveries.forget(peer for peer in exited if policy.outcomes[peer] != "finished")
             if interrupts:
-                _stop(processes, warm, kill=len(interrupts) > 1, progress=progress)
+                _stop(processes, warm, kill=asks_to_kill(interrupts), progress=progress)
             elif again and processes.started:  # otherwise another warm process would not start any peer either
                 progress.print("; ".join(f"peer {peer}: {policy.outcomes[peer]}; restarting" for peer in again))
                 due |= {peer: time.monotonic() + policy.pause(peer, codes.get(peer)) for peer in again}
@@ -392,15 +393,7 @@ def sigterm_notice(folder: RunFolder, progress: Progress) -> Iterator[None]:
 
 @contextmanager
 def counted_interrupts(*others: signal.Signals) -> Iterator[list[int]]:
-    """Collect SIGINT (Ctrl-C), and ``others``, in a list instead of raising KeyboardInterrupt."""
+    """Collect SIGINT (Ctrl-C), SIGHUP, and ``others``, in a list instead of raising KeyboardInterrupt."""
     received: list[int] = []
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, *others)}
-    try:
+    with handling(lambda number, frame: received.append(number), {signal.SIGINT, signal.SIGHUP, *others}):
         yield received
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)

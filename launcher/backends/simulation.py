@@ -25,6 +25,7 @@ from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.stop_signals import interrupt_by
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -111,7 +112,7 @@ def _run(
     print_run_path(folder, console)
     watching.serve(folder, console)
     set_title(simulation_title(folder))
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))  # `p2pfl stop`
+    interrupt_by(signal.SIGTERM, signal.SIGHUP)  # `p2pfl stop`, and a terminal that closes
     began = time.monotonic()
     with tracking(folder, console.print), watching.progress(console, folder) as progress:
         me = os.getpid()

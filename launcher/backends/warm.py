@@ -132,7 +132,10 @@ class WarmProcess:
             null = os.open(os.devnull, os.O_RDWR)
             for name in os.listdir("/proc/self/fd"):
                 if int(name) not in (0, 1, 2, null):
-                    os.dup2(null, int(name), inheritable=False)
+                    try:
+                        os.dup2(null, int(name), inheritable=False)
+                    except OSError:  # its number is above the limit on open files, which was lowered since
+                        os.close(int(name))
             sys.argv = ["peers", "--warm"]
             runpy.run_module("peers", run_name="__main__", alter_sys=True)
 

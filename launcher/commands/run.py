@@ -124,7 +124,8 @@ def launch(
 ) -> None:
     """Run FILE with one process per peer.
 
-    Show progress until the last peer exits, then print a summary. Ctrl-C stops the peers, a second Ctrl-C kills them.
+    Show progress until the last peer exits, then print a summary. Ctrl-C, or closing the terminal, stops the peers; a
+    second Ctrl-C kills them. Under nohup they run on.
     If this command dies otherwise, the peers keep running: stop them with `p2pfl stop`.
     """
     from launcher.backends.local import launch as launch_peers
@@ -333,6 +334,20 @@ def _run(
     metrics: tuple[str, int] | None = None,
 ) -> None:
     """Run a backend, print its summary and exit."""
+    from launcher.lossy_output import outliving_readers
+
+    with outliving_readers():
+        finished = _run_and_print(backend, as_json, ui, metrics)
+    sys.exit(0 if finished else 1)
+
+
+def _run_and_print(
+    backend: Callable[[Console, Watching], tuple[RunFolder, Summary]],
+    as_json: bool,
+    ui: bool,
+    metrics: tuple[str, int] | None,
+) -> bool:
+    """Return whether every peer has finished."""
     from launcher.views.print_summary import failure_lines, print_summary
     from launcher.watching import watching
 
@@ -351,7 +366,7 @@ def _run(
     if any(peer.ended == "stopped" for peer in summary.peers):
         where = ", in an allocation of Slurm," * (folder.info.get("hosts", {}).get("backend") == "slurm")
         echo(f"resume from the checkpoints{where} with: p2pfl resume {_shell_path(folder.root)}", err=True)
-    sys.exit(0 if summary.finished else 1)
+    return summary.finished
 
 
 def _report_line(folder: RunFolder) -> str:

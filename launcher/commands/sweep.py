@@ -68,11 +68,11 @@ def sweep(
     Run every combination of the values with every seed, or what --optuna asks for; or continue the sweep in FOLDER.
     The folder has one run folder for each. The same command again, or `p2pfl sweep FOLDER`, keeps the runs that have
     finished and resumes those that were interrupted, also after kill -9 or a reboot. A run starts only if it fits
-    into memory, as measured of earlier ones. Ctrl-C stops the runs, a second Ctrl-C kills them. At the end, compare
-    the runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not finish.
+    into memory, as measured of earlier ones. Ctrl-C, or closing the terminal, stops the runs; a second Ctrl-C kills
+    them. At the end, compare the runs; `p2pfl compare FOLDER` has more options for that. Exit with 1 if a run did not
+    finish.
     """
-    from launcher.sweep.runner import Queue, Runner, Source, default_jobs
-    from launcher.views.sweep import SweepDisplay
+    from launcher.lossy_output import outliving_readers
 
     if wanted["simulate"] and wanted["backend"]:
         raise click.UsageError("--simulate starts no peers: leave out --backend")
@@ -88,6 +88,17 @@ def sweep(
             raise click.UsageError("trials depend on the earlier ones: a search cannot be a job array")
         _print_array_script(folder, jobs) if sbatch else _run_task(folder, task or 0)
         return
+    with outliving_readers():
+        code = _run_all(folder, jobs, as_json=as_json)
+    sys.exit(code)
+
+
+def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
+    """Run what has not finished, and report. Return the exit status."""
+    from launcher.lossy_output import dropping
+    from launcher.sweep.runner import Queue, Runner, Source, default_jobs
+    from launcher.views.sweep import SweepDisplay
+
     for _, run in folder.runs():
         open_run(run.root)
     with folder.locked():
@@ -106,7 +117,7 @@ def sweep(
             what = "runs have finished" if folder.sweep.search is None else "trials have ended"
             console.print(f"{ended} of {source.total} {what} before")
         _check_ports(folder, jobs)
-        with SweepDisplay(console) as display:
+        with dropping(console), SweepDisplay(console) as display:
             most = jobs or default_jobs(folder)
             runner = Runner(folder, source, display, most, finished)
             runner.progress.failures.update(dict.fromkeys(failed, "failed before; a trial is not repeated"))
@@ -117,7 +128,7 @@ def sweep(
         if folder.sweep.search is not None:
             for line in search.report():
                 echo(line, err=True)
-    sys.exit(128 + signal.SIGINT if progress.stopping else 0 if everything else 1)
+    return 128 + signal.SIGINT if progress.stopping else 0 if everything else 1
 
 
 def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
@@ -139,6 +150,7 @@ def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
 def _run_task(folder: SweepFolder, task: int) -> None:
     """Run one run, while other tasks of a job array, on whatever hosts, run the others."""
     from launcher.errors import SweepError
+    from launcher.lossy_output import dropping, outliving_readers
     from launcher.sweep.runner import Queue, Runner
     from launcher.views.sweep import SweepDisplay
 
@@ -149,7 +161,8 @@ def _run_task(folder: SweepFolder, task: int) -> None:
     if folder.run(name).run_file.is_file():
         open_run(folder.run(name).root)
     queue = Queue(folder, only=name)
-    with SweepDisplay(make_console()) as display:
+    console = make_console()
+    with outliving_readers(), dropping(console), SweepDisplay(console) as display:
         progress = Runner(folder, queue, display, 1, len(queue.finished)).run()
     if queue.finished:
         echo(f"{name}: has finished before")

@@ -21,6 +21,7 @@ from launcher.views.formatting import size
 from launcher.views.summary import settings
 from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError, WriteError
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.stop_signals import asks_to_kill
 
 POLL_INTERVAL = 0.25
 """Seconds between two looks at the running jobs, if none ends."""
@@ -167,7 +168,7 @@ class Runner:
                             "stopping: every run writes checkpoints and ends; press Ctrl-C again to kill them"
                         )
                 for job in progress.jobs if signals else ():
-                    job.stop(kill=len(signals) > 1)
+                    job.stop(kill=asks_to_kill(signals))
                 if not progress.stopping:
                     self._start()
                 if not progress.jobs:

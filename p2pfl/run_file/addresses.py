@@ -98,6 +98,12 @@ def is_loopback(host: str) -> bool:
         return host in ("localhost", "lo")
 
 
+def leads_here(host: str) -> bool:
+    """Whether a connection to ``host``, a numeric address, ends on this host wherever it is made."""
+    address = ip_address(_without_brackets(host).partition("%")[0])
+    return address.is_loopback or address.is_unspecified
+
+
 def problems(
     peers: int, port: int | None, address: str | None, hosts: Mapping[str, str]
 ) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -35,11 +35,10 @@ from p2pfl.messaging.journal import JournalEntry, Place
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result
 from p2pfl.session.session import Session, Stopped
+from p2pfl.stop_signals import asks_to_kill, handling, stop_signals
 
 PARENT = -1
 """Number of the parent process; the others count from 0."""
-STOPS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that stop a run."""
 
 Message = tuple[Any, ...]
 """A kind, and what belongs to it."""
@@ -209,7 +208,8 @@ def run_forked(sessions: Sequence[Session], hub: ForkedHub, threads: int) -> lis
     sys.stdout.flush()
     sys.stderr.flush()
     fork = get_context("fork").Process
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # forks inherit it: none loses a signal before it can stop
+    # Forks inherit it: none loses a signal before it can stop.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
     processes = [
         fork(target=_run_process, args=(number, sessions, hub, threads), daemon=True)
         for number in range(hub.processes)
@@ -240,29 +240,28 @@ class _Parent:
         """Processes whose peers have ended."""
         self._idle: dict[int, Counts] = {}
         self._errors: list[BaseException] = []
-        self._stopping = self._interrupted = False
+        self._stopping = False
+        self._signals: list[int] = []
+        """Those that interrupted the run."""
 
     def follow(self, mask: Iterable[int]) -> list[Result]:
         """Return the results. Signals arrive under this mask again, once they interrupt the run."""
-        before = {number: signal.signal(number, self._interrupt) for number in STOPS}
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        try:
+        with handling(self._interrupt):
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for source, message in self._hub.bus.receive():
                 self._handle(source, *message)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self._errors:
             raise self._errors[0]
-        if self._interrupted:
+        if self._signals:
             raise KeyboardInterrupt
         return [self._results[session.me] for session in self._sessions]
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Stop the peers; at the second signal, kill them."""
+        self._signals.append(number)
+        self._stopping = True
         for process in self._processes:
-            process.kill() if self._interrupted else process.terminate()
-        self._stopping = self._interrupted = True
+            process.kill() if asks_to_kill(self._signals) else process.terminate()
 
     def _handle(self, source: int, kind: str, *values: Any) -> None:
         if kind == "round":
@@ -285,7 +284,7 @@ class _Parent:
     def _end(self, source: int, error: BaseException | None) -> None:
         """Note that the peers of a process have ended. After an error, stop the others."""
         self._over.add(source)
-        if error is not None and not self._interrupted:
+        if error is not None and not self._signals:
             self._errors.append(error)
             self._stopping = True
             for process in self._processes:
@@ -312,7 +311,8 @@ def nothing_in_transit(idle: Mapping[int, Counts]) -> bool:
 
 def _run_process(me: int, sessions: Sequence[Session], hub: ForkedHub, threads: int) -> None:
     """Run the peers of process ``me``."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent stops the others
+    for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group: the parent stops the others
+        signal.signal(number, signal.SIG_IGN)
     hub.become(me)
     torch.set_num_threads(threads)
     asyncio.run(_serve([sessions[peer] for peer in hub.owned(me)], hub))
@@ -353,7 +353,7 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
 
     loop.add_signal_handler(signal.SIGTERM, interrupt)  # wakes the loop, even if it was just about to sleep
     signal.signal(signal.SIGTERM, stop)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
     threading.Thread(target=receive, name="p2pfl pipes", daemon=True).start()
     error = await _run_peers(mine, hub)
     if error is not None and not isinstance(error, P2pflError):

@@ -145,4 +145,26 @@ async def test_logs_once_which_neighbors_were_not_reached(
     await eventually(lambda: links[0].io.next_check > look + TICK)
     lines = [record.getMessage() for record in caplog.records if "not reached yet" in record.getMessage()]
     where = f"each peer writes its address to {sockets.addresses} unless transport.hosts has it"
-    assert lines == [f"neighbors not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9; {where}"]
+    assert lines == [
+        f"neighbors not reached yet: peer 2 at no known address, peer 3 at tcp://127.0.0.1:9; {where}; 127.0.0.1 is "
+        "this host itself: if peer 3 runs on another one, give its IP address in transport.hosts"
+    ]
+
+
+async def test_names_the_host_name_that_leads_to_this_host_or_nowhere(
+    sockets: Any, caplog: Any, monkeypatch: Any, eventually: Any
+) -> None:
+    """Debian's /etc/hosts has 127.0.1.1 for the name of the host, and images of machines are copied."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(resolver, "look_up_host", lambda host, port: {"alpha": ["127.0.1.1"], "beta": []}[host])
+    monkeypatch.setattr(io_loop, "OVERDUE", 0.5)
+    star = Topology.from_edges(3, [(0, 1), (0, 2)])
+    hosts = {"0": "tcp://127.0.0.1:{port}", "1": "tcp://alpha:9", "2": "tcp://beta:9"}
+    link = sockets.link(sockets.endpoint(0, star, LAYOUTS), hosts=hosts)
+    await link.start()
+    await eventually(lambda: "not reached yet" in caplog.text)
+    assert (
+        "peer 1 at tcp://127.0.1.1:9 (given as tcp://alpha:9), peer 2 at tcp://beta:9, which does not resolve; "
+        "127.0.1.1 is this host itself: if peer 1 runs on another one, correct the line of its name in /etc/hosts "
+        "here, or give its IP address in transport.hosts"
+    ) in caplog.text

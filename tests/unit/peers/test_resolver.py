@@ -144,3 +144,11 @@ def test_uses_the_systems_resolver() -> None:
     for nothing in ("a..b", "x" * 70):
         with pytest.raises(OSError):  # noqa: PT011
             look_up_host(nothing, 1)
+
+
+def test_tries_ipv4_first_if_peers_bind_that_only(clock: Clock, until: Any) -> None:
+    resolver = Resolver(clock, LOG, NameServer(["fd00::7", "10.0.0.7", "fe80::1%eth0"]), ipv4_first=True)
+    resolver.numeric("tcp://peer-3:1")
+    idle(resolver, until)
+    assert resolver.numeric("tcp://peer-3:1") == "tcp://10.0.0.7:1"
+    assert resolver._names["peer-3"].addresses == ["10.0.0.7", "fd00::7", "fe80::1%eth0"]
