@@ -16,8 +16,10 @@ def main() -> None:
     reject_conflicting_distribution()
     # Import late: the other distribution installs its files into the same package, p2pfl.
     from p2pfl.standard_streams import open_closed_streams
+    from p2pfl.terminal import make_legible
 
     open_closed_streams()
+    make_legible()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
     try:
