@@ -15,6 +15,10 @@ def main() -> None:
     """Run the command line."""
     reject_conflicting_distribution()
     # Import late: the other distribution installs its files into the same package, p2pfl.
+    try:
+        import p2pfl  # noqa: F401  # raises ImportError on other systems than Linux
+    except ImportError as error:
+        sys.exit(f"error: {error}")
     from p2pfl.standard_streams import open_closed_streams
     from p2pfl.terminal import make_legible
 

@@ -7,6 +7,7 @@ terminal or a file, by the locale or $PYTHONIOENCODING, may lack letters and sym
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -36,6 +37,11 @@ _SIMILAR = {
     **dict(zip("▁▂▃▄▅▆▇█", "_.-=+*%#", strict=True)),
 }
 """What resembles symbols that this project prints, and some that its users may."""
+
+
+def wants_color() -> bool:
+    """Return whether $NO_COLOR does not forbid colors (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR")
 
 
 def make_legible(*, one_column: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from p2pfl.errors import P2pflError, RunFileError
-from p2pfl.terminal import legible, printable
+from p2pfl.terminal import legible, printable, wants_color
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
 
     Commands print everything with this function or ``make_console``: text from files may come from other hosts.
     """
-    click.echo(prefix + legible(printable(text), sys.stderr if err else sys.stdout), err=err, nl=nl)
+    click.echo(legible(prefix + printable(text), sys.stderr if err else sys.stdout), err=err, nl=nl)
 
 
 def echo_file(text: str) -> None:
@@ -104,11 +104,6 @@ class HelpFormatter(click.HelpFormatter):
 
 
 click.Context.formatter_class = HelpFormatter
-
-
-def wants_color() -> bool:
-    """Whether $NO_COLOR does not forbid colors (https://no-color.org)."""
-    return not os.environ.get("NO_COLOR")
 
 
 class Group(click.Group):
