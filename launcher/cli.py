@@ -15,10 +15,16 @@ def main() -> None:
     """Run the command line."""
     reject_conflicting_distribution()
     # Import late: the other distribution installs its files into the same package, p2pfl.
+    try:
+        import p2pfl  # noqa: F401  # raises ImportError on other systems than Linux
+    except ImportError as error:
+        sys.exit(f"error: {error}")
     from p2pfl.standard_streams import open_closed_streams
     from p2pfl.stop_signals import interrupt_by
+    from p2pfl.terminal import make_legible
 
     open_closed_streams()
+    make_legible()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
     interrupt_by(signal.SIGHUP)

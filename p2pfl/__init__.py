@@ -11,6 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from p2pfl.api import LaunchedRun, PlannedRun, RecordedRun, load, open_run
 
+for _name in ("fcntl", "resource", "termios", "pwd"):
+    try:
+        importlib.import_module(_name)
+    except ImportError:
+        raise ImportError(
+            f"p2pfl needs Linux: this Python has no module {_name}; use WSL 2 on Windows, and a container elsewhere "
+            "(docs/deploy.md)"
+        ) from None
+
 __all__ = ["LaunchedRun", "PeerId", "PlannedRun", "RecordedRun", "load", "open_run"]
 
 PeerId = int

@@ -15,7 +15,7 @@ from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.peer_log import log_info
 from p2pfl.session.run_folder import PeerFolder, RunFolder
 from p2pfl.standard_streams import open_closed_streams
-from p2pfl.terminal import printable
+from p2pfl.terminal import make_legible, printable
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,6 +72,7 @@ def main(
     P2PFL_RUN_ID can replace the options.
     """
     open_closed_streams()
+    make_legible()
     if warm:
         os.environ |= ENVIRONMENT
         from peers.warm import serve

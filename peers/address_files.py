@@ -126,7 +126,7 @@ class AddressFiles:
 
     def _read(self, peer: PeerId) -> str | None:
         try:
-            return self._file(peer).read_text()
+            return self._file(peer).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             return None  # the peer has not started or has just closed, or the folder was deleted
 

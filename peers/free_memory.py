@@ -48,7 +48,7 @@ def forget_files() -> None:
     """
     madvise = _madvise()
     with suppress(OSError):
-        for start, end in _unmodified(Path("/proc/self/smaps").read_text()):
+        for start, end in _unmodified(Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace")):
             madvise(start, end - start, mmap.MADV_DONTNEED)
 
 

@@ -61,6 +61,7 @@ from p2pfl.process_title import has_title, set_title
 from p2pfl.run_file.addresses import is_ipv6
 from p2pfl.session.files import read_json, write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import encode_as_utf8
 from peers.sent_files import SentFiles, inside
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def serve() -> int:
     set_title("p2pfl host")
     events = os.dup(1)
     os.dup2(2, 1)
+    encode_as_utf8()
     process = HostProcess(events)
     process.send(hello())
     return process.serve()
@@ -353,7 +355,7 @@ class HostProcess:
             self.send(event)
         address: str | None = None
         with suppress(OSError, UnicodeDecodeError):
-            address = (self._folder.addresses / f"{peer:02d}").read_text()
+            address = (self._folder.addresses / f"{peer:02d}").read_text(encoding="utf-8")
         if self._addresses.get(peer) != address:
             self._addresses[peer] = address
             self.send({"event": "address", "peer": peer, "address": address})

@@ -48,6 +48,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.stop_signals import nothing, stop_signals
+from p2pfl.terminal import encode_as_utf8
 from peers.free_memory import forget_files, free_heap
 from peers.runtime import Data, run_peer
 
@@ -61,6 +62,7 @@ def serve() -> int:
     torch.set_num_threads(1)
     events = os.dup(1)
     os.dup2(2, 1)
+    encode_as_utf8()
     send_event(events, {"event": "ready"})
     forks = Forks(events)
     woken, wake = os.pipe()
@@ -253,6 +255,7 @@ def detach(folder: RunFolder, peer: PeerId) -> None:
         os.dup2(descriptor, target)
     os.close(null)
     os.close(output)
+    encode_as_utf8()
 
 
 def send_event(descriptor: int, event: Mapping[str, Any]) -> None:

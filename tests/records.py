@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from p2pfl.session.run_folder import RunFolder
@@ -14,6 +16,15 @@ def record(peer: int, t: int, accuracy: float | None, seconds: float = 1.0, **mo
     )
     sent = {"1": {"Shared": [1, 90, 10]}}
     return {"peer": peer, "t": t, "seconds": {"total": seconds}, "sent": sent, "personal": personal, **more}
+
+
+def record_tests(folder: RunFolder, samples: Mapping[int, str], dataset: str = "", classes: str = "") -> None:
+    """Say in the results of a run on which test samples its peers were tested."""
+    for peer, found in samples.items():
+        files = folder.peer(peer)
+        result = files.result()
+        assert result is not None
+        files.write_result(replace(result, tested_on={"dataset": dataset, "samples": found, "classes": classes}))
 
 
 def write_records(folder: RunFolder, records: list[dict[str, Any]]) -> None:

@@ -160,7 +160,7 @@ def follow(
     processes.forget(peer for peer, pid in ended_in.items() if _process_id(folder, peer) != pid)
     if warm.stderr:
         with suppress(OSError):
-            (folder.root / "warm.log").write_text(warm.stderr)
+            (folder.root / "warm.log").write_text(warm.stderr, encoding="utf-8")
     if not processes.started and not processes.stopping:
         output = warm.stderr.strip() or "(no output)"
         raise LaunchError(f"the process that forks the peers {warm.outcome}:\n{output}")

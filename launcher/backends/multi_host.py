@@ -100,12 +100,10 @@ def launch(
     """Create a run and run it on the hosts of a backend."""
 
     def prepare() -> tuple[RunFolder, Settings, list[str]]:
-        from p2pfl.data.datasets import data_root
-
         run = request.load()
         check_start(run, range(run.peers), here=False)
         folder = request.prepare(run)
-        return folder, Settings.of(run), copy_named_files(folder, data_root(run.file.data.root))
+        return folder, Settings.of(run), copy_named_files(folder, run)
 
     if unknown := [field for field in re.findall(r"{.*?}", host_dir or "") if field != "{host}"]:
         raise LaunchError(f"--host-dir {host_dir}: unknown {unknown[0]}; {{host}} is replaced by the host's name")
@@ -328,7 +326,7 @@ def _token(folder: RunFolder) -> str:
 def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
-    from p2pfl.run_file.plugin_sources import FILES
+    from p2pfl.run_file.options import FILES
     from p2pfl.run_file.plugin_sources import FOLDER as PLUGINS
 
     common = {

@@ -2,7 +2,7 @@
 
 Hosts that do not share the run folder may lack them. Small ones are copied into ``files`` of the run folder, whose
 run file names the copies, so that they are sent with everything else (multi_host.py) and are there after a resume.
-Files below ``data.root`` are the dataset's, which each host has, or downloads.
+What is below ``data.root``, but not beside the run file, is the dataset's, which each host has, or downloads.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -20,38 +20,45 @@ from launcher.views.formatting import size
 from p2pfl.session.files import write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from p2pfl.run_file.options import Loc, Options
+    from p2pfl.run_file.run import Run
+
 MAX_SENT = 64 << 20
 """Bytes of all copies: they pass through the launcher's memory, once for each host."""
 RUN_FILES = ("run.yaml", "run.json")
 
 
-def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
+def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
     """Copy what the run file names by path into the folder of a new run. Raises WriteError.
-
-    Args:
-        data_root: folder of the dataset's files.
 
     Returns:
         Lines about what is too large.
     """
-    from p2pfl.run_file.plugin_sources import FILES
+    from p2pfl.data.datasets import data_root
+    from p2pfl.run_file.options import FILES
     from p2pfl.run_file.yaml_source import to_text
 
     plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
     room = MAX_SENT
     left_out: list[str] = []
     copied = False
-    for where, values, key in _named(plain):
-        path = Path(values[key])
-        if path.is_relative_to(data_root.absolute()):
+    for where, values, key, path in _named(plain, run, Path(os.path.abspath(data_root(run.file.data.root)))):
+        if key is None:
+            left_out.append(f"{where}: {path} is not declared as a path, so it is not sent: each host needs it there")
             continue
-        parts = {part: part.stat().st_size for part in _parts(path)}
-        if sum(parts.values()) > room:
-            left_out.append(
-                f"{where}: {path} has {size(sum(parts.values()))}, too much to send: each host needs it at that path"
-            )
+        parts: list[Path] = []
+        total = 0
+        for part in _parts(path):
+            parts.append(part)
+            total += part.stat().st_size
+            if total > room:
+                break
+        if total > room:
+            text = f"{where}: {path} has more than {size(room)}, too much to send: each host needs it at that path"
+            left_out.append(text)
             continue
-        room -= sum(parts.values())
+        room -= total
         target = _unused(folder.root / FILES, path.name)
         for part in parts:
             to = target / part.relative_to(path) if part != path else target
@@ -65,29 +72,81 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
     return left_out
 
 
-def _named(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the parameters of dataset and algorithm that are existing paths: where they are, a container, its key."""
+def _named(plain: dict[str, Any], run: Run, root: Path) -> Iterator[tuple[str, Any, Any, Path]]:
+    """Yield the parameters of dataset and algorithm that name what hosts need: where, a container, its key, the path.
 
-    def within(where: str, values: Any) -> Iterator[tuple[str, Any, Any]]:
-        if isinstance(values, dict | list):
-            for key, value in list(values.items() if isinstance(values, dict) else enumerate(values)):
-                if isinstance(value, str) and os.path.isabs(value) and os.path.exists(value):
-                    yield f"{where}.{key}", values, key
-                yield from within(f"{where}.{key}", value)
+    The key is None if a copy of the run file on another host cannot name a copy of the path.
 
-    yield from within("data.dataset", plain["data"]["dataset"])
-    yield from within("algorithm", plain["algorithm"])
+    Args:
+        root: ``data.root``; absolute.
+    """
+    base = Path(os.path.abspath(run.base or Path()))
+    for where, section, options in (
+        ("data.dataset", plain["data"]["dataset"], run.loader),
+        ("algorithm", plain["algorithm"], run.hyper),
+    ):
+        for loc, text in list(_texts(section)):
+            path = Path(os.path.abspath(root / text))
+            below = path.is_relative_to(root) and not path.is_relative_to(base)
+            if below or not os.path.exists(path):
+                continue
+            key = loc[-1] if _starts_from_run_file(options, loc, path) else None
+            if key is not None or os.path.isabs(text):
+                values = section
+                for part in loc[:-1]:
+                    values = values[part]
+                yield ".".join((where, *map(str, loc))), values, key, path
 
 
-def _parts(path: Path) -> list[Path]:
-    """Return the files to copy: of a run, from which an algorithm takes pretrained parts, the first checkpoint."""
+def _texts(values: Any, above: Loc = ()) -> Iterator[tuple[Loc, str]]:
+    """Yield all texts in plain values, and where they are."""
+    if isinstance(values, str):
+        yield above, values
+    elif isinstance(values, dict | list):
+        for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from _texts(value, (*above, key))
+
+
+def _starts_from_run_file(options: Options, loc: Loc, path: Path) -> bool:
+    """Whether a parameter is a path that may start from the folder of the run file, as the copies will."""
+    from p2pfl.run_file.options import OptionErrors
+
+    tree: Any = options.to_dict()
+    *above, last = loc
+    try:
+        values = tree
+        for part in above:
+            values = values[part]
+        values[last] = path.name
+        found: Any = vars(type(options).parse(tree, path.parent))
+        for part in loc:
+            found = found[part]
+    except (OptionErrors, LookupError, TypeError):
+        return False
+    return isinstance(found, Path) and found.is_absolute()
+
+
+def _parts(path: Path) -> Iterator[Path]:
+    """Yield the files to copy: of a run, from which an algorithm takes pretrained parts, the first checkpoint."""
     if path.is_file():
-        return [path]
-    if (path / RUN_FILES[0]).is_file():
+        yield path
+    elif (path / RUN_FILES[0]).is_file():
+        yield from (path / name for name in RUN_FILES if (path / name).is_file())
         checkpoints = (files.checkpoint for files in RunFolder.open(path).peers())
-        first = next((checkpoint for checkpoint in checkpoints if checkpoint.is_file()), None)
-        return [*(path / name for name in RUN_FILES if (path / name).is_file()), *([first] if first else [])]
-    return [part for part in sorted(path.rglob("*")) if part.is_file()]
+        yield from islice(filter(Path.is_file, checkpoints), 1)
+    else:
+        yield from _below(path)
+
+
+def _below(folder: Path, above: tuple[str, ...] = ()) -> Iterator[Path]:
+    """Yield the files below a folder, behind links too, but for those that lead back to it."""
+    if (real := os.path.realpath(folder)) in above:
+        return
+    for part in sorted(folder.iterdir()):
+        if part.is_dir():
+            yield from _below(part, (*above, real))
+        elif part.is_file():
+            yield part
 
 
 def _unused(folder: Path, name: str) -> Path:

@@ -13,6 +13,7 @@ import click
 from launcher.commands.group import JSON, MASKED, FiniteNumber, echo, make_console, open_all
 
 if TYPE_CHECKING:
+    from launcher.comparison.groups import Member
     from launcher.comparison.results import Options, Results
     from launcher.comparison.tables import Format
     from launcher.sweep.grid import Point
@@ -133,7 +134,7 @@ def show(
     compared = lines(folders, masked)
     found = [Member.of(folder, point) for folder, point in members]
     if form == "table" and not grouped and not _has_groups(found):
-        _show_runs(folders, compared)
+        _show_runs(found, compared)
     else:
         grouped_results = results(found, compared, options)
         if form == "json":
@@ -153,20 +154,26 @@ def _has_groups(members: Sequence[Any]) -> bool:
     return any(len({member.seed for member in part.members}) > 1 for part in group(members))
 
 
-def _show_runs(folders: Sequence[RunFolder], compared: Sequence[Line]) -> None:
-    from launcher.comparison.groups import Member, value_text, varied
+def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
+    from launcher.comparison.groups import value_text, varied
+    from launcher.comparison.tables import different_tests
+    from launcher.comparison.test_sets import differing, names
     from launcher.views.compare import differences, extra_metrics_table, metrics_table, table
 
     console = make_console()
-    console.print(table(compared))
+    sets = names([[member] for member in members], compared[0].masked)
+    several = len(set(sets)) > 1
+    console.print(table(compared, sets if several else None))
     for further in (metrics_table(compared), extra_metrics_table(compared)):
         if further is not None:
             console.print()
             console.print(further)
-    warned = differences(folders)
+    if several:
+        console.print()
+        console.print(different_tests(sets, differing(members)), style="dim")
+    warned = differences([member.folder for member in members])
     for key, values in warned.items():
         echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
-    members = [Member.of(folder, None) for folder in folders]
     for key, values in varied([member.values for member in members]).items():
         if key not in warned and key != "algorithm.name":  # a column of the table
             echo(f"runs differ in {key}: {'; '.join(map(value_text, values))}", err=True)

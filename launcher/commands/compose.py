@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from launcher.commands.group import FILE, SETS, echo
+from launcher.commands.group import FILE, SETS, echo_file
 
 
 @click.command()
@@ -22,4 +22,4 @@ def compose(file: Path, **options: Any) -> None:
     """
     from launcher.backends.compose import ComposeFile
 
-    echo(ComposeFile(file, **options).render(), nl=False)
+    echo_file(ComposeFile(file, **options).render())

@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from p2pfl.errors import P2pflError, RunFileError
-from p2pfl.terminal import printable
+from p2pfl.terminal import legible, printable, wants_color
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +37,15 @@ def echo(text: str = "", *, prefix: str = "", err: bool = False, nl: bool = True
 
     Commands print everything with this function or ``make_console``: text from files may come from other hosts.
     """
-    click.echo(prefix + printable(text), err=err, nl=nl)
+    click.echo(legible(prefix + printable(text), sys.stderr if err else sys.stdout), err=err, nl=nl)
+
+
+def echo_file(text: str) -> None:
+    """Print a text that other programs read: in UTF-8 whatever the locale, unless a terminal shows it."""
+    if sys.stdout.isatty():
+        echo(text, nl=False)
+    else:
+        click.echo(printable(text).encode(), nl=False)
 
 
 def open_run(run: Path) -> RunFolder:
@@ -79,17 +88,30 @@ def _escaping() -> Iterator[None]:
         yield
     except click.ClickException as error:
         message = error.format_message()
-        if printable(message) == message:
+        shown = legible(printable(message), sys.stderr)
+        if shown == message:
             raise
         if isinstance(error, click.UsageError):
-            raise click.UsageError(printable(message), error.ctx) from None
-        raise click.ClickException(printable(message)) from None
+            raise click.UsageError(shown, error.ctx) from None
+        raise click.ClickException(shown) from None
+
+
+class HelpFormatter(click.HelpFormatter):
+    """Writes help in the encoding of the terminal."""
+
+    def getvalue(self) -> str:
+        return legible(super().getvalue(), sys.stdout)
+
+
+click.Context.formatter_class = HelpFormatter
 
 
 class Group(click.Group):
     """A group that prints errors of this project without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        if not wants_color():
+            ctx.color = False
         try:
             with _escaping():
                 return super().invoke(ctx)
@@ -183,7 +205,7 @@ def make_console(*, err: bool = False) -> Console:
     """Return a console for stdout, or for stderr, that escapes control characters in the strings it prints."""
     from rich.console import Console as RichConsole
     from rich.console import Group
-    from rich.segment import Segments
+    from rich.segment import Segment, Segments
     from rich.table import Table
 
     class Console(RichConsole):
@@ -213,9 +235,15 @@ def make_console(*, err: bool = False) -> Console:
 
         def render_str(self, text: str, **options: Any) -> Text:
             # Every string passes here, those in tables and panels too, before its width is measured.
-            return super().render_str(printable(text), **options)
+            return super().render_str(legible(printable(text), self.file), **options)
 
-    console = Console(stderr=err, markup=False, highlight=False)
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                shown = segment.text if segment.control else legible(segment.text, self.file, one_column=True)
+                yield segment if shown == segment.text else segment._replace(text=shown)
+
+    colors: Literal["auto"] | None = "auto" if wants_color() else None
+    console = Console(stderr=err, markup=False, highlight=False, color_system=colors)
     if not console.is_terminal:
         console.width = 160  # instead of 80, which would truncate tables
     return console

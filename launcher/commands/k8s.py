@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, SETS, echo
+from launcher.commands.group import FILE, SETS, echo, echo_file
 
 if TYPE_CHECKING:
     from launcher.backends.kubernetes import Manifests
@@ -88,7 +88,7 @@ def k8s(file: Path, output: Path | None, **options: Any) -> None:
     text = manifests.render(_command(manifests))
     if manifests.keys is not None and sys.stdout.isatty():
         raise click.UsageError("the output contains private keys: pipe it into `kubectl apply -f -` or a file")
-    echo(text, nl=False)
+    echo_file(text)
 
 
 def _write(manifests: Manifests, folder: Path) -> None:
@@ -102,9 +102,9 @@ def _write(manifests: Manifests, folder: Path) -> None:
     keys = folder / "keys"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".gitignore").write_text("keys/\n")
-        (folder / "manifests.yaml").write_text(text)
-        (folder / "kustomization.yaml").write_text(kustomization(name, peers))
+        (folder / ".gitignore").write_text("keys/\n", encoding="utf-8")
+        (folder / "manifests.yaml").write_text(text, encoding="utf-8")
+        (folder / "kustomization.yaml").write_text(kustomization(name, peers), encoding="utf-8")
     except OSError as error:
         raise ManifestError(f"{error.filename or folder}: cannot be written: {error.strerror}") from None
     created = not keys.exists()

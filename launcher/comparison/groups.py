@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.sweep.grid import Point, short
@@ -17,6 +18,8 @@ from p2pfl.session.run_folder import RunFolder
 
 NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")
 """Keys of the run file that do not tell groups apart: the seed, where files are, who watches."""
+TEST_SET = "test set"
+"""Label of groups of which some were tested on other samples than others."""
 LONGEST_VALUE = 40
 """Characters of a value in a label."""
 
@@ -28,19 +31,26 @@ class Member:
     Attributes:
         values: its run file with dotted keys, without NOT_COMPARED.
         labels: how the sweep calls the values that it varies; None outside a sweep.
+        tested: what it was tested on.
     """
 
     folder: RunFolder
     seed: int
     values: Mapping[str, Any]
     labels: Mapping[str, str] | None
+    tested: WasTested
 
     @classmethod
     def of(cls, folder: RunFolder, point: Point | None) -> Member:
         plain = settings(folder)
         plain["masked_test"] = masked_test(plain)
         values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED}
-        return cls(folder, plain["seed"], values, None if point is None else point.labels)
+        records = {files.peer: files.result() or files.status() for files in folder.peers()}
+        tested_on = {peer: record.tested_on for peer, record in records.items() if record is not None}
+        if sha := next((found["dataset"] for found in tested_on.values() if found.get("dataset")), None):
+            values[DATASET] = sha[:12]
+        seed, labels = plain["seed"], None if point is None else point.labels
+        return cls(folder, seed, values, labels, WasTested.of(seed, values, tested_on))
 
 
 @dataclass(frozen=True)
@@ -48,29 +58,49 @@ class Group:
     """Runs with the same values.
 
     Attributes:
-        labels: what sets it apart from the other groups, by key.
+        labels: what sets it apart from the other groups, by key; with TEST_SET if not all were tested on the same.
+        test_set: as ``test_sets.names`` calls it.
     """
 
     labels: Mapping[str, str]
     members: tuple[Member, ...]
+    test_set: str = "A"
 
     @property
     def name(self) -> str:
         """``mapl, lr=0.01``"""
-        parts = (short(key, label) for key, label in self.labels.items())
+        parts = (short(key, label) for key, label in self.labels.items() if key != TEST_SET)
         return ", ".join(parts) or "all runs"
 
 
-def group(members: Sequence[Member]) -> list[Group]:
-    """Return the groups, in the order of their first runs."""
+def group(members: Sequence[Member], masked: bool = False) -> list[Group]:
+    """Return the groups, in the order of their first runs.
+
+    Args:
+        masked: the accuracies to compare count only the scores of local classes.
+    """
     found: dict[str, list[Member]] = {}
+    datasets: dict[str, str] = {}
     for member in members:
         # Without nulls: an earlier version of p2pfl may not know a key whose default is null.
         values = {key: value for key, value in member.values.items() if value is not None}
-        found.setdefault(json.dumps(values, sort_keys=True, default=str), []).append(member)
+        # Likewise, runs with an unknown dataset count to the first ones that have the same run file.
+        dataset = values.pop(DATASET, None)
+        key = json.dumps(values, sort_keys=True, default=str)
+        if dataset is not None and datasets.setdefault(key, dataset) != dataset:
+            key += dataset
+        found.setdefault(key, []).append(member)
     parts = list(found.values())
     labels = _labels_of_sweep(parts) or _labels_of_values(parts)
-    return [Group(label, tuple(part)) for label, part in zip(labels, parts, strict=True)]
+    sets = names(parts, masked)
+    if len(set(sets)) > 1:
+        labels = [{**label, TEST_SET: name} for label, name in zip(labels, sets, strict=True)]
+    return [Group(*each) for each in zip(labels, map(tuple, parts), sets, strict=True)]
+
+
+def other_tests(groups: Sequence[Group]) -> list[str]:
+    """Return in what groups differ that were tested on other samples; empty if all were tested on the same."""
+    return differing([part.members[0] for part in groups]) if len({part.test_set for part in groups}) > 1 else []
 
 
 def _labels_of_sweep(parts: Sequence[Sequence[Member]]) -> list[dict[str, str]] | None:
@@ -109,16 +139,19 @@ def _shortest_labels(values: Sequence[Mapping[str, Any]], longest: int) -> list[
 def varied(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the keys in which runs differ, and the value of each run; None where a run does not have the key.
 
-    A parameter that only some runs have is no difference by itself if the name of what it belongs to differs.
+    A parameter that only some runs have is no difference by itself if the name of what it belongs to differs. Nor is
+    the hash of the dataset that a run of an earlier version lacks, or that differs because of another key.
     """
     keys = dict.fromkeys(key for run in runs for key in run)
     found = {}
     for key in keys:
         owner = f"{key.rpartition('.')[0]}.name"
         named_differently = owner != key and _distinct(run.get(owner) for run in runs) > 1
-        compared = [run for run in runs if key in run] if named_differently else runs
+        compared = [run for run in runs if key in run] if named_differently or key == DATASET else runs
         if _distinct(run.get(key) for run in compared) > 1:
             found[key] = [run.get(key) for run in runs]
+    if any(key.startswith("data.dataset.") for key in found):
+        found.pop(DATASET, None)  # of course
     return found
 
 

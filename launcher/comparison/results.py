@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from launcher.comparison import curves
-from launcher.comparison.groups import Group, Member, find_baseline, group, varied
+from launcher.comparison.groups import Group, Member, find_baseline, group, other_tests, varied
 from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm, mean_by_seed
 from launcher.errors import CompareError
 from launcher.views.compare import Line
@@ -47,7 +47,8 @@ class GroupLine:
         rounds_to_target: of the runs that have reached it, whose number is its ``n``.
         bytes_sent, seconds: of one run.
         metrics: those that the run files name.
-        versus: against the baseline; None for the baseline, and without common seeds.
+        versus: against the baseline; None for the baseline, and without common seeds or with another test set.
+        test_set: A, B, …: equal for groups that were tested on the same samples; with ``?`` if that is unknown.
     """
 
     name: str
@@ -64,6 +65,7 @@ class GroupLine:
     seconds: Statistic | None
     metrics: Mapping[str, Statistic]
     versus: Comparison | None = None
+    test_set: str = "A"
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Results:
         metric: in which groups are tested; None: accuracy.
         bytes_budget, seconds_budget: for ``at_bytes`` and ``at_seconds``; None if no run has sent or taken any.
         differ: the keys of the run files, besides the seed, in which groups differ.
+        other_tests: in what groups differ that were tested on other samples; empty if all were tested on the same.
     """
 
     masked: bool
@@ -94,6 +97,7 @@ class Results:
     bytes_budget: float | None
     seconds_budget: float | None
     differ: dict[str, list[Difference]] = field(default_factory=dict)
+    other_tests: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         if line.finished:
             as_recorded = bool(member.values["masked_test"]) == line.masked
             runs[id(member)] = _Run(member, line, curves.curve(member.folder, line.masked, as_recorded))
-    groups = group(members)
+    groups = group(members, lines[0].masked)
     baseline = find_baseline(groups, options.baseline)
     counted = list(runs.values())
     # A run that sends nothing needs no bytes for its accuracy.
@@ -141,7 +145,12 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         id(part): _tested(options.metric, [runs[id(m)] for m in part.members if id(m) in runs]) for part in groups
     }
     others = [part for part in groups if part is not baseline]
-    compared = [compare(figures[id(part)], figures[id(baseline)], options.test) for part in others]
+    compared = [
+        compare(figures[id(part)], figures[id(baseline)], options.test)
+        if part.test_set == baseline.test_set
+        else None
+        for part in others
+    ]
     adjusted = holm([None if found is None else found.p for found in compared])
     versus = {
         id(part): None if found is None else replace(found, adjusted=p)
@@ -163,6 +172,7 @@ def results(members: Sequence[Member], lines: Sequence[Line], options: Options) 
         bytes_budget=budgets[0],
         seconds_budget=budgets[1],
         differ=_differ(groups),
+        other_tests=other_tests(groups),
     )
 
 
@@ -211,4 +221,5 @@ def _line(
         bytes_sent=over_seeds(lambda run: run.line.bytes_sent),
         seconds=over_seeds(lambda run: run.line.seconds),
         metrics={name: found for name, found in metrics.items() if found is not None},
+        test_set=part.test_set,
     )

@@ -31,7 +31,7 @@ class Page:
 
     Attributes:
         left: number of columns that hold names, not numbers.
-        bold: row and column of the highest accuracy; None if several are, or if it is not shown.
+        bold: row and column of the highest accuracy; None if several are, if test sets differ, or if it is not shown.
         notes: what the numbers mean.
     """
 
@@ -88,7 +88,8 @@ def page(results: Results, chosen: Sequence[str] | None = None) -> Page:
     columns = [*names, *(figures[name] for name in chosen if name in figures)]
     known = [line.accuracy.mean for line in lines if line.accuracy is not None]
     means = [None if line.accuracy is None else line.accuracy.mean for line in lines]
-    best = means.index(max(known)) if len(known) > 1 and known.count(max(known)) == 1 else None
+    ranked = len(known) > 1 and not results.other_tests
+    best = means.index(max(known)) if ranked and known.count(max(known)) == 1 else None
     bold = None if best is None or "accuracy" not in chosen else (best, columns.index(figures["accuracy"]))
     rows = [[_one_line(column.text(line)) for column in columns] for line in lines]
     return Page([_one_line(column.head) for column in columns], rows, len(names), bold, notes(results, chosen))
@@ -135,7 +136,7 @@ def _one_line(text: str) -> str:
 def notes(results: Results, chosen: Sequence[str]) -> list[str]:
     """Say what the numbers in the ``chosen`` columns mean, and which keys differ."""
     lines = results.lines
-    found = []
+    found = [different_tests([line.test_set for line in lines], results.other_tests)] if results.other_tests else []
     if any(len(line.seeds) > 1 for line in lines):
         found.append("±: standard deviation over seeds (n - 1).")
     if "worst" in chosen:
@@ -144,7 +145,8 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
         compared = [line.versus for line in lines if line.versus is not None]
         tested = sum(versus.p is not None for versus in compared)
         unit = "percentage points" if results.metric is None else f"difference in {results.metric}"
-        text = f"Δ: {unit} against {results.baseline}, over the seeds of both."
+        within = ", of the groups with its test set" if results.other_tests else ""
+        text = f"Δ: {unit} against {results.baseline}{within}, over the seeds of both."
         if tested:
             plural = "s" if tested > 1 else ""
             text += f" p: {TESTS[results.test]}, two-sided, Holm's correction for {tested} comparison{plural}."
@@ -165,6 +167,22 @@ def notes(results: Results, chosen: Sequence[str]) -> list[str]:
         if key not in shown:
             found.append(f"groups differ in {key}: {_short_list([_having(value) for value in values], '; ')}")
     return [_one_line(note) for note in found]
+
+
+def different_tests(names: Sequence[str], because: Sequence[str]) -> str:
+    """Say that rows do not rank each other.
+
+    Args:
+        names: of the rows' test sets, as ``test_sets.names`` returns them.
+        because: in what the rows differ.
+    """
+    text = (
+        f"Different test sets ({_short_list(because, ', ')}): rows were tested on different samples, so that their "
+        "accuracies do not rank them; compare within a test set only."
+    )
+    if any(name.endswith("?") for name in names):
+        text += " ?: may be that of other rows, as an earlier version of p2pfl has not recorded the samples."
+    return text
 
 
 def _having(found: Difference) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from launcher.comparison.tables import different_tests
+from launcher.comparison.test_sets import differing
 from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
@@ -45,7 +47,8 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
     """Say which settings are the most accurate, the cheapest and the fastest, and whether that may be chance."""
     accuracy = {group.name: fmean(values.values()) for group in groups if (values := group.by_seed())}
     boxes = []
-    if accuracy:
+    sets = [group.test_set for group in groups]
+    if accuracy and len(set(sets)) == 1:
         best = max(accuracy, key=accuracy.__getitem__)
         rivals = [
             test.second if test.first == best else test.first
@@ -66,6 +69,9 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
             boxes.append((question, least, unit(costs[least])))
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
+    if len(set(sets)) > 1:
+        because = differing([group.members[0].compared for group in groups])
+        remarks.append(("bad", different_tests(sets, because)))
     left_out = sum(not member.counts for group in groups for member in group.members)
     if left_out:
         text = f"Results and tests leave out {left_out} of the runs: no peer of theirs has finished."
@@ -147,7 +153,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def _tests(found: Sequence[several.Test]) -> str:
     if not found:
-        return _nothing("there is only one setting")
+        return _nothing("there are no two settings with the same test set")
     rows = [
         [
             f"{test.first} − {test.second}",

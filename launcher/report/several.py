@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher.comparison import groups as grouping
 from launcher.comparison.statistics import are_equal, holm, mean_by_seed, p_value
+from launcher.comparison.test_sets import alike
 from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.report import history
@@ -47,11 +48,13 @@ class Group:
     Attributes:
         name: what sets them apart from the other groups.
         keys: the dotted keys, or ends of them, in its name.
+        test_set: as in launcher.comparison.groups.Group.
     """
 
     name: str
     members: list[Member]
     keys: tuple[str, ...] = ()
+    test_set: str = "A"
 
     @property
     def counted(self) -> list[Member]:
@@ -137,13 +140,16 @@ def differences(members: Sequence[Member]) -> dict[str, list[Any]]:
 def group(members: Sequence[Member]) -> list[Group]:
     """Group the runs as `p2pfl compare` does."""
     of = {id(member.compared): member for member in members}
+    masked = any(member.summary.masked_test for member in members)
     return [
         Group(
-            part.name if part.labels else of[id(part.members[0])].summary.algorithm,
+            (part.name if part.labels else of[id(part.members[0])].summary.algorithm)
+            + (f" (test set {part.test_set})" if grouping.TEST_SET in part.labels else ""),
             [of[id(member)] for member in part.members],
             tuple(part.labels),
+            part.test_set,
         )
-        for part in grouping.group([member.compared for member in members])
+        for part in grouping.group([member.compared for member in members], masked)
     ]
 
 
@@ -171,8 +177,8 @@ def curve(of: Group) -> list[dict[str, Any]]:
 
 
 def tests(groups: Sequence[Group]) -> list[Test]:
-    """Compare all pairs of groups, with p-values of the t-test corrected over all of them (Holm)."""
-    found = [_test(a, b) for a, b in combinations(groups, 2)]
+    """Compare all pairs of groups that have one test set, with p-values of the t-test corrected over them (Holm)."""
+    found = [_test(a, b) for a, b in combinations(groups, 2) if a.test_set == b.test_set]
     corrected = holm([test.t for test in found])
     return [replace(test, corrected=p) for test, p in zip(found, corrected, strict=True)]
 
@@ -181,9 +187,8 @@ def _same_peers(a: Group, b: Group) -> bool:
     """Whether peer i of one group has the samples of peer i of the other, given the one seed that both have."""
     common = a.by_seed().keys() & b.by_seed().keys()
     members = [member for member in (*a.members, *b.members) if member.summary.seed in common]
-    keys = ("peers", "data.dataset", "data.partition")
-    settings = [{k: v for k, v in flatten(member.settings) if k.startswith(keys)} for member in members]
-    return all(each == settings[0] for each in settings)
+    tested = [member.compared.tested for member in members]
+    return all(alike(tested[0], each) for each in tested)
 
 
 def _test(a: Group, b: Group) -> Test:

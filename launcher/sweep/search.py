@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.child import in_child
 from launcher.comparison.curves import curve
+from launcher.comparison.groups import Member
+from launcher.comparison.tables import different_tests
+from launcher.comparison.test_sets import differing, names
 from launcher.sweep import space as spaces
 from launcher.sweep.folder import SweepFolder
 from launcher.sweep.grid import Point, run_name
@@ -201,10 +204,14 @@ class Search:
         return [str(trial.user_attrs["run"]) for trial in self._done()]
 
     def report(self) -> list[str]:
-        """Say which trial was best."""
+        """Say which trial was best, if all were tested on the same samples."""
         done = self._done()
         if not done:
             return ["no trial has finished"]
+        tested = [Member.of(self._folder.run(trial.user_attrs["run"]), None) for trial in done]
+        test_sets = names([[member] for member in tested], any(member.values["masked_test"] for member in tested))
+        if len(set(test_sets)) > 1:
+            return [f"no trial is called the best. {different_tests(test_sets, differing(tested))}"]
         best = done[0]
         name = best.user_attrs["run"]
         values: Mapping[str, str] = {

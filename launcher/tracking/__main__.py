@@ -27,7 +27,7 @@ from p2pfl.process_title import set_title
 from p2pfl.session.files import read_json, write_json
 from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import RunFolder
-from p2pfl.terminal import printable
+from p2pfl.terminal import encode_as_utf8, printable
 
 POLL_INTERVAL = 2.0
 """Seconds between two looks at the records."""
@@ -124,6 +124,7 @@ def track(
 
 
 if __name__ == "__main__":
+    encode_as_utf8()
     try:
         main(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except Exception as error:

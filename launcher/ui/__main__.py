@@ -16,6 +16,7 @@ from launcher.ui.state import RunState
 from launcher.views.summary import settings
 from p2pfl.process_title import set_title
 from p2pfl.session.run_folder import RunFolder
+from p2pfl.terminal import make_legible
 
 NICE = 10
 """Peers come first."""
@@ -34,6 +35,7 @@ def show(folder: RunFolder, poll: Poll | None = None, launcher: int | None = Non
             os.kill(os.getppid(), signal.SIGINT)
 
     os.nice(NICE)
+    make_legible(one_column=True)
     set_title(f"p2pfl ui {folder.root}")
     run = settings(folder)
     state = RunState(folder, run["rounds"])

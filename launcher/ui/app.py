@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import ClassVar
@@ -24,7 +25,7 @@ from launcher.ui.state import Peer, RunState, level_of
 from launcher.views.logs import LogFile, has_ended
 from launcher.views.progress import Clock
 from p2pfl import PeerId
-from p2pfl.terminal import printable
+from p2pfl.terminal import printable, wants_color
 
 INTERVAL = 1.0
 """Seconds between two updates, unless they take more than MAX_LOAD."""
@@ -90,7 +91,7 @@ class Peers(ScrollView, can_focus=True):
             segments = list(drawing.header(columns, COLUMNS[self.sort].title, self.reverse).render(self.app.console))
         elif place < len(self._order):
             peer = self._order[place]
-            background = SELECTED if peer.peer == self.selected else ""
+            background = (SELECTED if wants_color() else "reverse") if peer.peer == self.selected else ""
             segments = drawing.row(peer, columns, self._state.rounds, self._scales, background)
             if background:
                 segments.append(Segment(" " * width, drawing.style_of(background)))
@@ -235,7 +236,9 @@ class LiveView(App[None]):
             poll: asks the launcher that has started this view.
             interrupt: passes a Ctrl-C on to it. Without it, Ctrl-C closes the view.
         """
-        super().__init__()
+        if wants_color():
+            os.environ.pop("NO_COLOR", None)  # an empty one, which Textual would obey
+        super().__init__(ansi_color=None if wants_color() else True)  # True: no grays in place of colors
         self.state = state
         self._run_name, self._poll, self._interrupt = name, poll, interrupt
         self._clock = Clock()

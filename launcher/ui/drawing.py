@@ -14,7 +14,7 @@ from rich.text import Text
 
 from launcher.ui.state import Peer, RunState
 from launcher.views import formatting
-from p2pfl.terminal import printable
+from p2pfl.terminal import printable, wants_color
 
 BARS = "▁▂▃▄▅▆▇█"
 PHASES = {
@@ -31,6 +31,8 @@ COLD, HOT = (28, 32, 48), (255, 190, 60)
 """Colors of weight 0 and of the largest weight."""
 STEPS = 24
 """Colors between them."""
+SHADES = " ░▒▓█"
+"""In place of colors."""
 
 
 def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:
@@ -181,7 +183,7 @@ def heat_map(state: RunState, width: int, height: int) -> list[list[Segment]]:
     for peer, line in zip(peers, weights, strict=True):
         steps = [_step(weight / largest if largest > 0 else 0.0) for weight in line]
         segments = _dim(f"{peer:>{margin - 1}} ")
-        segments += [Segment(" " * (cell * len(list(same))), _style(step)) for step, same in groupby(steps)]
+        segments += [Segment(_shade(step) * (cell * len(list(same))), _style(step)) for step, same in groupby(steps)]
         lines.append(segments)
     return [*lines[: max(1, height - 1)], _dim(f"row gives to column; brightest: {largest:.3f}")]
 
@@ -194,6 +196,11 @@ def _step(strength: float) -> int:
     """Return the color of a weight, from 0 to STEPS; only weight 0 has color 0."""
     part: float = min(1.0, max(0.0, strength)) ** 0.7  # so that small weights differ from none
     return math.ceil(part * STEPS)
+
+
+def _shade(step: int) -> str:
+    """Return what tells a weight from others without colors."""
+    return " " if wants_color() else SHADES[math.ceil(step * (len(SHADES) - 1) / STEPS)]
 
 
 @cache

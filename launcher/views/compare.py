@@ -124,22 +124,29 @@ def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield f"algorithm.{key}", None if key == unused else algorithm.get(key, "ce" if key == "loss" else None)
 
 
-def table(compared: Sequence[Line]) -> Table:
-    """Return a table with one run per row, masked or not as the lines are; the others only where they differ."""
+def table(compared: Sequence[Line], test_sets: Sequence[str] | None = None) -> Table:
+    """Return a table with one run per row, masked or not as the lines are; the others only where they differ.
+
+    Args:
+        test_sets: of the lines, if they differ.
+    """
     differ = any(line.other_accuracy != line.accuracy for line in compared)
     has_global = any(line.global_accuracy for line in compared)
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     result.add_column("run", overflow="fold")  # the only column that a narrow terminal breaks into lines
     result.add_column("algorithm", no_wrap=True)
+    if test_sets is not None:
+        result.add_column("test set")
     chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
     more = [*[other] * differ, *["global %"] * has_global]
     columns = ("peers", chosen, "worst 10 %", "best %", *more, "messages", "sent", "time")
     for column in columns:
         result.add_column(column, justify="right", no_wrap=True)
-    for line in compared:
+    for at, line in enumerate(compared):
         result.add_row(
             Path(line.run).name,
             line.algorithm,
+            *([] if test_sets is None else [test_sets[at]]),
             f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
             _spread(line.accuracy),
             formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),

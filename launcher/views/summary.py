@@ -9,6 +9,7 @@
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
                 "dropped": {"7": 2}, "expired": 0,       as in result.json
+                "tested_on": {"dataset": "…", "samples": "…", "classes": "…"},   hashes, as in status.json
                 "seconds": 80.2, "cost": {"cpu_seconds": 21.5}, "ended": "finished", "log": "<path>"}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
      "best": …, "global_accuracy": …,           likewise
@@ -38,7 +39,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ class PeerSummary:
     cost: dict[str, float]
     ended: str
     log: str
+    tested_on: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -339,6 +341,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         cost=result.cost if result else {},
         ended=outcome(files, exit_code, error),
         log=str(files.log),
+        tested_on=last.tested_on if last else {},
     )
 
 

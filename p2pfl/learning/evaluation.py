@@ -97,7 +97,7 @@ def evaluate(
         return None
     correct = {False: 0, True: 0}
     measured: list[Tensor] = []
-    excluded = np.setdiff1d(np.arange(data.classes), [*data.local_classes, *samples.labels])
+    excluded = np.setdiff1d(np.arange(data.classes), data.scored_classes(samples))
     for x, labels in data.sweep(samples):
         scores = torch.cat([_scores(predict, part, data.classes) for part in torch.split(x, PREDICTION_BATCH)])
         local = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,6 +46,21 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class TestedOn:
+    """SHA-256 hashes by which runs tell whether they were tested on the same samples.
+
+    Attributes:
+        dataset: of all samples, those of other peers too; empty if unknown.
+        samples: of this peer's test inputs and labels, in order; empty without any.
+        classes: of the classes whose scores count if the test is masked.
+    """
+
+    dataset: str
+    samples: str
+    classes: str
+
+
+@dataclass(frozen=True)
 class Style:
     """All samples of one style of the dataset, over all peers."""
 
@@ -63,6 +79,7 @@ class PeerData:
     """
 
     def __init__(self, dataset: Dataset, subset: Subset, augment: Augment, device: torch.device) -> None:
+        self.dataset = dataset.sha256
         self.classes = dataset.classes
         self.class_names = dataset.class_names
         self.group = subset.group
@@ -88,6 +105,23 @@ class PeerData:
     def local_classes(self) -> tuple[int, ...]:
         """Classes of the local training samples, ascending."""
         return tuple(int(label) for label in np.unique(self.train.labels))
+
+    def scored_classes(self, samples: Samples) -> np.ndarray:
+        """Classes whose scores count in a masked evaluation of ``samples``, int64, ascending."""
+        return np.union1d(np.array(self.local_classes, np.int64), samples.labels)
+
+    @cached_property
+    def tested_on(self) -> TestedOn:
+        """What identifies the test samples wherever they come from, so that runs can be compared."""
+        if not len(self.test):
+            return TestedOn(self.dataset, "", "")
+        samples = hashlib.sha256(np.ascontiguousarray(self.test.labels).data)
+        for start in range(0, len(self.test), EVALUATION_BATCH):
+            inputs, _ = self.test.take(np.arange(start, min(start + EVALUATION_BATCH, len(self.test))))
+            samples.update(f"{inputs.dtype} {list(inputs.shape)}".encode())
+            samples.update(np.ascontiguousarray(inputs.numpy()).data)
+        classes = hashlib.sha256(self.scored_classes(self.test).data)
+        return TestedOn(self.dataset, samples.hexdigest()[:16], classes.hexdigest()[:16])
 
     @cached_property
     def styles(self) -> tuple[Style, ...]:

@@ -35,6 +35,9 @@ Loc = tuple[str | int, ...]
 
 # ---- paths ---------------------------------------------------------------------------------------------------
 
+FILES = "files"
+"""The subfolder of a run folder with copies of files that run.yaml names, besides those of plug-ins."""
+
 
 def base_of(info: ValidationInfo) -> Path | None:
     """The folder of the run file that is being read; None if options are not read from one."""
@@ -69,8 +72,10 @@ def _storage(value: str, info: ValidationInfo) -> str:
 
 def _from_base_if_there(path: Path, info: ValidationInfo) -> Path:
     base, path = base_of(info), expanded(path)
-    # The paths in a run folder were parsed before: what is relative there was not beside the run file.
-    if base is None or (base / "run.json").is_file() or not os.path.exists(base / path):
+    if base is None or not os.path.exists(base / path):
+        return path
+    # The paths in a run folder were parsed before: only copies that were made for other hosts are in it.
+    if (base / "run.json").is_file() and path.parts[:1] != (FILES,):
         return path
     return base.resolve() / path
 

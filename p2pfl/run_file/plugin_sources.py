@@ -22,8 +22,6 @@ from p2pfl.run_file.options import OptionErrors, did_you_mean
 
 FOLDER = "plugins"
 """The subfolder with the plug-ins of a run folder."""
-FILES = "files"
-"""The subfolder with copies of other files that run.yaml names."""
 NOWHERE = Path(os.devnull)
 """A folder without files, to find installed modules only."""
 DEPENDENCIES = ("p2pfl", "torch", "torchvision", "numpy")

@@ -90,10 +90,14 @@ def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
     without = [peer for peer, subset in enumerate(subsets) if not len(subset.validation)]
     if run.algorithm.needs_validation and without:
         examples = ", ".join(map(str, without[:5])) + (", …" if len(without) > 5 else "")
+        if single := [peer for peer in without if len(subsets[peer].train) < 2]:
+            hint = f"peer {single[0]} has a single training sample: use fewer peers, or more samples for each"
+        else:
+            larger = 0.2 if getattr(run.partition, "validation", 0.0) < 0.2 else 0.5
+            hint = f"hold out a larger fraction of the training samples, e.g. {larger}, so that each peer has one"
         reason = DataError(
             f"{run.algorithm.name} learns from validation samples, but {len(without)} of {run.peers} peers have none "
-            f"({examples}); hold out a larger fraction of the training samples, e.g. 0.2, so that each peer has one "
-            "or more"
+            f"({examples}); {hint}"
         )
         raise run.error_at("data.partition.validation", reason)
     if kind_of(dataset.size) != "images" or any(parse(member) for member in _first_peers(run)):

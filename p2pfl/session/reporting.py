@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -195,6 +195,7 @@ def make_result(
         seconds=totals.seconds,
         cost=totals.cost,
         error=error,
+        tested_on=asdict(algorithm.data.tested_on),
     )
 
 

@@ -81,6 +81,7 @@ class Status:
         undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
         starts: how often the peer has started, this time included.
         resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
+        tested_on: p2pfl.learning.peer_data.TestedOn of the local test split; empty in runs of earlier versions.
     """
 
     peer: PeerId
@@ -101,6 +102,7 @@ class Status:
     unmasked_accuracy: float | None = None
     messages_out: int = 0
     resumes: int = 0
+    tested_on: dict[str, str] = field(default_factory=dict)
 
     def resumes_at_start(self) -> int:
         """Return ``resumes`` of a process that starts now, after the one that has written this status."""
@@ -131,6 +133,7 @@ class Result:
         expired: messages that arrived too late, or were not taken in their round, since the last start.
         seconds: time spent by phase.
         cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
+        tested_on: as in Status.
     """
 
     peer: PeerId
@@ -160,6 +163,7 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    tested_on: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict
 from time import perf_counter
 
 import torch
@@ -110,7 +111,7 @@ class Session:
             rounds=run.schedule,
         )
         self.totals = Totals()
-        self.status = Status(me, pid)
+        self.status = Status(me, pid, tested_on=asdict(self.algorithm.data.tested_on))
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()

@@ -140,9 +140,10 @@ def dirichlet_split(
             if sizes.min() >= required:
                 return parts
             best = max(best, int(sizes.min()))
+    smaller_least = f"a least of {best}, " if best else ""  # with which the best of these draws would have done
     raise DataError(
         f"partition {name}: in {DRAWS} draws with beta {beta:g}, the smallest of {peers} peers had at most {best} "
-        f"samples instead of {math.ceil(required)}; try a larger beta, fewer peers, a smaller least or another seed"
+        f"samples instead of {math.ceil(required)}; try a larger beta, {smaller_least}fewer peers or another seed"
     )
 
 

@@ -70,9 +70,10 @@ class Shards(Partition):
             )
         shards = self.shards or max(peers // tasks, 1)
         if shards * tasks < peers or (self.shards is None and shards * tasks > peers):
+            fitting = f"at most {shards * tasks}" if self.shards else f"a multiple of {tasks}"
             raise DataError(
                 f"partition shards: {classes} classes in {shards} shards, with classes_per_peer {n}, make "
-                f"{shards * tasks} tasks for {peers} peers; use a multiple of {tasks} peers, or set shards higher"
+                f"{shards * tasks} tasks for {peers} peers; use {fitting} peers, or set shards: {-(-peers // tasks)}"
             )
         return shards
 

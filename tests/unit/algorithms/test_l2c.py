@@ -298,6 +298,9 @@ def test_defaults_match_the_paper() -> None:
 def test_run_file_without_validation_samples_is_rejected(make_run: Any) -> None:
     with pytest.raises(RunFileError, match=r"data\.partition\.validation: l2c learns from validation samples"):
         simulate(make_run(algorithm="l2c"))
+    partition = {"name": "iid", "per_peer": 1, "validation": 0.5}
+    with pytest.raises(RunFileError, match=r"peer 0 has a single training sample: use fewer peers, or more samples"):
+        simulate(make_run(algorithm="l2c", data={"dataset": "digits", "partition": partition}))
 
 
 def test_checkpoint_holds_adam_state() -> None:

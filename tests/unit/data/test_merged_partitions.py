@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -162,3 +164,21 @@ def test_dirichlet_reports_the_best_of_its_failed_draws(name: str) -> None:
         split(name, labels(100), np.zeros(0, np.int64), peers=20, beta=0.001)
     with pytest.raises(DataError, match=r"10 (training )?samples are too few for 11 peers"):
         split(name, labels(1), np.zeros(0, np.int64), peers=11)
+
+
+@pytest.mark.parametrize("name", ["dirichlet", "dirichlet-train"])
+def test_dirichlet_suggests_a_smaller_least_only_if_one_helps(name: str) -> None:
+    def draw(beta: float, least: int) -> str:
+        try:
+            split(name, labels(40), np.zeros(0, np.int64), peers=20, beta=beta, least=least, seed=1)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    found = re.search(r"; try a larger beta, a least of (\d+), fewer peers or another seed$", draw(0.1, 25))
+    assert found is not None
+    assert draw(0.1, int(found[1])) == ""
+    assert draw(0.1, int(found[1]) + 1) != ""
+    assert draw(0.001, 1).endswith(
+        "had at most 0 samples instead of 1; try a larger beta, fewer peers or another seed"
+    )

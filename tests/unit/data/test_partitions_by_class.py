@@ -243,9 +243,15 @@ def test_fewer_peers_than_tasks_leave_shards_unused() -> None:
             {"classes_per_peer": 3},
             "10 classes cannot be divided into tasks of 3 classes; .*: 1, 2, 5, 10",
         ),
-        ({"peers": 12}, "10 classes in 2 shards, .* 2, make 10 tasks for 12 peers; .* multiple of 5"),
-        ({"peers": 2}, "10 .* in 1 shards, .* make 5 tasks for 2 peers"),
-        ({"shards": 3, "peers": 16}, "10 .* in 3 shards, .* make 15 tasks for 16 peers; .*shards higher"),
+        (
+            {"peers": 12},
+            "10 .* in 2 shards, .* make 10 tasks for 12 peers; use a multiple of 5 peers, or .* 3$",
+        ),
+        ({"peers": 2}, "10 .* in 1 shards, .* make 5 tasks for 2 peers; .*, or set shards: 1$"),
+        (
+            {"shards": 3, "peers": 16},
+            "10 .* in 3 shards, .* .* 15 tasks for 16 peers; use at most 15 peers, or .* 4$",
+        ),
         ({"peers": 55}, "11 shards need as many training samples of each class, but class 0 has 10"),
     ],
 )

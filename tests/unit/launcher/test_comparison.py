@@ -17,6 +17,7 @@ from launcher.comparison.groups import Member, find_baseline, group, varied
 from launcher.comparison.results import GroupLine, Results
 from launcher.comparison.statistics import Comparison, Statistic, compare, holm, p_value
 from launcher.comparison.tables import comma_separated, latex, latex_text, markdown, page
+from launcher.comparison.test_sets import WasTested
 from launcher.errors import CompareError
 from launcher.flat import flatten
 from p2pfl.errors import RunFolderError
@@ -76,7 +77,8 @@ def test_holms_correction() -> None:
 
 
 def member(seed: int = 0, labels: dict[str, str] | None = None, **values: Any) -> Member:
-    return Member(RunFolder(Path("x")), seed, {key.replace("__", "."): v for key, v in values.items()}, labels)
+    named = {key.replace("__", "."): v for key, v in values.items()}
+    return Member(RunFolder(Path("x")), seed, named, labels, WasTested.of(seed, named, {}))
 
 
 def names(*members: Member) -> list[str]:

@@ -19,7 +19,6 @@ from launcher.backends import host_state, hosts, multi_host, registration, remot
 from launcher.backends.follow import RestartPolicy
 from launcher.backends.host_state import HostState, ask
 from launcher.backends.hosts import Host, HostStream
-from launcher.backends.named_files import copy_named_files
 from launcher.backends.processes import HOST_LOST, is_alive, outcome
 from launcher.backends.registration import REQUESTS, Requests, register
 from launcher.backends.remote_processes import Remote
@@ -307,38 +306,6 @@ def settings() -> multi_host.Settings:
         peers=2, rounds=3, neighbors=((1,), (0,)), bind="127.0.0.1", port=None, has_addresses=False, keys=None,
         insecure=True, copied=False, slots=None, threads=1,
     )  # fmt: skip
-
-
-def test_files_named_by_path_come_into_the_run_folder(make_folder: MakeFolder, tmp_path: Path) -> None:
-    folder = make_folder(peers=1)
-    (tmp_path / "mine").mkdir()
-    for name, content in (("a.npz", b"a"), ("mine/a.npz", b"b"), ("large.npz", b"")):
-        (tmp_path / name).write_bytes(content)
-    os.truncate(tmp_path / "large.npz", 65 << 20)
-    (tmp_path / "root").mkdir()
-    (tmp_path / "root" / "b.npz").write_bytes(b"below data.root")
-    dataset = {
-        "name": "huggingface",
-        "path": str(tmp_path / "a.npz"),
-        "data_files": {"train": str(tmp_path / "mine" / "a.npz"), "test": str(tmp_path / "large.npz")},
-        "data_dir": str(tmp_path / "root" / "b.npz"),
-    }
-    plain = yaml.safe_load(folder.run_file.read_text())
-    encoder = make_folder("pretrained", peers=2)
-    encoder.peer(1).checkpoint.write_bytes(b"encoder")
-    plain |= {"data": {"dataset": dataset}, "algorithm": {"name": "meta-l2c", "encoder": str(encoder.root)}}
-    folder.run_file.write_text(yaml.safe_dump(plain))
-
-    (line,) = copy_named_files(folder, tmp_path / "root")
-    assert line.startswith(f"data.dataset.data_files.test: {tmp_path}/large.npz has 68.2 MB, too much to send")
-    changed = yaml.safe_load(folder.run_file.read_text())
-    found = changed["data"]["dataset"]
-    assert (folder.root / found["path"]).read_bytes() == b"a"
-    assert (folder.root / found["data_files"]["train"]).read_bytes() == b"b"
-    assert found["data_files"]["test"] == dataset["data_files"]["test"]  # type: ignore[index]
-    assert found["data_dir"] == dataset["data_dir"]
-    copied = RunFolder.open(folder.root / changed["algorithm"]["encoder"])
-    assert [files.checkpoint.read_bytes() for files in copied.peers()] == [b"encoder"]
 
 
 # ---- Slurm -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from launcher.report.several import Group
 from p2pfl.errors import RunFolderError
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
-from tests.records import write_records
+from tests.records import record_tests, write_records
 from tests.reports import Page, change, record
 
 
@@ -117,11 +117,29 @@ def test_only_peers_with_the_same_samples_are_paired(
     changed: dict[str, Any], unit: str, make_folder: MakeFolder
 ) -> None:
     one, two = make_runs(make_folder, 0.1, [0.5])[0], make_runs(make_folder, 0.2, [0.6])[0]
-    change(one, data={"dataset": {"name": "digits"}})
-    change(two, data={"dataset": {"name": "digits"}})
+    for run in (one, two):
+        change(run, data={"dataset": {"name": "digits"}})
+        record_tests(run, {0: "all", 1: "all"})
     change(two, **changed)
     (test,) = several.tests(several.group(several.read([(one, None), (two, None)])))
     assert (test.unit, test.pairs) == (unit, 1 if unit == "seeds" else 2)
+
+
+@pytest.mark.usefixtures("short_library")
+def test_settings_with_other_test_samples_are_neither_tested_nor_ranked(
+    make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9])]
+    for at, run in enumerate(runs):
+        record_tests(run, {0: f"first-{at}", 1: f"second-{at}"})
+    groups = several.group(several.read([(run, None) for run in runs]))
+    assert [group.name for group in groups] == ["lr=0.1 (test set A)", "lr=0.2 (test set B)"]
+    assert several.tests(groups) == []
+    command.write([(run, None) for run in runs], tmp_path / "x.html")
+    text = Page((tmp_path / "x.html").read_text()).text
+    assert "Different test sets (the recorded test samples): rows were tested on different samples" in text
+    assert "Most accurate" not in text
+    assert "Least traffic" in text
 
 
 @pytest.mark.usefixtures("short_library")

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from launcher.commands import commands
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import RING, Invoke, MakeFolder
 
-EVIL = "evil\x1b]0;pwned\x07\x1b[2J\x9b31m\u202egpj<script>alert(1)</script>"
-"""Sets a terminal's title, clears its screen, colors text, reverses it, and is a script in a page."""
+EVIL = "evil\x1b]0;pwned\x07\x1b[2J\x9b31m\u202egpj<script>alert(1)</script> größe 数据 …"
+"""Sets a terminal's title, clears its screen, colors text, reverses it, is a script in a page, and has letters that
+many encodings lack."""
 NAME = EVIL.replace("/", "|")
 """The same as a part of a path."""
 STAMP = "2026-11-21T02:41:01.000"
@@ -142,6 +144,21 @@ def test_no_command_prints_control_characters(name: str, hostile: Hostile, invok
         found = {letter for letter in outcome.output if not letter.isprintable()} - {"\n", "\t"}
         assert not found, f"{arguments}: {found} in {outcome.output!r}"
     assert any("evil" in text for text in texts), texts
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_every_command_prints_in_any_encoding(name: str, hostile: Hostile) -> None:
+    if name == "report" and importlib.util.find_spec("vl_convert") is None:
+        pytest.skip("needs the extra report")
+    runs = [["--help"], *ARGUMENTS[name](hostile)]
+    for charset in ("ascii", "iso-8859-1"):
+        runner = CliRunner(charset=charset)  # stdout is strict, as a terminal's is
+        for arguments in runs:
+            outcome = runner.invoke(commands, [name, *map(str, arguments)], catch_exceptions=False)
+            printed = outcome.stdout_bytes + outcome.stderr_bytes
+            files = name in ("compose", "k8s") and outcome.exit_code == 0
+            assert printed.decode("utf-8" if files else charset).strip()
 
 
 @pytest.mark.exhaustive

@@ -69,6 +69,22 @@ def lines_of(state: RunState, width: int) -> list[str]:
 # ---- state and drawing -------------------------------------------------------------------------------------
 
 
+def test_without_colors_shades_and_reversed_text_tell_things_apart(
+    state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn() -> str:
+        _, first, *_ = drawing.heat_map(state, 80, 40)
+        return plain(first)[3:]
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert drawn().strip() == ""
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert drawn().strip() == "████"  # a peer's own weight and that of a neighbor
+    view = LiveView(state, "toy")
+    assert view.no_color
+    assert view.native_ansi_color  # so that Textual has no grays in place of colors
+
+
 def test_a_row_shows_what_a_peer_does(state: RunState) -> None:
     lines = lines_of(state, 120)
     assert lines[5].split() == [

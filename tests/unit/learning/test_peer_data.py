@@ -154,3 +154,22 @@ def test_dataset_without_styles_counts_as_one_style() -> None:
 def test_merged_subset_has_no_styles_to_evaluate() -> None:
     subset = Subset(np.array([0]), np.array([], np.int64), np.array([7]), merged=True)
     assert PeerData(numbered_dataset(5), subset, no_augmentation, CPU).styles == ()
+
+
+def test_a_test_set_is_known_by_its_content_not_by_its_place() -> None:
+    dataset = random_dataset(40, classes=4, tests=20)
+    moved = replace(dataset, name="elsewhere", test=Split(dataset.test.images[10:], dataset.test.labels[10:]))
+    relabeled = replace(dataset, test=Split(dataset.test.images, (dataset.test.labels + 1) % 4))
+
+    def tested(data: Dataset, test: range, train: range = range(40)) -> tuple[str, str]:
+        subset = Subset(np.array(train), np.array([], np.int64), np.array(test))
+        found = PeerData(data, subset, no_augmentation, CPU).tested_on
+        return found.samples, found.classes
+
+    assert tested(dataset, range(10, 14)) == tested(moved, range(4))
+    assert tested(dataset, range(10, 14))[0] != tested(moved, range(1, 5))[0]
+    assert tested(dataset, range(10, 14))[0] != tested(relabeled, range(10, 14))[0]
+    one = range(int(np.flatnonzero(dataset.train.labels != dataset.test.labels[0])[0]), 40, 40)
+    assert tested(dataset, range(1), one)[0] == tested(dataset, range(1))[0]
+    assert tested(dataset, range(1), one)[1] != tested(dataset, range(1))[1]  # the classes that it knows
+    assert tested(dataset, range(0)) == ("", "")
