@@ -104,6 +104,12 @@ class ChangedDataset(RunFileError):
     exit_code = os.EX_CONFIG
 
 
+class Diverged(P2pflError):
+    """A peer has done nothing in a whole run, since its values had diverged. Restarting it does not help."""
+
+    exit_code = os.EX_CONFIG
+
+
 class PluginError(RunFileError):
     """The code of a plug-in is wrong or has failed; the message begins with its file and line."""
 

@@ -48,7 +48,7 @@ from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Beta, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import has_diverged
+from p2pfl.outcomes import AVERAGES
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class MAPL(Algorithm[Hyper]):
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
         """CGL over {i} and the neighbors whose heads arrived; the others keep their weights."""
         h, head, start = self.hyper, self.local_head().weight, self.head_start
-        if has_diverged(head):
+        if not self.outcomes.note(AVERAGES, self.what_diverged({"head": head})):
             return
         ids = sorted([*heads, self.me])
         others = {j: body.weight.to(self.device) - start for j, body in heads.items()}

@@ -26,6 +26,7 @@ from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
+from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
 Counts = dict[PeerId, dict[str, list[int]]]
@@ -104,6 +105,8 @@ class Endpoint:
         """Maximum bytes of a body; set by a link that has a limit."""
         self.memo: dict[str, Tensors] | None = None
         """Results of ``Net.memoized``; set where several peers share a process."""
+        self.outcomes = Outcomes()
+        """Counts of messages, used or dropped because they had diverged."""
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._waiting = 0  # waits in progress, in several tasks of the method
@@ -343,6 +346,9 @@ class Endpoint:
             if not message.finite:
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
+            if message.plan.payload:
+                what = message.diverged and f"{message.diverged} in {kind} of peer {sender}"
+                self.outcomes.note(MESSAGES, what)
         absent = [sender for sender in senders if sender not in arrived]
         if absent:
             self.missing.setdefault(kind, []).extend(absent)

@@ -32,6 +32,7 @@ def load_pretrained(algorithm: Algorithm[Any]) -> None:
         except RunFolderError as error:
             raise OptionErrors([((key,), str(error))]) from None
         module.load_state_dict(found)
+    algorithm.note_start()
 
 
 def read_module(path: Path, key: str, algorithm: str) -> dict[str, Tensor]:

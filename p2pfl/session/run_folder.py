@@ -81,6 +81,7 @@ class Status:
         undelivered: messages that wait to be passed to the transport, one for each connected neighbor.
         starts: how often the peer has started, this time included.
         resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
+        skipped: what was not used in the completed rounds since it had diverged, by kind (p2pfl/outcomes.py).
     """
 
     peer: PeerId
@@ -101,6 +102,7 @@ class Status:
     unmasked_accuracy: float | None = None
     messages_out: int = 0
     resumes: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
 
     def resumes_at_start(self) -> int:
         """Return ``resumes`` of a process that starts now, after the one that has written this status."""
@@ -127,6 +129,7 @@ class Result:
         weights: last row of mixing weights, if the algorithm has them.
         missing: number of messages that missed their deadline.
         skipped_rounds: number of rounds that the neighbors completed without this peer.
+        skipped: what was not used in the whole run since it had diverged, by kind (p2pfl/outcomes.py).
         dropped: ``{neighbor: invalid messages from it}``, since the last start.
         expired: messages that arrived too late, or were not taken in their round, since the last start.
         seconds: time spent by phase.
@@ -155,6 +158,7 @@ class Result:
     weights: dict[str, float] | None = None
     missing: int = 0
     skipped_rounds: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     expired: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

@@ -109,6 +109,7 @@ class Session:
             store=store,
             rounds=run.schedule,
         )
+        self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
         self.status = Status(me, pid)
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
@@ -133,6 +134,9 @@ class Session:
 
     async def run(self) -> Result:
         """Run all remaining rounds. The result is also written to the folder.
+
+        Its phase is "failed" if nothing came of any round, because values had diverged (``Outcomes.failure``). It is no
+        exception: the peer has served its neighbors.
 
         Raises:
             Stopped: on request; the last completed round is on disk.
@@ -183,6 +187,8 @@ class Session:
                 self._current = asyncio.ensure_future(self._located_round(self.rounds_done))
                 await self._current
             await self._finish_saving(final=True)
+            if failure := self.totals.outcomes.failure():
+                return self._end("failed", failure)
             return self._end("finished")
         except (Stopped, asyncio.CancelledError):
             await self._finish_saving(final=False)
@@ -260,6 +266,7 @@ class Session:
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
+            outcomes=self.algorithm.outcomes.drain(),
         )
         self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
         self.algorithm.training_seconds = 0.0
@@ -354,7 +361,7 @@ class Session:
                     "algorithm": state,
                     "streams": self.streams.state_dict(),
                     "endpoint": self.endpoint.state_dict(),
-                    "totals": vars(self.totals),  # copied by ``keep``, like everything else
+                    "totals": self.totals.state_dict(),  # copied by ``keep``, like everything else
                     "evaluations": self.evaluations.state_dict(),
                     "recorded": self._recorded,
                 }
@@ -385,7 +392,7 @@ class Session:
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.finished = saved["finished"]
         self.streams.load_state_dict(saved["streams"])
-        self.totals = Totals(**saved["totals"])
+        self.totals = Totals.from_state_dict(saved["totals"])
         self._recorded = saved.get("recorded", -1)
         self.rounds_done = self.saver.saved = saved["rounds_done"]
         if "evaluations" in saved:  # absent in checkpoints of earlier versions
