@@ -135,8 +135,8 @@ class Session:
     async def run(self) -> Result:
         """Run all remaining rounds. The result is also written to the folder.
 
-        Its phase is "failed" if nothing came of any round, because values had diverged (``Outcomes.failure``). It is no
-        exception: the peer has served its neighbors.
+        Its phase is "failed" if nothing came of any round, because values had diverged (``Outcomes.failure``). No
+        exception is raised: the peer has served its neighbors.
 
         Raises:
             Stopped: on request; the last completed round is on disk.
