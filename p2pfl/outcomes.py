@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 TRAININGS = "trainings"
 """Of a model."""
 CONTRIBUTIONS = "contributions"
-"""The peer's own models or means in averages."""
+"""Of the peer to averages: its models or means."""
 AVERAGES = "averages"
 """And what else peers compute of models that they have received."""
 MESSAGES = "messages"
@@ -23,7 +23,7 @@ SKIPPED = {
 
 _FAILURES = {
     TRAININGS: "all {} trainings were rolled back",
-    CONTRIBUTIONS: "what it had learned was left out of all {} averages",
+    CONTRIBUTIONS: "what it had learned was left out of averages all {} times",
     AVERAGES: "none of {} averages was adopted",
     MESSAGES: "all {} messages that it received were dropped",
 }

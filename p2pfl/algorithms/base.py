@@ -26,10 +26,9 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import B, Body, Layout, what_diverged
 from p2pfl.messaging.tensor_file import Spool
 from p2pfl.models import Model
-from p2pfl.outcomes import AVERAGES, CONTRIBUTIONS
+from p2pfl.outcomes import CONTRIBUTIONS
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import Options
-from p2pfl.tensors import Tensors, assign
 
 H = TypeVar("H", bound=Options)
 
@@ -216,18 +215,11 @@ class Algorithm(Trainer, ABC, Generic[H]):
         ``Net`` drops received bodies that have diverged. The local one is dropped too: a peer whose training diverged
         continues with those of the others.
         """
-        kept = self.outcomes.note(CONTRIBUTIONS, what_diverged(local, self.accepted))
-        return {**received, self.me: local} if kept else dict(received)
+        return {**received, self.me: local} if self.is_usable(local) else dict(received)
 
-    def assign_unless_diverged(self, target: Tensors, values: Tensors) -> bool:
-        """Copy ``values`` into ``target`` in place unless one has diverged; return whether they were copied.
-
-        ``Net`` drops received bodies that have diverged, but the local values may have diverged too.
-        """
-        if not self.outcomes.note(AVERAGES, self.what_diverged(target, values)):
-            return False
-        assign(target, values)
-        return True
+    def is_usable(self, local: Body) -> bool:
+        """Return whether receivers use a body of this peer, and count it: they drop one that has diverged."""
+        return self.outcomes.note(CONTRIBUTIONS, what_diverged(local, self.accepted))
 
     # ---- state
 

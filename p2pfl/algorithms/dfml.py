@@ -154,7 +154,9 @@ class DFML(Algorithm[Hyper]):
     async def send_model(self, assignment: Assignment, net: Net) -> bool:
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""
         aggregator, w = assignment.aggregator, self.model
-        await net.send(aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
+        pupil = Pupil(w.name, parameters_of(w), buffers_of(w))
+        self.is_usable(pupil)
+        await net.send(aggregator, pupil)
         reply = await net.gather(Taught, of=[aggregator], deadline_factor=self.schedule.reply_deadlines(net))
         updated = [taught for taught in reply.values() if taught.parameters]
         for taught in updated:

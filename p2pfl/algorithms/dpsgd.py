@@ -105,9 +105,11 @@ class DPSGD(Algorithm[Hyper]):
         x = parameters_of(self.model)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+            self.is_usable(Parameters(x))
             received = await net.exchange(Parameters(x))
             average_neighborhood(x, received, self.row, self.me)
         else:
+            self.is_usable(Parameters(x))
             before = (await net.publish(Parameters(x))).values  # while this peer trains, for line 2 of the neighbors
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
             received = await net.gather(Parameters)

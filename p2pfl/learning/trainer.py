@@ -17,9 +17,9 @@ from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model
-from p2pfl.outcomes import TRAININGS, Outcomes
+from p2pfl.outcomes import AVERAGES, TRAININGS, Outcomes
 from p2pfl.rng import Streams
-from p2pfl.tensors import ORDINARY, Start, Tensors, clone, diverged_entry, is_statistic
+from p2pfl.tensors import ORDINARY, Start, Tensors, assign, clone, diverged_entry, is_statistic
 
 
 class Trainer:
@@ -105,6 +105,16 @@ class Trainer:
                 module.load_state_dict(state)
             self.optimizer.load_state_dict(optimizer)
         return {name: before[0][name] for name, _ in self.model.named_parameters()}
+
+    def assign_unless_diverged(self, target: Tensors, values: Tensors) -> bool:
+        """Copy ``values`` into ``target`` in place unless one has diverged; return whether they were copied.
+
+        ``Net`` drops received bodies that have diverged, but the local values may have diverged too.
+        """
+        if not self.outcomes.note(AVERAGES, self.what_diverged(target, values)):
+            return False
+        assign(target, values)
+        return True
 
     def note_start(self) -> None:
         """Note the values of all modules among the attributes before round 0, from which divergence is told."""
