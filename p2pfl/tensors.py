@@ -173,11 +173,11 @@ class Start:
         if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
             return ORDINARY
         tensor = _comparable(tensor)
-        largest = float(tensor.abs().amax())
+        largest = float(torch.linalg.vector_norm(tensor, math.inf))
         nonfinite: tuple[float, float, float] = (0, 0, 0)
         if not math.isfinite(largest):
             finite = tensor[tensor.isfinite()]
-            largest = float(finite.abs().amax()) if len(finite) else 0.0
+            largest = float(torch.linalg.vector_norm(finite, math.inf)) if len(finite) else 0.0
             nonfinite = _nonfinite(tensor)
         if constant:
             return cls(math.inf, (nonfinite[0], math.inf, math.inf))
