@@ -28,7 +28,7 @@ _FAILURES = {
     MESSAGES: "all {} messages that it received were dropped",
 }
 _REMEDY = "lower the learning rate, or check the inputs, the loss and the initial values"
-_REMEDIES = {MESSAGES: "the training of its neighbors diverges: see their logs, and lower the learning rate"}
+_NEIGHBORS = "the training of its neighbors diverges: see their logs, and lower the learning rate"
 
 
 @dataclass
@@ -67,10 +67,10 @@ class Outcomes:
 
     def failure(self) -> str:
         """Return why a whole run has done nothing: something was skipped each time. Empty if nothing was."""
+        failed = [what for what, count in self.skipped.items() if count == self.tried[what]]
+        own = [what for what in failed if what != MESSAGES]  # if the peer itself diverges, its neighbors matter less
         texts = []
-        for what, count in self.skipped.items():
-            if count == self.tried[what]:
-                text = _FAILURES.get(what, f"all {{}} {what} were discarded").format(count)
-                remedy = _REMEDIES.get(what, _REMEDY)
-                texts.append(f"{text}, because values had diverged: {self.why[what]}; {remedy}")
-        return "; ".join(texts)
+        for what in own or failed:
+            text = _FAILURES.get(what, f"all {{}} {what} were discarded").format(self.skipped[what])
+            texts.append(f"{text}, because values had diverged: {self.why[what]}")
+        return "; ".join([*texts, _REMEDY if own else _NEIGHBORS]) if failed else ""

@@ -186,6 +186,9 @@ def local_setting(seed: int) -> Any:
 class Masked(nn.Flatten):
     """Sets a mask when it is first used, counts in a buffer, and replaces another one in each pass."""
 
+    mask: Tensor
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mask", torch.zeros(2, 2))

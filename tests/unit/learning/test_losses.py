@@ -277,7 +277,7 @@ def test_the_proximal_term_leaves_out_disabled_entries() -> None:
         model.weight.copy_(torch.tensor([[-torch.inf, 3.0]]))
     center = {"weight": torch.tensor([[-torch.inf, 1.0]])}
     term = proximal(model, center, weight=2.0)
-    term.backward()
+    term.backward()  # type: ignore[no-untyped-call]
     assert term.item() == 4.0
     assert model.weight.grad is not None
     assert model.weight.grad.tolist() == [[0.0, 4.0]]

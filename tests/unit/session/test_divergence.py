@@ -34,7 +34,7 @@ LARGE = torch.tensor([0.0, -(2.0**24), 2.0**100])
 
 def with_constants(monkeypatch: pytest.MonkeyPatch, mask: Tensor, large: Tensor, unset: Tensor) -> None:
     """Build all networks with constants that no output depends on: as buffers, frozen and trainable parameters."""
-    build = building.build
+    build: Callable[..., Model] = vars(building)["build"]
 
     def build_with_constants(*args: Any) -> Model:
         model = build(*args)
@@ -59,7 +59,8 @@ def learned(run: Run) -> tuple[list[dict[str, Tensor]], list[Totals], list[Resul
         learned = [{n: x for n, x in state.items() if n.rpartition(".")[2] not in constants} for state in states]
         return learned, [session.totals for session in sessions], results
 
-    return in_process(run, None, life)
+    found: tuple[list[dict[str, Tensor]], list[Totals], list[Result]] = in_process(run, None, life)
+    return found
 
 
 @pytest.mark.exhaustive
@@ -95,7 +96,8 @@ def diverging(
             on_round(me, -1)
         return await asyncio.gather(*(session.run() for session in sessions)), sessions
 
-    return in_process(run, folder, life)
+    found: tuple[list[Result], list[Session]] = in_process(run, folder, life)
+    return found
 
 
 FEDSIM = {"algorithm": {"name": "fedsim", "batch": 16, "lr": 0.01}, "peers": 3, "rounds": 3}
@@ -194,18 +196,18 @@ def test_a_failure_names_each_thing_that_was_always_skipped() -> None:
     outcomes = Outcomes()
     outcomes.note("averages", "w holds nan")
     outcomes.note("codes", "c holds inf")
-    outcomes.note("messages")
+    outcomes.note("messages", "x holds nan in Head of peer 3")
     totals = Outcomes()
     totals.add(outcomes.drain(), 4)
     remedy = "lower the learning rate, or check the inputs, the loss and the initial values"
     assert totals.failure() == (
-        f"none of 1 averages was adopted, because values had diverged: in round 4, w holds nan; {remedy}; "
+        "none of 1 averages was adopted, because values had diverged: in round 4, w holds nan; "
         f"all 1 codes were discarded, because values had diverged: in round 4, c holds inf; {remedy}"
     )
-    outcomes.note("averages")
-    outcomes.note("codes")
+    for what in ("averages", "codes", "messages"):
+        outcomes.note(what)
     outcomes.note("codes", "c holds nan")
     totals.add(outcomes.drain(), 5)
     assert totals.failure() == ""
-    assert totals.skipped == {"averages": 1, "codes": 2}
+    assert totals.skipped == {"averages": 1, "codes": 2, "messages": 1}
     assert totals.why["codes"] == "in round 4, c holds inf"
