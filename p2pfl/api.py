@@ -140,7 +140,7 @@ class PlannedRun:
         finally:
             torch.set_num_threads(threads)
         if failed := [f"peer {result.peer}: {result.error}" for result in results if result.phase == "failed"]:
-            raise Diverged("\n".join(failed))
+            raise Diverged("; ".join(failed[:3]))
         return RecordedRun(folder)
 
     def launch(self, run_dir: str | os.PathLike[str] | None = None) -> LaunchedRun:

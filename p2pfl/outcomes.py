@@ -11,7 +11,7 @@ CONTRIBUTIONS = "contributions"
 AVERAGES = "averages"
 """And what else peers compute of models that they have received."""
 MESSAGES = "messages"
-"""Received, with tensors."""
+"""That were received."""
 
 SKIPPED = {
     TRAININGS: "rolled back",

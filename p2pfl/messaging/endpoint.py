@@ -105,8 +105,7 @@ class Endpoint:
         """Maximum bytes of a body; set by a link that has a limit."""
         self.memo: dict[str, Tensors] | None = None
         """Results of ``Net.memoized``; set where several peers share a process."""
-        self.outcomes = Outcomes()
-        """Counts of messages, used or dropped because they had diverged."""
+        self.outcomes = Outcomes()  # the algorithm's, which counts messages too, in a session
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._waiting = 0  # waits in progress, in several tasks of the method
@@ -343,12 +342,9 @@ class Endpoint:
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            if not message.finite:
+            if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
-            if message.plan.payload:
-                what = message.diverged and f"{message.diverged} in {kind} of peer {sender}"
-                self.outcomes.note(MESSAGES, what)
         absent = [sender for sender in senders if sender not in arrived]
         if absent:
             self.missing.setdefault(kind, []).extend(absent)

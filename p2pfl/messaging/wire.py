@@ -155,7 +155,7 @@ class Plan:
             }
             body = assemble(self.layout.body, views, self.plain, self.layout.maps)
             suspect = not self._plain_is_finite or has_diverged(whole)
-            return Message(body, t, sender, self, self.layout.what_diverged(views, self.plain) if suspect else "")
+            return Message(body, t, sender, self, self._what_diverged(views, sender) if suspect else "")
         tensors = {}
         for path, (spec, offset) in self.tensors.items():
             if spec.bytes == 0:
@@ -167,7 +167,11 @@ class Plan:
                 raise Malformed("a bool tensor must hold bytes 0 and 1 only")
             tensors[path] = raw.view(spec.dtype).reshape(spec.shape)
         body = assemble(self.layout.body, tensors, self.plain, self.layout.maps)
-        return Message(body, t, sender, self, self.layout.what_diverged(tensors, self.plain))
+        return Message(body, t, sender, self, self._what_diverged(tensors, sender))
+
+    def _what_diverged(self, tensors: Mapping[TensorPath, Tensor], sender: int) -> str:
+        found = self.layout.what_diverged(tensors, self.plain)
+        return found and f"{found} in {self.layout.body.kind()} of peer {sender}"
 
     @cached_property
     def _dtype(self) -> torch.dtype | None:

@@ -42,6 +42,7 @@ from p2pfl.messaging.endpoint import Counts
 from p2pfl.outcomes import Outcomes
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.files import append_line, read_lines, read_undamaged_lines, write_atomically
+from p2pfl.session.run_folder import Phase
 
 MEASURED = ("seconds", "elapsed", "cost")
 """Keys whose values differ from run to run; all others are bit-identical on one platform."""
@@ -183,6 +184,11 @@ class Totals:
         self.missing += sum(map(len, record.missing.values()))
         self.note_accuracy(record.evaluations.personal, record.t)
         self.outcomes.add(record.outcomes, record.t)
+
+    def ended(self) -> tuple[Phase, str]:
+        """Return how a peer ends that has served its neighbors in all rounds: "failed", and why, if it did nothing."""
+        failure = self.outcomes.failure()
+        return ("failed", failure) if failure else ("finished", "")
 
     def note_accuracy(self, personal: Evaluation | None, t: int) -> None:
         """Keep the best accuracy, and its round."""

@@ -117,8 +117,7 @@ class Session:
         self.evaluations = Evaluations()
         self._recorded = -1
         """Round of the last record."""
-        self._loss_diverged = False
-        """The log has a warning of it, which later rounds do not repeat."""
+        self._loss_diverged = False  # the log has a warning of it, which later rounds do not repeat
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every = self.settings.checkpoint_every
@@ -133,10 +132,7 @@ class Session:
     # -- the loop
 
     async def run(self) -> Result:
-        """Run all remaining rounds. The result is also written to the folder.
-
-        Its phase is "failed" if nothing came of any round, because values had diverged (``Outcomes.failure``). No
-        exception is raised: the peer has served its neighbors.
+        """Run all remaining rounds. The result, "failed" if they were in vain, is also written to the folder.
 
         Raises:
             Stopped: on request; the last completed round is on disk.
@@ -187,9 +183,7 @@ class Session:
                 self._current = asyncio.ensure_future(self._located_round(self.rounds_done))
                 await self._current
             await self._finish_saving(final=True)
-            if failure := self.totals.outcomes.failure():
-                return self._end("failed", failure)
-            return self._end("finished")
+            return self._end(*self.totals.ended())
         except (Stopped, asyncio.CancelledError):
             await self._finish_saving(final=False)
             self._end("stopped")

@@ -113,12 +113,12 @@ def test_a_run_that_rolls_back_all_training_fails_and_no_peer_is_restarted(tmp_p
     rolled_back = "peer {}: all 2 trainings were rolled back, because values had diverged: in round 0, model."
     with pytest.raises(Diverged) as info:
         planned.simulate(tmp_path / "simulated")
-    errors = str(info.value).splitlines()
-    assert [error.startswith(rolled_back.format(peer)) for peer, error in enumerate(errors)] == [True, True]
+    assert str(info.value).startswith(rolled_back.format(0))
+    assert rolled_back.format(1) in str(info.value)
     assert [result.phase for result in p2pfl.open_run(tmp_path / "simulated").results()] == ["failed"] * 2
     with planned.launch(tmp_path / "launched") as run, pytest.raises(RunFailed) as failed:
         run.wait()
-    assert str(failed.value) == "; ".join(errors)
+    assert str(failed.value) == str(info.value)
     assert [(status.phase, status.starts) for status in run.status()] == [("failed", 1)] * 2
 
 

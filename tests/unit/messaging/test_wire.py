@@ -213,8 +213,8 @@ def test_a_body_has_diverged_where_it_differs_from_the_start(dtype: torch.dtype,
     layout = Layout.of(body(-torch.inf, 6e4, torch.nan))
     schema = MessageSchema([layout])
     assert diverged(body(-torch.inf, 6e4, torch.nan)) == ""
-    assert diverged(body(torch.nan, 6e4, torch.nan)) == "named['mask'] holds nan"
-    assert diverged(body(-torch.inf, torch.inf, torch.nan)) == "named['mask'] holds inf"
+    assert diverged(body(torch.nan, 6e4, torch.nan)) == "named['mask'] holds nan in Words of peer 1"
+    assert diverged(body(-torch.inf, torch.inf, torch.nan)) == "named['mask'] holds inf in Words of peer 1"
     assert what_diverged(body(-torch.inf, 6e4, torch.nan)) == "named['mask'] holds nan"
     assert what_diverged(body(-torch.inf, 6e4, torch.nan), [Layout.of(Sample(torch.ones(1))), layout]) == ""
 
