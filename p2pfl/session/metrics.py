@@ -186,7 +186,7 @@ class Totals:
         self.outcomes.add(record.outcomes, record.t)
 
     def ended(self) -> tuple[Phase, str]:
-        """Return how a peer ends that has served its neighbors in all rounds: "failed", and why, if it did nothing."""
+        """Return how a peer ends after its last round: "failed", and why, if nothing came of any round."""
         failure = self.outcomes.failure()
         return ("failed", failure) if failure else ("finished", "")
 
