@@ -191,15 +191,12 @@ class FedKD(Memes):
 
     def layouts(self) -> Sequence[Layout]:
         values = self.shared_part()
-        shapes = {name: value.flatten(1).shape for name, value in values.items() if value.dim() > 1}
-        norms = {
-            name: float(values[name].norm()) for name in shapes
-        }  # no entry of U Σ is larger, nor one of Vᵀ than 1
-        left = {
-            name: torch.full((rows, largest_rank(rows, columns)), norms[name])
-            for name, (rows, columns) in shapes.items()
-        }
-        right = {name: torch.ones(largest_rank(rows, columns), columns) for name, (rows, columns) in shapes.items()}
+        matrices = {name: value.flatten(1) for name, value in values.items() if value.dim() > 1}
+        ranks = {name: largest_rank(*matrix.shape) for name, matrix in matrices.items()}
+        norms = {name: float(matrix.nan_to_num(0.0, 0.0, 0.0).norm()) for name, matrix in matrices.items()}
+        # No entry of U Σ is larger than the norm of the matrix, and none of Vᵀ than 1.
+        left = {name: matrix.new_full((len(matrix), ranks[name]), norms[name]) for name, matrix in matrices.items()}
+        right = {name: matrix.new_ones(ranks[name], matrix.shape[1]) for name, matrix in matrices.items()}
         body = Factors(values, 1, left, right)
         free = {"values": {0: None}, "left": {1: None}, "right": {0: None}}
         return [Layout.of(body, free=free, ranges={"samples": self.sample_counts})]
