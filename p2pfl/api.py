@@ -34,7 +34,7 @@ from torch import nn
 
 from p2pfl import PeerId
 from p2pfl.data import Subset
-from p2pfl.errors import MissingExtra, P2pflError, RunFailed, RunFolderError
+from p2pfl.errors import Diverged, MissingExtra, P2pflError, RunFailed, RunFolderError
 from p2pfl.messaging.topology import Topology
 from p2pfl.rng import Streams
 from p2pfl.run_file import load as run_files
@@ -131,6 +131,7 @@ class PlannedRun:
 
         Raises:
             P2pflError: the run failed.
+            Diverged: a peer has done nothing in the whole run, since its values had diverged; `open_run` opens it.
         """
         interrupted = threading.Event()
 
@@ -143,9 +144,11 @@ class PlannedRun:
         folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
         threads = torch.get_num_threads()
         try:
-            _without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
+            results = _without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
         finally:
             torch.set_num_threads(threads)
+        if failed := [f"peer {result.peer}: {result.error}" for result in results if result.phase == "failed"]:
+            raise Diverged("; ".join(failed[:3]))
         return RecordedRun(folder)
 
     def launch(self, run_dir: str | os.PathLike[str] | None = None) -> LaunchedRun:

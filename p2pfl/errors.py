@@ -4,6 +4,7 @@
     ├── RunFileError            the run file is invalid: where, which key, what was found, what is allowed
     │   ├── ChangedDataset      the dataset is not the one that the run began with
     │   └── PluginError         the code of a plug-in is wrong or has failed: its file and line
+    ├── Diverged                nothing came of any of a peer's rounds, because values had diverged
     ├── DataError               a dataset is missing, damaged, or too small for its partition
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
@@ -100,6 +101,12 @@ class RunFileError(P2pflError):
 
 class ChangedDataset(RunFileError):
     """The dataset is not the one that the run began with. Restarting the peer does not help."""
+
+    exit_code = os.EX_CONFIG
+
+
+class Diverged(P2pflError):
+    """A peer has done nothing in a whole run, since its values had diverged. Restarting it does not help."""
 
     exit_code = os.EX_CONFIG
 

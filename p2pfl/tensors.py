@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ Tensors = Mapping[str, Tensor]
 LIMIT = 1e6
 """Parameters, features and statistics of models that train are orders of magnitude below it; those of a model that
 diverges pass it in its last round before infinity, or the one before."""
+
+GROWTH = 1e3
+"""A tensor that begins with entries above LIMIT / GROWTH has diverged where it exceeds GROWTH times the largest."""
 
 PART = 1 << 16
 """Numbers in a part of a tensor: it stays in the processor's cache while others are added to it."""
@@ -30,6 +35,16 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in state.items() if not isinstance(tensor, nn.Parameter)}
 
 
+def constants_of(module: nn.Module) -> set[str]:
+    """Return the names of the persistent buffers that are no running statistics: masks, tables, counters."""
+    return {name for name in buffers_of(module) if not is_statistic(name)}
+
+
+def is_statistic(buffer: str) -> bool:
+    """Return whether a buffer of this name holds the running mean or variance of a normalization."""
+    return buffer.rpartition(".")[2] in ("running_mean", "running_var")
+
+
 @torch.no_grad()
 def assign(target: Tensors, values: Tensors) -> None:
     """Copy ``values`` into ``target`` in place."""
@@ -42,7 +57,8 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
     """Return Σ w · x over the terms (w, x), in the given order, in the dtype of the first x.
 
     Works tensor by tensor and reads each once, which matters if that reads a file (``Spool``). Of tensors in memory,
-    it adds part by part, so that no temporary one is larger than ``PART``.
+    it adds part by part, so that no temporary one is larger than ``PART``. Where all x hold the same infinity, or all
+    NaN, so does the sum, whatever the weights.
 
     Args:
         terms: all x have the same names.
@@ -66,10 +82,18 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
 
 def _sum(weights: Sequence[float], first: Tensor, others: Iterable[Tensor]) -> Tensor:
     total = first * weights[0]
+    constant = None if is_finite(first) else ~first.isfinite()
     for weight, tensor in zip(weights[1:], others, strict=True):
         # Not ``total += weight * x``, which rounds twice where this rounds once.
         total.add_(tensor.to(total), alpha=weight)
-    return total
+        if constant is not None:
+            constant &= _same(tensor.to(first), first)
+    return total if constant is None else torch.where(constant, first, total)  # 0 · −∞ is NaN
+
+
+def _same(left: Tensor, right: Tensor) -> Tensor:
+    """Return where two tensors have equal entries, or both NaN, bool."""
+    return (left == right) | (left.isnan() & right.isnan())
 
 
 def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
@@ -90,8 +114,20 @@ def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Te
     return weighted_sum([(weights[j] / total, models[j]) for j in sorted(models)], out)
 
 
-def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
-    return {name: tensor - right[name] for name, tensor in left.items()}
+def subtract(left: Tensors, right: Tensors, out: Tensors | None = None) -> dict[str, Tensor]:
+    """Return left − right by name; 0 where both hold the same infinity, or NaN, as entries do that nothing changes.
+
+    Args:
+        out: receives the differences, and may be ``left``; default: new tensors.
+    """
+    return {name: difference(x, right[name], None if out is None else out[name]) for name, x in left.items()}
+
+
+def difference(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return left − right, as ``subtract`` does."""
+    constant = None if is_finite(right) else ~right.isfinite() & _same(left, right)
+    result = torch.sub(left, right, out=out)
+    return result if constant is None else result.masked_fill_(constant, 0.0)
 
 
 def clone(tensors: Tensors) -> dict[str, Tensor]:
@@ -115,17 +151,77 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
-def has_diverged(tensor: Tensor) -> bool:
-    """Return whether an entry is NaN or infinite, or has the magnitude ``LIMIT`` or more in a float32 or narrower.
+@dataclass(frozen=True)
+class Start:
+    """What a tensor was before it was trained, as far as its divergence is told from that.
 
-    float64 and complex numbers are not parameters of models: they may be sums, which can be large.
+    Attributes:
+        limit: the magnitude from which on a finite entry has diverged.
+        nonfinite: how many entries were NaN, ∞ and −∞: a mask, a disabled bias. So many have not diverged.
     """
-    if not tensor.is_floating_point() or tensor.dtype.itemsize > 4:
-        return not is_finite(tensor)
-    if tensor.dtype.itemsize == 1:  # torch has no norm of float8
-        tensor = tensor.float()
+
+    limit: float = LIMIT
+    nonfinite: tuple[float, float, float] = (0, 0, 0)
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, constant: bool = False) -> Start:
+        """Return what a tensor is before it is trained.
+
+        Args:
+            constant: it is not trained: a method that sets it may set it to anything but NaN.
+        """
+        if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+            return ORDINARY
+        tensor = _comparable(tensor)
+        largest = float(torch.linalg.vector_norm(tensor, math.inf))
+        nonfinite: tuple[float, float, float] = (0, 0, 0)
+        if not math.isfinite(largest):
+            finite = tensor[tensor.isfinite()]
+            largest = float(torch.linalg.vector_norm(finite, math.inf)) if len(finite) else 0.0
+            nonfinite = _nonfinite(tensor)
+        if constant:
+            return cls(math.inf, (nonfinite[0], math.inf, math.inf))
+        return cls(max(LIMIT, GROWTH * largest), nonfinite)
+
+
+ORDINARY = Start()
+
+
+def has_diverged(tensor: Tensor, start: Start = ORDINARY) -> bool:
+    """Return whether more entries are NaN or infinite than at the start, or one is too large.
+
+    In a float64 or complex tensor none is: it may hold sums, which can be large.
+    """
+    return diverged_entry(tensor, start) is not None
+
+
+def diverged_entry(tensor: Tensor, start: Start = ORDINARY) -> float | None:
+    """Return an entry that has diverged, as ``has_diverged`` defines it; None if none has."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    limit = start.limit if tensor.is_floating_point() and tensor.dtype.itemsize <= 4 else math.inf
+    tensor = _comparable(tensor)
     # Fast path: no entry exceeds the Euclidean norm.
-    return not (bool(torch.linalg.vector_norm(tensor) < LIMIT) or bool((tensor.float().abs() < LIMIT).all()))
+    if float(torch.linalg.vector_norm(tensor)) < limit:
+        return None
+    large = tensor[~((tensor if limit == math.inf else tensor.float()).abs() < limit)]  # NaN is below no limit
+    for value, count, before in zip((math.nan, math.inf, -math.inf), _nonfinite(large), start.nonfinite, strict=True):
+        if count > before:
+            return value
+    finite = large[large.isfinite()].float()
+    return float(finite[finite.abs().argmax()]) if len(finite) else None
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """Return the real numbers that a tensor consists of, in a dtype that torch can compute with."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.detach().resolve_conj())
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor.detach()  # torch has no norm of float8
+
+
+def _nonfinite(tensor: Tensor) -> tuple[int, int, int]:
+    """Return how many entries are NaN, ∞ and −∞."""
+    return int(tensor.isnan().sum()), int((tensor == math.inf).sum()), int((tensor == -math.inf).sum())
 
 
 def digest(state: Any) -> str:

@@ -17,6 +17,7 @@ from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
 from p2pfl.errors import (
     AlreadyRunning,
+    Diverged,
     HandshakeError,
     NetError,
     P2pflError,
@@ -190,6 +191,8 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
                 )
             result = await session.run()
             leaving = "finished"
+            if result.phase == "failed":
+                raise Diverged(result.error)
             log.info("finished accuracy=%s digest=%s", _fraction(result.accuracy), result.digest[:16])
         except (HandshakeError, NetError):
             leaving = "failed"  # a restart would fail again: no neighbor should wait for this peer

@@ -12,6 +12,7 @@ from launcher.report.history import History, means
 from launcher.report.learned import Learned
 from launcher.views.formatting import duration, ids, percent
 from launcher.views.print_summary import restarted
+from launcher.views.skipped import skipped_lines
 from launcher.views.summary import Summary
 
 SLOW = 1.8
@@ -189,6 +190,7 @@ def _lost(summary: Summary, history: History) -> list[Finding]:
         found.append(
             Finding("bad", f"The loss of {_peers(history.diverged, inner=True)} diverged, from round {first}.")
         )
+    found += [Finding("bad", f"{line[0].upper()}{line[1:]}.") for line in skipped_lines(history.skipped)]
     dropped: dict[int, int] = {}
     for peer in summary.peers:
         for sender, count in peer.dropped.items():

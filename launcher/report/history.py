@@ -35,6 +35,7 @@ class History:
         missing: messages that did not arrive in time, by receiver and sender.
         peak_age: rounds since each peer's peak model was updated, as last recorded, of methods that have peak models.
         diverged: peers with a loss that was no finite number, and the first round of it.
+        skipped: what was not used because it had diverged, by peer and kind.
     """
 
     peers: list[int] = field(default_factory=list)
@@ -47,6 +48,7 @@ class History:
     missing: dict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     peak_age: dict[int, float] = field(default_factory=dict)
     diverged: dict[int, int] = field(default_factory=dict)
+    skipped: dict[int, dict[str, int]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> list[int]:
@@ -78,6 +80,9 @@ def read(records: Iterable[Mapping[str, Any]]) -> History:
         losses = {name(term): number(value) for term, value in mapping(record.get("loss")).items()}
         if None in losses.values():
             history.diverged.setdefault(peer, t)
+        for what, count in mapping(record.get("skipped")).items():
+            counts = history.skipped.setdefault(peer, {})
+            counts[name(what)] = counts.get(name(what), 0) + int(number(count) or 0)
         age = number(mapping(record.get("diagnostics")).get("peak_age"))
         if age is not None:
             history.peak_age[peer] = age

@@ -11,6 +11,7 @@ from rich.table import Table
 from launcher.backends.processes import NOT_COLLECTED, RUNNING
 from launcher.views import formatting, heat_map
 from launcher.views.evaluation import RunEvaluation
+from launcher.views.skipped import skipped_lines
 from launcher.views.summary import Collaboration, PeerSummary, Summary
 
 
@@ -23,7 +24,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     if summary.traffic:
         console.print()
         console.print(_traffic_table(summary))
-    for line in _lost_message_lines(summary.peers):
+    skipped = skipped_lines({peer.peer: peer.skipped for peer in summary.peers})
+    for line in (*_lost_message_lines(summary.peers), *skipped):
         console.print(line)
     if text := restarted(summary.peers):
         console.print(text)
@@ -139,8 +141,9 @@ def failure_lines(summary: Summary) -> list[str]:
 
 def _peer_table(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    columns = ("peer", "model", "group", "rounds", "acc %", "best %", "sent", "recv", "missed", "time", "ended")
-    for column in columns:
+    skipped = ("skipped",) if any(peer.skipped for peer in summary.peers) else ()
+    columns = ("peer", "model", "group", "rounds", "acc %", "best %", "sent", "recv", "missed")
+    for column in (*columns, *skipped, "time", "ended"):
         table.add_column(column, justify="left" if column in ("model", "ended") else "right", no_wrap=True)
     for peer in summary.peers:
         table.add_row(
@@ -153,6 +156,7 @@ def _peer_table(summary: Summary) -> Table:
             formatting.size(peer.bytes_out),
             formatting.size(peer.bytes_in),
             str(peer.missing),
+            *(str(sum(peer.skipped.values())) for _ in skipped),
             formatting.duration(peer.seconds),
             peer.ended.partition(":")[0],  # the reason follows below the tables
         )

@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import psutil
@@ -18,6 +18,7 @@ from launcher.backends.host_state import HostState
 from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.backends.registration import find_launcher
 from launcher.views import formatting
+from launcher.views.skipped import skipped_lines
 from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder, Status
@@ -52,6 +53,7 @@ class PeerLine:
         memory: bytes, shared pages divided among the processes that share them; None unless it is alive.
         unread: messages that arrived and were not yet used.
         undelivered: messages that neighbors have not yet received.
+        skipped: what it did not use in the completed rounds because it had diverged, by kind.
     """
 
     peer: PeerId
@@ -67,6 +69,7 @@ class PeerLine:
     memory: int | None
     unread: int
     undelivered: int
+    skipped: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ def _peer_line(folder: RunFolder, files: PeerFolder, starting: bool, resuming: b
         memory=None if process is None or remote else _memory(process),
         unread=known.unread if living else 0,
         undelivered=known.undelivered if living else 0,
+        skipped=known.skipped,
     )
 
 
@@ -314,6 +318,7 @@ def _lines(status: RunStatus) -> list[str]:
             "all peers wait, with nothing to send; if the connections are up, is an `await` missing in the method? "
             f"See `{logs}`"
         )
+    lines += skipped_lines({line.peer: line.skipped for line in status.peers})
     lines += [f"peer {line.peer}: {line.state}" for line in status.peers if ":" in line.state]
     return [printable(line) for line in lines]
 

@@ -8,7 +8,7 @@
      "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
                 "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
                 "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
-                "dropped": {"7": 2}, "expired": 0,       as in result.json
+                "dropped": {"7": 2}, "expired": 0, "skipped": {"trainings": 1},       as in result.json
                 "tested_on": {"dataset": "…", "samples": "…", "classes": "…"},   hashes, as in status.json
                 "seconds": 80.2, "cost": {"cpu_seconds": 21.5}, "ended": "finished", "log": "<path>"}, …],
      "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
@@ -75,6 +75,7 @@ class PeerSummary:
     missing: int
     dropped: dict[str, int]
     expired: int
+    skipped: dict[str, int]
     restarts: int
     seconds: float
     cost: dict[str, float]
@@ -237,7 +238,9 @@ def summarize(
     """
     summary = _with_running(folder, _summary(folder, exit_codes or {}, seconds, errors or {}), "died")
     if topology is not None:
-        unfinished = {peer.peer for peer in summary.peers if peer.ended != "finished"}
+        unfinished = {
+            peer.peer for peer in summary.peers if peer.ended != "finished" and peer.rounds_done < summary.rounds
+        }
         summary = replace(summary, parts=_parts(topology, unfinished))
     try:
         write_json(folder.summary, summary.to_dict())
@@ -336,6 +339,7 @@ def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> Pee
         missing=result.missing if result else 0,
         dropped=result.dropped if result else {},
         expired=result.expired if result else 0,
+        skipped=last.skipped if last else {},
         restarts=max(status.starts - 1 - status.resumes, 0) if status else 0,
         seconds=result.seconds.get("total", 0.0) if result else 0.0,
         cost=result.cost if result else {},

@@ -23,13 +23,12 @@ from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.learning.trainer import Trainer
 from p2pfl.messaging.net import Net
-from p2pfl.messaging.schema import B, Body, Layout
-from p2pfl.messaging.schema import is_finite as is_finite_body
+from p2pfl.messaging.schema import B, Body, Layout, what_diverged
 from p2pfl.messaging.tensor_file import Spool
 from p2pfl.models import Model
+from p2pfl.outcomes import CONTRIBUTIONS
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import Options
-from p2pfl.tensors import Tensors, assign, has_diverged
 
 H = TypeVar("H", bound=Options)
 
@@ -130,10 +129,13 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
+        self.accepted: Sequence[Layout] = ()
+        """What ``layouts`` has returned."""
         self._spool = Spool()
         self.setup()
         for module in self._modules():
             module.eval()
+        self.note_start()
 
     # ---- what a subclass implements
 
@@ -213,17 +215,11 @@ class Algorithm(Trainer, ABC, Generic[H]):
         ``Net`` drops received bodies that have diverged. The local one is dropped too: a peer whose training diverged
         continues with those of the others.
         """
-        return {**received, self.me: local} if is_finite_body(local) else dict(received)
+        return {**received, self.me: local} if self.is_usable(local) else dict(received)
 
-    def assign_unless_diverged(self, target: Tensors, values: Tensors) -> bool:
-        """Copy ``values`` into ``target`` in place unless one has diverged; return whether they were copied.
-
-        ``Net`` drops received bodies that have diverged, but the local values may have diverged too.
-        """
-        if any(map(has_diverged, values.values())):
-            return False
-        assign(target, values)
-        return True
+    def is_usable(self, local: Body) -> bool:
+        """Return whether receivers use a body of this peer, and count it: they drop one that has diverged."""
+        return self.outcomes.note(CONTRIBUTIONS, what_diverged(local, self.accepted))
 
     # ---- state
 

@@ -44,7 +44,8 @@ from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_w
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, buffers_of, clone, has_diverged, parameters_of
+from p2pfl.outcomes import TRAININGS
+from p2pfl.tensors import Tensors, buffers_of, clone, parameters_of, subtract
 
 Array = NDArray[np.float64]
 REPLY_DEADLINES = 2.0
@@ -136,8 +137,7 @@ class CGA(Algorithm[Hyper]):
         await net.scatter({j: CrossGradient(gradients.get(j, {})) for j in net.neighbors})
         replies = await net.gather(CrossGradient, deadline_factor=REPLY_DEADLINES)
         self.displace(local, [body.values for body in replies.values() if body.values])  # line 3
-        for name, moved in x.items():
-            moved.sub_(before[name])  # v_i
+        subtract(x, before, out=x)  # v_i
         average_neighborhood(before, models, self.row, self.me, step=x)  # line 4
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
@@ -180,7 +180,7 @@ class CGA(Algorithm[Hyper]):
 
     def displace(self, local: Tensors, others: Sequence[Tensors]) -> None:
         """Lines 3 and 4: move the model by v_i, unless the local gradient is missing or has diverged."""
-        if not local or any(map(has_diverged, local.values())):
+        if not local or not self.outcomes.note(TRAININGS, self.what_diverged(parameters_of(self.model), local)):
             return
         direction = projected(local, others, self.hyper.margin)
         for name, parameter in self.model.named_parameters():

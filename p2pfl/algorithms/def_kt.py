@@ -54,7 +54,8 @@ from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
-from p2pfl.tensors import assign, buffers_of, clone, has_diverged, parameters_of
+from p2pfl.outcomes import TRAININGS
+from p2pfl.tensors import assign, buffers_of, clone, constants_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class DefKT(Algorithm[Hyper]):
         assign(buffers_of(arrived), trained.buffers)
         self.mutual_learning(arrived)
         learned = arrived.state_dict()
-        self.model.load_state_dict(before if any(map(has_diverged, learned.values())) else learned)
+        kept = self.outcomes.note(TRAININGS, self.what_diverged(self.model.state_dict(), learned))
+        self.model.load_state_dict(learned if kept else before)
 
     def mutual_learning(self, arrived: Model) -> None:
         """Line 4: update both models in place by K epochs over the local samples."""
@@ -159,4 +161,4 @@ class DefKT(Algorithm[Hyper]):
         self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
 
     def layouts(self) -> Sequence[Layout]:
-        return [Layout.of(self.local_model())]
+        return [Layout.of(self.local_model(), constants={"buffers": constants_of(self.model)})]

@@ -62,6 +62,7 @@ class DFedAvgM(Algorithm[Hyper]):
         x = parameters_of(self.model)
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())  # line 1
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)  # line 2
+        self.is_usable(Parameters(x))
         received = await net.exchange(Parameters(x))  # line 3
         self.row = net.mixing_weights
         average_neighborhood(x, received, self.row, self.me)  # line 4

@@ -66,7 +66,8 @@ from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
-from p2pfl.tensors import buffers_of, clone, has_diverged, parameters_of
+from p2pfl.outcomes import TRAININGS
+from p2pfl.tensors import buffers_of, clone, constants_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -153,11 +154,14 @@ class DFML(Algorithm[Hyper]):
     async def send_model(self, assignment: Assignment, net: Net) -> bool:
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""
         aggregator, w = assignment.aggregator, self.model
-        await net.send(aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
+        pupil = Pupil(w.name, parameters_of(w), buffers_of(w))
+        self.is_usable(pupil)
+        await net.send(aggregator, pupil)
         reply = await net.gather(Taught, of=[aggregator], deadline_factor=self.schedule.reply_deadlines(net))
         updated = [taught for taught in reply.values() if taught.parameters]
         for taught in updated:
             load(w, taught)
+            self.outcomes.note(TRAININGS)
         return bool(updated)
 
     async def aggregate(self, assignment: Assignment, alpha: float, net: Net) -> bool:
@@ -173,7 +177,7 @@ class DFML(Algorithm[Hyper]):
         if updated := bool(models):
             before = clone(self.model.state_dict())
             self.mutual_learning({**models, self.me: self.model}, alpha)  # line 4
-            if any(map(has_diverged, self.model.state_dict().values())):
+            if not self.outcomes.note(TRAININGS, self.what_diverged(self.model.state_dict())):
                 self.model.load_state_dict(before)
                 updated = False
         replies = {n: Taught(parameters_of(model), buffers_of(model)) for n, model in models.items()}
@@ -230,11 +234,13 @@ class DFML(Algorithm[Hyper]):
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be taught; only the peer's own comes back."""
-        models = map(self.build_like, dict.fromkeys(self.architectures))
-        pupils = [Pupil(model.name, parameters_of(model), buffers_of(model)) for model in models]
+        layouts = []
+        for model in map(self.build_like, dict.fromkeys(self.architectures)):
+            pupil, constants = Pupil(model.name, parameters_of(model), buffers_of(model)), constants_of(model)
+            layouts.append(Layout.of(pupil, fixed=["architecture"], constants={"buffers": constants}))
         taught = Taught(parameters_of(self.model), buffers_of(self.model))
-        replies = [Layout.of(reply) for reply in (taught, NOT_TAUGHT)]
-        return [*(Layout.of(pupil, fixed=["architecture"]) for pupil in pupils), *replies]
+        constants = constants_of(self.model)
+        return [*layouts, *(Layout.of(reply, constants={"buffers": constants}) for reply in (taught, NOT_TAUGHT))]
 
     def build_like(self, architecture: str) -> Model:
         """Return a model of this architecture; the caller overwrites its values."""

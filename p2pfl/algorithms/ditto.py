@@ -44,7 +44,8 @@ from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.trainer import clear_statistics
 from p2pfl.messaging.net import Net
-from p2pfl.tensors import has_diverged, parameters_of
+from p2pfl.outcomes import TRAININGS
+from p2pfl.tensors import parameters_of
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class Ditto(FedAvg):
 
     def local_training(self) -> None:
         h = self.hyper
-        if not any(map(has_diverged, self.shared_part().values())):
+        if diverged := self.what_diverged(self.shared_part()):
+            self.outcomes.note(TRAININGS, diverged)
+        else:
             self.train_or_roll_back(epochs=self.personal_epochs, batch=h.batch)  # line 2
         self.train(epochs=h.local_epochs, batch=h.batch, step=self.step_averaged)  # line 3
 

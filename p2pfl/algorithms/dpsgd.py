@@ -34,7 +34,7 @@ from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, parameters_of, weighted_sum
+from p2pfl.tensors import Tensors, parameters_of, subtract, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,15 @@ class DPSGD(Algorithm[Hyper]):
         x = parameters_of(self.model)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+            self.is_usable(Parameters(x))
             received = await net.exchange(Parameters(x))
             average_neighborhood(x, received, self.row, self.me)
         else:
+            self.is_usable(Parameters(x))
             before = (await net.publish(Parameters(x))).values  # while this peer trains, for line 2 of the neighbors
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
             received = await net.gather(Parameters)
-            for name, trained in x.items():
-                trained.sub_(before[name])  # the displacement
+            subtract(x, before, out=x)  # the displacement
             average_neighborhood(before, received, self.row, self.me, step=x)  # lines 2 and 3
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:

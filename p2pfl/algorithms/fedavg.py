@@ -37,7 +37,7 @@ from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import average, has_diverged, parameters_of
+from p2pfl.tensors import average, parameters_of
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class FedAvg(Algorithm[Hyper]):
         shared = self.opened(await self.exchange_including_own(net, self.local_part(), participants), net)
         n = {j: float(body.samples) for j, body in shared.items()}
         if sum(n.values()) > 0:
-            diverged = any(map(has_diverged, w.values()))  # in this round, or before without a neighbor to help
+            diverged = self.what_diverged(w)  # in this round, or before without a neighbor to help
             average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
             self.on_averaged(shared, net)
             if diverged:

@@ -46,7 +46,7 @@ from p2pfl.learning.trainer import reset_norms
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
-from p2pfl.tensors import Tensors, assign, average, clone, has_diverged, parameters_of
+from p2pfl.tensors import Tensors, assign, average, clone, parameters_of
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,7 @@ class FedAvgDec(Algorithm[Hyper]):
                 self.adopt(averaged[self.me])
             await net.scatter({n: averaged.get(n, self.averaged({})) for n in assignment.senders})  # line 4
         else:
+            self.is_usable(local)
             await net.send(assignment.aggregator, local)  # line 2
             deadline_factor = self.schedule.reply_deadlines(net)
             reply = await net.gather(
@@ -197,7 +198,7 @@ class FedAvgDec(Algorithm[Hyper]):
 
     def adopt(self, averaged: Averaged) -> None:
         """Continue from what came back (line 4). The statistics of a model that has diverged start anew."""
-        diverged = any(map(has_diverged, self.sent.state_dict().values()))
+        diverged = self.what_diverged(self.sent.state_dict())
         assign(self.shared_part(self.sent), averaged.values)
         if diverged:
             reset_norms(self.sent)  # the optimizer's state starts anew in each training

@@ -55,7 +55,8 @@ from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models.fedstyle import ContentNet
-from p2pfl.tensors import assign, average, buffers_of, clone, has_diverged, parameters_of
+from p2pfl.outcomes import TRAININGS
+from p2pfl.tensors import assign, average, buffers_of, clone, constants_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class FedAvgSSL(Algorithm[Hyper]):
             assign(self.shared_part(self.content), self.shared_part(self.averaged))  # line 1
             before = clone(self.personal_part())
             self.local_training()  # lines 2–5
-            if any(map(has_diverged, self.personal_part().values())):  # the average does not replace this part
+            # The average does not replace this part.
+            if before and not self.outcomes.note(TRAININGS, self.what_diverged(self.personal_part())):
                 assign(self.personal_part(), before)
         local = self.local_content()
         contents = await net.exchange(local, among=participants, deadline_factor=deadline_factor)
@@ -181,7 +183,8 @@ class FedAvgSSL(Algorithm[Hyper]):
         return Content(self.shared_part(self.content), len(self.data.train))
 
     def layouts(self) -> Sequence[Layout]:
-        return [Layout.of(self.local_content(), ranges={"samples": self.sample_counts})]
+        constants = {"values": constants_of(self.content)}
+        return [Layout.of(self.local_content(), ranges={"samples": self.sample_counts}, constants=constants)]
 
     def weights(self) -> Mapping[PeerId, float]:
         return self.mixing_weights

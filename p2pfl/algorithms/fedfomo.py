@@ -53,7 +53,7 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import LIMIT, Tensors, assign, average, parameters_of
+from p2pfl.tensors import LIMIT, Tensors, assign, average, difference, parameters_of
 
 MODELS_DEADLINES = 2.0
 """Deadlines to wait for models: their owners may have to wait for the requests of others first."""
@@ -105,7 +105,7 @@ def chosen(
 
 def distance(left: Tensors, right: Tensors) -> float:
     """‖θ_j − θ_i‖ over all parameters, summed in float64."""
-    squares = (float((tensor - right[name]).double().square().sum()) for name, tensor in left.items())
+    squares = (float(difference(x, right[name]).double().square().sum()) for name, x in left.items())
     return math.sqrt(sum(squares))
 
 

@@ -50,7 +50,7 @@ from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fml import Memes, WithMeme, distillation
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
-from p2pfl.tensors import Tensors, has_diverged
+from p2pfl.tensors import Tensors, is_finite
 
 Energy = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -91,9 +91,8 @@ def largest_rank(rows: int, columns: int) -> int:
 
 
 def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
-    """Line 2b. With T_t = 1 nothing is decomposed, nor if a parameter has diverged: then it is dropped on arrival."""
+    """Line 2b. With T_t = 1 nothing is decomposed, nor a matrix with NaN or infinity."""
     values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
-    decomposable = energy < 1.0 and not any(map(has_diverged, values.values()))
     left, right = {}, {}
     for name, value in values.items():
         if value.dim() < 2:
@@ -101,7 +100,7 @@ def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
         matrix = value.flatten(1)
         rows, columns = matrix.shape
         left[name], right[name] = matrix.new_empty(rows, 0), matrix.new_empty(0, columns)
-        if decomposable:
+        if energy < 1.0 and is_finite(matrix):
             one, other = low_rank(matrix, energy)
             if len(other) <= largest_rank(rows, columns):
                 values[name], left[name], right[name] = value[:0], one, other
@@ -109,10 +108,7 @@ def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
 
 
 def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
-    """Return the parameters, of the shapes and on the device of those ``like`` them.
-
-    None if parts do not fit, or if a product of factors is as large as in a model that has diverged.
-    """
+    """Return the parameters, of the shapes and on the device of those ``like`` them; None if parts do not fit."""
     found = {}
     for name, parameter in like.items():
         value = body.values[name]
@@ -121,7 +117,7 @@ def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
             if left.shape[1] != right.shape[0]:
                 return None
             value = (left.cpu() @ right.cpu()).view_as(parameter)
-        if value.shape != parameter.shape or has_diverged(value):
+        if value.shape != parameter.shape:
             return None
         found[name] = value.to(parameter.device)
     return found
@@ -178,13 +174,16 @@ class FedKD(Memes):
             clip_grad_norm_(module.parameters(), self.hyper.clip)
 
     def local_part(self) -> Factors:
-        return compressed(self.shared_part(), self.energy, len(self.data.train))
+        """Return the meme as it is sent: as it is if it has diverged, since it is then dropped on arrival."""
+        values = self.shared_part()
+        return compressed(values, 1.0 if self.what_diverged(values) else self.energy, len(self.data.train))
 
     def opened(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
-        """Recover the memes; those that cannot be recovered count as missing."""
+        """Recover the memes; those that cannot be, or are products that have diverged, count as missing."""
         like, found = self.shared_part(), {}
         for j, body in received.items():
-            if isinstance(body, Factors) and (values := recovered(body, like)) is not None:
+            values = recovered(body, like) if isinstance(body, Factors) else None
+            if values is not None and not self.what_diverged(like, values):
                 found[j] = Shared(values, body.samples)
             elif j != self.me:
                 net.count_as_missing(type(body), j)
@@ -192,9 +191,12 @@ class FedKD(Memes):
 
     def layouts(self) -> Sequence[Layout]:
         values = self.shared_part()
-        shapes = {name: value.flatten(1).shape for name, value in values.items() if value.dim() > 1}
-        left = {name: torch.empty(rows, largest_rank(rows, columns)) for name, (rows, columns) in shapes.items()}
-        right = {name: torch.empty(largest_rank(rows, columns), columns) for name, (rows, columns) in shapes.items()}
+        matrices = {name: value.flatten(1) for name, value in values.items() if value.dim() > 1}
+        ranks = {name: largest_rank(*matrix.shape) for name, matrix in matrices.items()}
+        norms = {name: float(matrix.nan_to_num(0.0, 0.0, 0.0).norm()) for name, matrix in matrices.items()}
+        # No entry of U Σ is larger than the norm of the matrix, and none of Vᵀ than 1.
+        left = {name: matrix.new_full((len(matrix), ranks[name]), norms[name]) for name, matrix in matrices.items()}
+        right = {name: matrix.new_ones(ranks[name], matrix.shape[1]) for name, matrix in matrices.items()}
         body = Factors(values, 1, left, right)
         free = {"values": {0: None}, "left": {1: None}, "right": {0: None}}
         return [Layout.of(body, free=free, ranges={"samples": self.sample_counts})]

@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d, pad
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.learning.losses import supervised_contrastive
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.tensors import clone, has_diverged
+from p2pfl.tensors import clone
 
 _SOBEL = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
 
@@ -67,5 +67,5 @@ def train_style_net(peer: Algorithm[Any], style_net: nn.Module, projector: nn.Mo
         peer.train(epochs=h.style_epochs, batch=h.batch, step=step, order="style batches")
     finally:
         style_net.requires_grad_(False).eval()
-    if any(map(has_diverged, style_net.state_dict().values())):
+    if not peer.outcomes.note("trainings of the style net", peer.what_diverged(style_net.state_dict())):
         style_net.load_state_dict(untrained)

@@ -60,7 +60,7 @@ from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.run_file.options import LocalPath, OptionErrors
-from p2pfl.tensors import Tensors, assign, clone, digest, has_diverged, parameters_of
+from p2pfl.tensors import Tensors, assign, clone, digest, parameters_of
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class FLT(FedAvg):
         for _ in range(h.encoder_epochs):
             before = clone(parameters)
             self.train(epochs=1, batch=h.encoder_batch, step=step, order="encoder")
-            if any(map(has_diverged, parameters.values())):
+            if not self.outcomes.note("epochs of the autoencoder", self.what_diverged(parameters)):
                 assign(parameters, before)
                 optimizer.state.clear()  # NaN too
             assign(parameters, (await net.allreduce(AutoencoderParameters(parameters))).values)

@@ -48,7 +48,6 @@ from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Beta, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import has_diverged
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,7 @@ class MAPL(Algorithm[Hyper]):
             if h.prune:
                 net.receive_only_from(j for j in net.sources if self.w[j] > 0)
         own = self.local_prototypes()
+        self.is_usable(own)
         received = await net.exchange(own)  # line 7
         own.values.copy_(aggregate(own, received, self.w, self.me))  # line 8
         if h.message_budget:
@@ -223,7 +223,7 @@ class MAPL(Algorithm[Hyper]):
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
         """CGL over {i} and the neighbors whose heads arrived; the others keep their weights."""
         h, head, start = self.hyper, self.local_head().weight, self.head_start
-        if has_diverged(head):
+        if not self.is_usable(self.local_head()):
             return
         ids = sorted([*heads, self.me])
         others = {j: body.weight.to(self.device) - start for j, body in heads.items()}

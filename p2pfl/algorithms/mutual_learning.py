@@ -24,6 +24,7 @@ def distillation(logits: Tensor, teachers: Tensor, phi: Tensor, weights: Tensor 
         weights: of each teacher's samples, float [P, B].
     """
     divergences = weights * (teachers.exp() * (teachers - logits.log_softmax(1))).sum(2)
+    phi = phi.to(divergences.dtype)
     return (phi @ divergences).mean() / phi.sum().clamp(min=1.0)
 
 

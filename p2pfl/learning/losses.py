@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
-from p2pfl.tensors import Tensors
+from p2pfl.tensors import Tensors, is_finite
 
 
 def supervised_contrastive(p: Tensor, labels: Tensor, temperature: float, *, cosine: bool = True) -> Tensor:
@@ -168,8 +168,15 @@ def proximal(model: nn.Module, center: Tensors, weight: float, mean: bool = Fals
 
     With ``mean``, each parameter tensor contributes the mean of its squared differences in place of their sum.
     """
-    squares = [(theta - center[name]).square() for name, theta in model.named_parameters()]
+    squares = [_difference(theta, center[name]).square() for name, theta in model.named_parameters()]
     return weight / 2 * torch.stack([square.mean() if mean else square.sum() for square in squares]).sum()
+
+
+def _difference(theta: Tensor, center: Tensor) -> Tensor:
+    """Return θ − center, 0 where the center is infinite: a disabled entry, which stays as it is."""
+    if not center.is_cuda and is_finite(center):  # on a GPU, asking would wait for it
+        return theta - center
+    return torch.where(center.isfinite(), theta - center, 0.0)
 
 
 def unsupervised(z: Tensor, predictor: nn.Module | None, temperature: float) -> Tensor:

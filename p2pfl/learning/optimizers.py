@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeVar
 
 import torch
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from p2pfl.learning.named_losses import DEFAULT, known_loss
 from p2pfl.run_file.options import Options
@@ -78,10 +78,24 @@ class LocalTraining(Options):
         return self
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Create an optimizer of ``parameters`` with these settings."""
+        """Create an optimizer of ``parameters`` with these settings. Infinite entries stay as they are."""
+        parameters = list(parameters)
+        optimizer: torch.optim.Optimizer
         if self.optimizer == "sgd":
-            return SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        return Adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+            optimizer = SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        else:
+            optimizer = Adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+        infinite = {p: p.detach().clone() for p in parameters if not is_finite(p.detach())}
+        if infinite:
+            optimizer.register_step_post_hook(lambda *_: _restore(infinite))
+        return optimizer
+
+
+@torch.no_grad()
+def _restore(infinite: Mapping[nn.Parameter, Tensor]) -> None:
+    """Undo a step for infinite entries, e.g. of a mask: with weight decay it makes NaN of them, −∞ − (−∞)."""
+    for parameter, before in infinite.items():
+        parameter.copy_(torch.where(before.isinf(), before, parameter))
 
 
 def step_if_finite(optimizer: torch.optim.Optimizer) -> None:

@@ -17,8 +17,9 @@ from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model
+from p2pfl.outcomes import AVERAGES, TRAININGS, Outcomes
 from p2pfl.rng import Streams
-from p2pfl.tensors import Tensors, clone, has_diverged
+from p2pfl.tensors import ORDINARY, Start, Tensors, assign, clone, diverged_entry, is_statistic
 
 
 class Trainer:
@@ -29,6 +30,7 @@ class Trainer:
         optimizer: set by the subclass.
         views: augmented views of each sample in a training batch.
         meter: means of the loss terms.
+        outcomes: counts of what was kept, and of what was skipped because it had diverged.
         training_seconds: time spent in ``train``.
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
@@ -45,6 +47,8 @@ class Trainer:
         self.data = data
         self.streams = streams
         self.meter = Meter()
+        self.outcomes = Outcomes()
+        self._starts: dict[tuple[nn.Module, str], Start] = {}
         self.training_seconds = 0.0
         self.after_batch: Callable[[], None] = lambda: None
 
@@ -95,11 +99,60 @@ class Trainer:
         modules = [self.model, *beside]
         before, optimizer = [clone(m.state_dict()) for m in modules], copy.deepcopy(self.optimizer.state_dict())
         self.train(epochs=epochs, batch=batch)
-        if any(has_diverged(tensor) for module in modules for tensor in module.state_dict().values()):
+        diverged = (self.what_diverged(module.state_dict()) for module in modules)
+        if not self.outcomes.note(TRAININGS, next(filter(None, diverged), "")):
             for module, state in zip(modules, before, strict=True):
                 module.load_state_dict(state)
             self.optimizer.load_state_dict(optimizer)
         return {name: before[0][name] for name, _ in self.model.named_parameters()}
+
+    def assign_unless_diverged(self, target: Tensors, values: Tensors) -> bool:
+        """Copy ``values`` into ``target`` in place unless one has diverged; return whether they were copied.
+
+        ``Net`` drops received bodies that have diverged, but the local values may have diverged too.
+        """
+        if not self.outcomes.note(AVERAGES, self.what_diverged(target, values)):
+            return False
+        assign(target, values)
+        return True
+
+    def note_start(self) -> None:
+        """Note the values of all modules among the attributes before round 0, from which divergence is told."""
+        self._starts = {
+            (owner, name): Start.of(tensor.detach(), constant=is_buffer and not is_statistic(name))
+            for owner, name, tensor, is_buffer, _ in self._places()
+        }
+
+    def what_diverged(self, tensors: Tensors, values: Tensors | None = None) -> str:
+        """Return which of some tensors has diverged, and its value; empty if none has.
+
+        A tensor that shares memory with one of the modules' is compared with what that was before round 0, so that a
+        mask with −∞, or a table of large numbers, has not diverged. Buffers other than the running statistics of
+        normalization are not trained: of these, only NaN counts.
+
+        Args:
+            values: what the tensors of these names would become, looked at in their place.
+        """
+        found = tensors if values is None else values
+        suspects = [name for name, tensor in found.items() if diverged_entry(tensor) is not None]
+        if not suspects:  # fast: most of the time
+            return ""
+        places = {tensor.data_ptr(): (owner, name, where) for owner, name, tensor, _, where in self._places()}
+        for suspect in suspects:
+            owner, name, where = places.get(tensors[suspect].data_ptr(), (None, "", suspect))
+            start = ORDINARY if owner is None else self._starts.get((owner, name), ORDINARY)
+            if (entry := diverged_entry(found[suspect], start)) is not None:
+                return f"{where} holds {entry:.3g}"
+        return ""
+
+    def _places(self) -> Iterator[tuple[nn.Module, str, Tensor, bool, str]]:
+        """Return each parameter and buffer: owner, name there, tensor, whether it is a buffer, name for people."""
+        for attribute, module in vars(self).items():
+            if isinstance(module, nn.Module):
+                for prefix, owner in module.named_modules(prefix=attribute):
+                    for name, tensor in (*owner._parameters.items(), *owner._buffers.items()):
+                        if tensor is not None:
+                            yield owner, name, tensor, name in owner._buffers, f"{prefix}.{name}"
 
     def reset_after_divergence(self) -> None:
         """Clear the optimizer's state and the batch-normalization statistics, which NaN parameters have spoiled."""

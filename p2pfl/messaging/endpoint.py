@@ -26,6 +26,7 @@ from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
+from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
 Counts = dict[PeerId, dict[str, list[int]]]
@@ -104,6 +105,7 @@ class Endpoint:
         """Maximum bytes of a body; set by a link that has a limit."""
         self.memo: dict[str, Tensors] | None = None
         """Results of ``Net.memoized``; set where several peers share a process."""
+        self.outcomes = Outcomes()  # the algorithm's, which counts messages too, in a session
         self.dropped: dict[PeerId, int] = {}
         """Invalid messages by neighbor; counted on the thread that decodes."""
         self._waiting = 0  # waits in progress, in several tasks of the method
@@ -340,7 +342,7 @@ class Endpoint:
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
-            if not message.finite:
+            if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
         absent = [sender for sender in senders if sender not in arrived]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl.errors import Unexpected
-from p2pfl.tensors import has_diverged
+from p2pfl.tensors import ORDINARY, Start, diverged_entry
 
 MAX_HEADER = 1 << 20
 """Bytes; a model with ten thousand named tensors fits."""
@@ -52,11 +52,15 @@ B = TypeVar("B", bound=Body)
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The dtype and shape of a tensor, or those that it must have: dimensions in ``free`` may be shorter."""
+    """The dtype and shape of a tensor, or those that it must have: dimensions in ``free`` may be shorter.
+
+    ``start`` tells when a received one has diverged.
+    """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     free: frozenset[int] = frozenset()
+    start: Start = dataclasses.field(default=ORDINARY, compare=False)
 
     @property
     def bytes(self) -> int:
@@ -120,14 +124,18 @@ class Layout:
         free: Mapping[str, Mapping[int, int | None]] | None = None,
         fixed: Iterable[str] = (),
         ranges: Mapping[str, range] | None = None,
+        constants: Mapping[str, Collection[str]] | None = None,
     ) -> Layout:
-        """Return the layout of bodies like ``body``.
+        """Return the layout of bodies like ``body``, whose tensors hold what they hold before the first round.
+
+        A received tensor has diverged if it holds NaN or infinity in more entries, or far larger values.
 
         Args:
             free: {field: {dimension of its tensors: largest length}} of those that may have any length up to it; None
                 stands for that of each tensor in ``body``. An int tuple has one dimension, 0.
             fixed: plain fields that must equal those of ``body``, e.g. an architecture's name that decides shapes.
             ranges: {field: allowed values} of ints and of the items of int tuples; others are refused on arrival.
+            constants: {field: keys of the tensors that are not trained}; they may hold anything but NaN.
         """
         tensors, plain = take_apart(body)
         specs = {}
@@ -135,7 +143,8 @@ class Layout:
             largest = (free or {}).get(field, {})
             lengths = ((largest.get(axis), length) for axis, length in enumerate(tensor.shape))
             shape = tuple(length if limit is None else limit for limit, length in lengths)
-            specs[field, key] = TensorSpec(tensor.dtype, shape, frozenset(largest))
+            start = Start.of(tensor, constant=key in (constants or {}).get(field, ()))
+            specs[field, key] = TensorSpec(tensor.dtype, shape, frozenset(largest), start)
         fields = {}
         for name, value in plain.items():
             length = (free or {}).get(name, {}).get(0)
@@ -161,6 +170,17 @@ class Layout:
             if not self.tensors[path].admits(spec):
                 return f"{path_name(path)} must be {self.tensors[path]}, got {spec}"
         return None
+
+    def what_diverged(self, tensors: Mapping[TensorPath, Tensor], plain: Mapping[str, object]) -> str:
+        """Return which number of a body is NaN or infinite, or which tensor has diverged; empty if none."""
+        for name, value in plain.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                return f"{name} is {value:.3g}"
+        for path, tensor in tensors.items():
+            start = self.tensors[path].start if path in self.tensors else ORDINARY
+            if (entry := diverged_entry(tensor, start)) is not None:
+                return f"{path_name(path)} holds {entry:.3g}"
+        return ""
 
 
 class MessageSchema:
@@ -272,8 +292,18 @@ def with_tensors(body: B, tensors: Mapping[TensorPath, Tensor]) -> B:
     return assemble(type(body), tensors, take_apart(body)[1], _maps(body))
 
 
+def what_diverged(body: Body, layouts: Iterable[Layout] = ()) -> str:
+    """Return which number of a body is NaN or infinite, or which tensor has diverged; empty if none.
+
+    Args:
+        layouts: what a receiver accepts, to judge as it does.
+    """
+    tensors, plain = take_apart(body)
+    specs = {path: TensorSpec(tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()}
+    alike = (each for each in layouts if each.body is type(body) and each.mismatch(specs, plain) is None)
+    return next(alike, Layout(type(body), {}, {})).what_diverged(tensors, plain)
+
+
 def is_finite(body: Body) -> bool:
     """Return whether no number in the body is NaN or infinite, and no tensor has diverged (``has_diverged``)."""
-    tensors, plain = take_apart(body)
-    numbers = (value for value in plain.values() if isinstance(value, float))
-    return all(map(math.isfinite, numbers)) and not any(map(has_diverged, tensors.values()))
+    return not what_diverged(body)

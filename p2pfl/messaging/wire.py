@@ -154,7 +154,8 @@ class Plan:
                 for path, (shape, strides, at) in self._strided.items()
             }
             body = assemble(self.layout.body, views, self.plain, self.layout.maps)
-            return Message(body, t, sender, self, self._plain_is_finite and not has_diverged(whole))
+            suspect = not self._plain_is_finite or has_diverged(whole)
+            return Message(body, t, sender, self, self._what_diverged(views, sender) if suspect else "")
         tensors = {}
         for path, (spec, offset) in self.tensors.items():
             if spec.bytes == 0:
@@ -166,8 +167,11 @@ class Plan:
                 raise Malformed("a bool tensor must hold bytes 0 and 1 only")
             tensors[path] = raw.view(spec.dtype).reshape(spec.shape)
         body = assemble(self.layout.body, tensors, self.plain, self.layout.maps)
-        finite = self._plain_is_finite and not any(map(has_diverged, tensors.values()))
-        return Message(body, t, sender, self, finite)
+        return Message(body, t, sender, self, self._what_diverged(tensors, sender))
+
+    def _what_diverged(self, tensors: Mapping[TensorPath, Tensor], sender: int) -> str:
+        found = self.layout.what_diverged(tensors, self.plain)
+        return found and f"{found} in {self.layout.body.kind()} of peer {sender}"
 
     @cached_property
     def _dtype(self) -> torch.dtype | None:
@@ -194,14 +198,18 @@ class Message:
 
     Attributes:
         plan: its header, for what the receiver counts and checks.
-        finite: whether no number in the body is NaN or infinite, and no tensor has diverged.
+        diverged: which number in the body is NaN or infinite, or which tensor has diverged; empty if none.
     """
 
     body: Body
     t: int
     sender: int
     plan: Plan
-    finite: bool
+    diverged: str
+
+    @property
+    def finite(self) -> bool:
+        return not self.diverged
 
     @property
     def kind(self) -> str:

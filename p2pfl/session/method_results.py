@@ -33,6 +33,7 @@ def check_setup(algorithm: Algorithm[Any]) -> None:
 
 @naming_lines()
 def layouts_of(algorithm: Algorithm[Any]) -> Sequence[Layout]:
+    """Return the layouts, and set them as what the algorithm accepts: it judges its own bodies as receivers do."""
     layouts: object = algorithm.layouts()
     expected = "layouts should return a list with a Layout.of(body) for each kind of message"
     if not isinstance(layouts, Iterable):
@@ -42,6 +43,7 @@ def layouts_of(algorithm: Algorithm[Any]) -> Sequence[Layout]:
         if not isinstance(layout, Layout):
             what = f"the body itself, {_kind(layout)}" if isinstance(layout, Body) else _kind(layout)
             raise PluginError.of(algorithm.layouts, f"{expected}, not {what}")
+    algorithm.accepted = found
     return found
 
 

@@ -17,7 +17,9 @@
      "metrics": {"macro-f1": 0.71, …},                  of the local test split, if the run file names some
      "global": {…} | null,                              whole test set, if enabled; always unmasked
      "extra_metrics": {"peak": {…}, …},                 the method's additional evaluations
-     "diagnostics": {"alpha": 0.8, …}}                  the method's additional numbers
+     "diagnostics": {"alpha": 0.8, …},                  the method's additional numbers
+     "skipped": {"trainings": 1, …}}                    what was not used since it had diverged, if anything:
+                                                        p2pfl/outcomes.py
 
 ``elapsed`` is of a monotonic clock. A peer that resumes counts on from its last record, also if it repeats rounds;
 the time when it was not running does not count. NaN and infinity are null. Aggregation and everything else take
@@ -37,8 +39,10 @@ from typing import Any
 from p2pfl import PeerId
 from p2pfl.learning.evaluation import Evaluation
 from p2pfl.messaging.endpoint import Counts
+from p2pfl.outcomes import Outcomes
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.files import append_line, read_lines, read_undamaged_lines, write_atomically
+from p2pfl.session.run_folder import Phase
 
 MEASURED = ("seconds", "elapsed", "cost")
 """Keys whose values differ from run to run; all others are bit-identical on one platform."""
@@ -62,6 +66,7 @@ class RoundRecord:
     weights: Mapping[PeerId, float] | None = None
     evaluations: Evaluations = field(default_factory=Evaluations)
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    outcomes: Outcomes = field(default_factory=Outcomes)
 
     def to_json(self) -> str:
         measured = {name: number(value, 6) for name, value in self.evaluations.metrics.items()}
@@ -83,6 +88,7 @@ class RoundRecord:
             "global": plain(self.evaluations.whole),
             "extra_metrics": {name: plain(evaluation) for name, evaluation in self.evaluations.extra.items()},
             "diagnostics": {name: number(value, 6) for name, value in self.diagnostics.items()},
+            **({"skipped": self.outcomes.skipped} if self.outcomes.skipped else {}),
         }
         return json.dumps(record, allow_nan=False)
 
@@ -159,6 +165,15 @@ class Totals:
     """Rounds that the neighbors completed without this peer."""
     best: float | None = None
     best_round: int | None = None
+    outcomes: Outcomes = field(default_factory=Outcomes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**vars(self), "outcomes": vars(self.outcomes)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
+        """Restore a state, perhaps of an earlier version, which did not count outcomes."""
+        return cls(**{**state, "outcomes": Outcomes(**state.get("outcomes", {}))})
 
     def add(self, record: RoundRecord) -> None:
         for total, counts in ((self.sent, record.sent), (self.received, record.received)):
@@ -168,6 +183,12 @@ class Totals:
                 sums[name] = sums.get(name, 0.0) + value
         self.missing += sum(map(len, record.missing.values()))
         self.note_accuracy(record.evaluations.personal, record.t)
+        self.outcomes.add(record.outcomes, record.t)
+
+    def ended(self) -> tuple[Phase, str]:
+        """Return how a peer ends after its last round: "failed", and why, if nothing came of any round."""
+        failure = self.outcomes.failure()
+        return ("failed", failure) if failure else ("finished", "")
 
     def note_accuracy(self, personal: Evaluation | None, t: int) -> None:
         """Keep the best accuracy, and its round."""

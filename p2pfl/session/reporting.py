@@ -15,6 +15,7 @@ from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import Counts
+from p2pfl.outcomes import MESSAGES
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.method_results import weights_of
 from p2pfl.session.metrics import RoundRecord, Totals, number
@@ -89,6 +90,7 @@ class StatusFile:
             self._counted = self.status.rounds_done
             self.status.bytes_out, self.status.bytes_in = self._totals.bytes_out(), self._totals.bytes_in()
             self.status.messages_out = self._totals.messages_out()
+            self.status.skipped = dict(self._totals.outcomes.skipped)
         if self.status != self._written:
             self.status.unread, self.status.undelivered = self._queues()
             current = replace(self.status)
@@ -138,6 +140,9 @@ def log_round(
         log.warning("messages missing kind=%s peers=%s t=%d", kind, ",".join(map(str, absent)), record.t)
     for kind, senders in nonfinite.items():
         log.warning("diverged values received kind=%s peers=%s t=%d", kind, ",".join(map(str, senders)), record.t)
+    for what, count in record.outcomes.skipped.items():
+        if what != MESSAGES:
+            log.warning("skipped %s=%d t=%d: %s", what, count, record.t, record.outcomes.why[what])
 
 
 def log_diverged_loss(log: logging.Logger, record: RoundRecord) -> bool:
@@ -190,6 +195,7 @@ def make_result(
         weights=None if weights is None else {str(j): weight for j, weight in weights.items()},
         missing=totals.missing,
         skipped_rounds=totals.skipped_rounds,
+        skipped=totals.outcomes.skipped,
         dropped={str(neighbor): count for neighbor, count in sorted(dropped.items())},
         expired=expired,
         seconds=totals.seconds,

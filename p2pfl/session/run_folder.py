@@ -82,6 +82,7 @@ class Status:
         starts: how often the peer has started, this time included.
         resumes: how many of these starts followed a regular end, e.g. by `p2pfl stop`; the others followed a failure.
         tested_on: p2pfl.learning.peer_data.TestedOn of the local test split; empty in runs of earlier versions.
+        skipped: what was not used in the completed rounds since it had diverged, by kind (p2pfl/outcomes.py).
     """
 
     peer: PeerId
@@ -103,6 +104,7 @@ class Status:
     messages_out: int = 0
     resumes: int = 0
     tested_on: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
 
     def resumes_at_start(self) -> int:
         """Return ``resumes`` of a process that starts now, after the one that has written this status."""
@@ -129,6 +131,7 @@ class Result:
         weights: last row of mixing weights, if the algorithm has them.
         missing: number of messages that missed their deadline.
         skipped_rounds: number of rounds that the neighbors completed without this peer.
+        skipped: what was not used in the whole run since it had diverged, by kind (p2pfl/outcomes.py).
         dropped: ``{neighbor: invalid messages from it}``, since the last start.
         expired: messages that arrived too late, or were not taken in their round, since the last start.
         seconds: time spent by phase.
@@ -158,6 +161,7 @@ class Result:
     weights: dict[str, float] | None = None
     missing: int = 0
     skipped_rounds: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     expired: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

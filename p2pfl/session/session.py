@@ -110,6 +110,7 @@ class Session:
             store=store,
             rounds=run.schedule,
         )
+        self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
         self.status = Status(me, pid, tested_on=asdict(self.algorithm.data.tested_on))
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
@@ -117,8 +118,7 @@ class Session:
         self.evaluations = Evaluations()
         self._recorded = -1
         """Round of the last record."""
-        self._loss_diverged = False
-        """The log has a warning of it, which later rounds do not repeat."""
+        self._loss_diverged = False  # the log has a warning of it, which later rounds do not repeat
         self.stopping = False
         self._current: asyncio.Future[None] | None = None
         every = self.settings.checkpoint_every
@@ -133,7 +133,7 @@ class Session:
     # -- the loop
 
     async def run(self) -> Result:
-        """Run all remaining rounds. The result is also written to the folder.
+        """Run all remaining rounds. The result, "failed" if they were in vain, is also written to the folder.
 
         Raises:
             Stopped: on request; the last completed round is on disk.
@@ -184,7 +184,7 @@ class Session:
                 self._current = asyncio.ensure_future(self._located_round(self.rounds_done))
                 await self._current
             await self._finish_saving(final=True)
-            return self._end("finished")
+            return self._end(*self.totals.ended())
         except (Stopped, asyncio.CancelledError):
             await self._finish_saving(final=False)
             self._end("stopped")
@@ -261,6 +261,7 @@ class Session:
             weights=weights_of(self.algorithm),
             evaluations=self.evaluations if due else Evaluations(),
             diagnostics=diagnostics_of(self.algorithm),
+            outcomes=self.algorithm.outcomes.drain(),
         )
         self.endpoint.wait_policy.took(now - began - self.endpoint.wasted_wait)
         self.algorithm.training_seconds = 0.0
@@ -355,7 +356,7 @@ class Session:
                     "algorithm": state,
                     "streams": self.streams.state_dict(),
                     "endpoint": self.endpoint.state_dict(),
-                    "totals": vars(self.totals),  # copied by ``keep``, like everything else
+                    "totals": self.totals.state_dict(),  # copied by ``keep``, like everything else
                     "evaluations": self.evaluations.state_dict(),
                     "recorded": self._recorded,
                 }
@@ -386,7 +387,7 @@ class Session:
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.finished = saved["finished"]
         self.streams.load_state_dict(saved["streams"])
-        self.totals = Totals(**saved["totals"])
+        self.totals = Totals.from_state_dict(saved["totals"])
         self._recorded = saved.get("recorded", -1)
         self.rounds_done = self.saver.saved = saved["rounds_done"]
         if "evaluations" in saved:  # absent in checkpoints of earlier versions

@@ -187,7 +187,7 @@ class _Endpoint(Endpoint):
         plan, body = found
         if 0 < entry.size <= SMALL:
             body = plan.message(entry.id.t, sender.me, sender.journal.map(entry)).body
-        self.accept(Message(body, entry.id.t, sender.me, plan, True))
+        self.accept(Message(body, entry.id.t, sender.me, plan, ""))
 
 
 class _Host:

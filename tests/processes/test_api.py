@@ -20,7 +20,7 @@ import yaml
 
 import p2pfl
 from p2pfl import api
-from p2pfl.errors import MissingExtra, RunFailed, RunFileError, RunFolderError
+from p2pfl.errors import Diverged, MissingExtra, RunFailed, RunFileError, RunFolderError
 from p2pfl.session.build import load_data
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.testing import check_parity, first_difference
@@ -106,6 +106,20 @@ def test_files_of_a_diverged_run_are_valid_json(tmp_path: Path) -> None:
     for file in (*run.folder.glob("peers/*/*.json"), *run.folder.glob("*.json")):
         json.loads(file.read_text(), parse_constant=refuse)
     assert [(result.loss, result.metrics) for result in run.results()] == [(None, {"macro-f1": None})] * 2
+
+
+def test_a_run_that_rolls_back_all_training_fails_and_no_peer_is_restarted(tmp_path: Path) -> None:
+    planned = p2pfl.load(tree(algorithm={"name": "fedsim", "lr": 1e30}, peers=2, rounds=2))
+    rolled_back = "peer {}: all 2 trainings were rolled back, because values had diverged: in round 0, model."
+    with pytest.raises(Diverged) as info:
+        planned.simulate(tmp_path / "simulated")
+    assert str(info.value).startswith(rolled_back.format(0))
+    assert rolled_back.format(1) in str(info.value)
+    assert [result.phase for result in p2pfl.open_run(tmp_path / "simulated").results()] == ["failed"] * 2
+    with planned.launch(tmp_path / "launched") as run, pytest.raises(RunFailed) as failed:
+        run.wait()
+    assert str(failed.value) == str(info.value)
+    assert [(status.phase, status.starts) for status in run.status()] == [("failed", 1)] * 2
 
 
 def test_metrics_need_pandas(simulated: api.RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:

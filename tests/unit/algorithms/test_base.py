@@ -18,7 +18,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
 from p2pfl.run_file.options import Options
-from p2pfl.tensors import digest
+from p2pfl.tensors import clone, digest, parameters_of
 from tests.support import peer_data, random_dataset, setting, softmax_regression
 
 
@@ -178,3 +178,80 @@ def test_state_restores_into_another_instance() -> None:
 
 def local_setting(seed: int) -> Any:
     return setting(0, 1, softmax_regression(4, 3, seed), peer_data(random_dataset(10)))
+
+
+# ---- divergence: of what is trained, told from how it began ---------------------------------------------------
+
+
+class Masked(nn.Flatten):
+    """Sets a mask when it is first used, counts in a buffer, and replaces another one in each pass."""
+
+    mask: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.zeros(2, 2))
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("last", torch.full((2,), -torch.inf))
+        self.table = nn.Parameter(torch.tensor([-torch.inf, 1e7]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mask.fill_(-torch.inf).triu_(1)
+        self.seen += 1e6 * len(x)
+        self.last = torch.full((2,), 1e9)
+        return super().forward(x)
+
+
+def masked() -> Recording:
+    model = Model("masked", nn.Sequential(Masked(), nn.BatchNorm1d(4)), 4, 3)
+    return Recording(Options(), setting(0, 1, model, peer_data(random_dataset(10))))
+
+
+def test_training_that_sets_constants_is_not_rolled_back() -> None:
+    peer = masked()
+    before = clone(parameters_of(peer.model))
+    peer.train_or_roll_back(epochs=1, batch=5)
+    assert peer.outcomes.skipped == {}
+    assert not torch.equal(peer.model.linear_head.weight, before["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "diverged"),
+    [
+        ("head.bias", 1e6, "model.head.bias holds 1e+06"),
+        ("backbone.1.running_var", torch.inf, "model.backbone.1.running_var holds inf"),
+        ("backbone.1.running_mean", -2e6, "model.backbone.1.running_mean holds -2e+06"),
+        ("backbone.0.table", 1e10, "model.backbone.0.table holds 1e+10"),
+        ("backbone.0.table", 1e9, ""),
+        ("backbone.0.table", -torch.inf, "model.backbone.0.table holds -inf"),
+        ("backbone.0.mask", torch.inf, ""),
+        ("backbone.0.seen", 1e30, ""),
+        ("backbone.0.seen", torch.nan, "model.backbone.0.seen holds nan"),
+    ],
+)
+def test_what_has_diverged_is_named_wherever_it_lies(name: str, value: float, diverged: str) -> None:
+    peer = masked()
+    state = peer.model.state_dict()
+    wrong = {name: state[name].masked_fill(state[name].isfinite(), value)}
+    assert peer.what_diverged({name: state[name]}, wrong) == diverged  # what it would become
+    assert peer.what_diverged(state) == ""
+    state[name].copy_(wrong[name])
+    assert peer.what_diverged(state) == diverged
+    backbone = {name.removeprefix("backbone."): state[name]}  # under another name, in the same memory
+    assert peer.what_diverged(backbone) == diverged
+
+
+def test_values_that_are_in_no_module_diverge_at_the_limit() -> None:
+    peer = masked()
+    assert peer.what_diverged({"w": torch.tensor([9e5])}) == ""
+    assert peer.what_diverged({"v": torch.ones(1), "w": torch.tensor([1.0, torch.nan])}) == "w holds nan"
+
+
+def test_what_was_not_assigned_is_counted() -> None:
+    peer = masked()
+    head = parameters_of(peer.model.linear_head)
+    assert peer.assign_unless_diverged(head, {name: torch.ones_like(x) for name, x in head.items()})
+    assert not peer.assign_unless_diverged(head, {name: torch.full_like(x, 1e7) for name, x in head.items()})
+    assert head["bias"].tolist() == [1.0] * 3
+    assert (peer.outcomes.tried, peer.outcomes.skipped) == ({"averages": 2}, {"averages": 1})

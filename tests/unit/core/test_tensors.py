@@ -11,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl.tensors import (
+    GROWTH,
     LIMIT,
+    Start,
     Tensors,
     assign,
     average,
     buffers_of,
     clone,
+    constants_of,
     digest,
+    diverged_entry,
     has_diverged,
     parameters_of,
     subtract,
@@ -160,6 +164,33 @@ def test_subtract_and_clone_make_new_tensors() -> None:
     assert (difference["a"].item(), copy["a"].item()) == (2.0, 3.0)
 
 
+@pytest.mark.parametrize("weights", [(0.5, 0.5), (0.0, 1.0), (1.0, 0.0), (2.0, -1.0)])
+@pytest.mark.parametrize("constant", [-torch.inf, torch.inf, torch.nan])
+def test_an_entry_that_is_infinite_in_all_models_stays_so_in_their_average(
+    constant: float, weights: tuple[float, float]
+) -> None:
+    models = {0: {"a": torch.tensor([constant, 1.0])}, 1: {"a": torch.tensor([constant, 3.0])}}
+    expected = torch.tensor([constant, weights[0] + 3.0 * weights[1]])
+    torch.testing.assert_close(average(models, dict(enumerate(weights)))["a"], expected, equal_nan=True)
+    average(models, dict(enumerate(weights)), out=models[1])
+    torch.testing.assert_close(models[1]["a"], expected, equal_nan=True)
+
+
+def test_an_entry_that_is_infinite_in_some_models_is_so_in_their_average() -> None:
+    models = {0: {"a": torch.tensor([-torch.inf, torch.inf, 1.0])}, 1: {"a": torch.tensor([0.0, -torch.inf, 3.0])}}
+    found = average(models, {0: 1.0, 1: 1.0})["a"]
+    torch.testing.assert_close(found, torch.tensor([-torch.inf, torch.nan, 2.0]), equal_nan=True)
+
+
+def test_an_infinity_that_nothing_has_changed_has_no_difference() -> None:
+    before = torch.tensor([-torch.inf, torch.nan, torch.inf, 1.0, torch.inf])
+    after = torch.tensor([-torch.inf, torch.nan, torch.inf, 4.0, 1.0])
+    expected = torch.tensor([0.0, 0.0, 0.0, 3.0, -torch.inf])
+    assert subtract({"a": after}, {"a": before})["a"].tolist() == expected.tolist()
+    assert subtract({"a": after}, {"a": before}, out={"a": after})["a"] is after
+    assert after.tolist() == expected.tolist()
+
+
 LARGE = 1.01 * LIMIT
 
 
@@ -180,6 +211,44 @@ def test_sums_may_be_large(dtype: torch.dtype) -> None:
     assert not has_diverged(torch.tensor([LARGE, 1e15], dtype=torch.float64).to(dtype))
     if dtype is not torch.int64:
         assert has_diverged(torch.tensor([1.0, torch.nan]).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_what_a_tensor_began_with_has_not_diverged(dtype: torch.dtype) -> None:
+    began = torch.tensor([-torch.inf, torch.nan, 6e4, torch.inf, -torch.inf], dtype=dtype)
+    start = Start.of(began)
+    assert not has_diverged(began, start)
+    assert not has_diverged(began[2:], start)  # a slice of it
+    for entry in (0, 1, 3):
+        once_more = torch.cat([began, began[entry : entry + 1]])
+        assert diverged_entry(once_more, start) == pytest.approx(float(began[entry]), nan_ok=True)
+
+
+def test_a_large_tensor_diverges_where_it_grows_a_thousandfold() -> None:
+    start = Start.of(torch.tensor([1.0, -1e7]))
+    assert not has_diverged(torch.tensor([9e9, -9e9]), start)
+    assert diverged_entry(torch.tensor([1.0, -1.1e10]), start) == pytest.approx(-1.1e10)
+    huge = torch.tensor([3e38])
+    assert not has_diverged(huge, Start.of(huge))
+    assert diverged_entry(torch.tensor([torch.inf]), Start.of(huge)) == torch.inf
+
+
+def test_the_limit_of_ordinary_tensors_does_not_depend_on_their_start() -> None:
+    for began in (torch.zeros(0), torch.tensor([LIMIT / GROWTH]), torch.tensor([-torch.inf]), torch.arange(3)):
+        assert Start.of(began).limit == LIMIT
+
+
+def test_a_constant_may_become_anything_but_nan() -> None:
+    start = Start.of(torch.zeros(3), constant=True)
+    assert not has_diverged(torch.tensor([-torch.inf, torch.inf, 1e30]), start)
+    assert has_diverged(torch.tensor([0.0, torch.nan, 0.0]), start)
+
+
+def test_statistics_of_normalization_are_no_constants() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2))
+    module.register_buffer("mask", torch.zeros(1))
+    module.register_buffer("cache", torch.zeros(1), persistent=False)
+    assert constants_of(module) == {"0.num_batches_tracked", "mask"}
 
 
 # ---- digests -----------------------------------------------------------------------------------------------

@@ -104,6 +104,17 @@ def test_names_the_inaccurate_the_slow_the_dead_and_the_restarted_peer(make_fold
     assert "3 messages did not arrive in time, all from peer 3." in texts  # that peer 5 stopped is said above
 
 
+def test_what_was_skipped_because_it_had_diverged_is_bad(make_folder: MakeFolder) -> None:
+    made = make_folder(peers=2, results={0: {}, 1: {}})
+    skipped = [{"trainings": 1}, {"trainings": 2, "messages": "x"}, {HOSTILE: 10**400}]
+    write_records(made, [record(1, t, skipped=counts) for t, counts in enumerate(skipped)])
+    found = [finding for finding in read(made).findings if "diverged" in finding.text]
+    assert ("bad", "Trainings rolled back because values had diverged: 3, at peer 1.") in [
+        (finding.level, finding.text) for finding in found
+    ]
+    assert "\x1b" not in "".join(finding.text for finding in found)
+
+
 def test_a_peer_that_stopped_is_compared_in_the_last_round_that_it_has_evaluated(make_folder: MakeFolder) -> None:
     made = make_folder(peers=6, results={p: {"accuracy": 0.9} for p in range(5)} | {5: {"accuracy": 0.5}})
     records = [

@@ -139,6 +139,15 @@ def test_a_low_screen_shows_the_peers_that_failed_hold_up_others_or_are_behind()
     assert len(shown(run_status(peers))) == 104
 
 
+def test_says_what_was_skipped_because_it_had_diverged(make_folder: MakeFolder) -> None:
+    folder = make_folder(peers=3)
+    for peer in (0, 2):
+        status = folder.peer(peer).status()
+        assert status is not None
+        folder.peer(peer).write_status(replace(status, skipped={"trainings": 2}))
+    assert shown(RunStatus.take(folder))[-1] == "trainings rolled back because values had diverged: 4, at peers 0 2"
+
+
 def test_empty_columns_are_shown_in_a_live_view_only() -> None:
     status = run_status([replace(LINE, waiting_for=[], memory=None)])
     assert "waits for" not in shown(status)[1]

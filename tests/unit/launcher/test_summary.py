@@ -130,6 +130,36 @@ def test_names_the_peers_whose_messages_were_lost(make_folder: MakeFolder) -> No
     assert "messages " not in printed(summarize(make_folder("calm")))
 
 
+def test_says_what_was_skipped_because_it_had_diverged(make_folder: MakeFolder) -> None:
+    results = {0: {"skipped": {"trainings": 3}}, 2: {"skipped": {"trainings": 1, "messages": 4, "codes": 2}}}
+    summary = summarize(make_folder(peers=3, results={1: {}, **results}))
+    table = printed(summary).splitlines()
+    assert table[-3:] == [
+        "codes skipped because values had diverged: 2, at peer 2",
+        "messages dropped because values had diverged: 4, at peer 2",
+        "trainings rolled back because values had diverged: 4, at peers 0 2",
+    ]
+    head = table[0].split()
+    at = head.index("skipped")
+    assert head[at - 1 : at + 2] == ["missed", "skipped", "time"]
+    assert [peer["skipped"] for peer in summary.to_dict()["peers"]] == [
+        results[0]["skipped"],
+        {},
+        results[2]["skipped"],
+    ]
+    assert "skipped" not in printed(summarize(make_folder("calm")))
+
+
+def test_a_failed_peer_that_has_completed_all_rounds_leaves_no_gap_in_the_graph(make_folder: MakeFolder) -> None:
+    failed = {"phase": "failed", "error": "all 3 trainings were rolled back"}
+    line = Topology.from_edges(3, [(0, 1), (1, 2)])
+    summary = summarize(make_folder(peers=3, results={1: failed}), topology=line)
+    assert (summary.finished, summary.rounds, summary.parts) == (False, 3, None)
+    assert failure_lines(summary)[0].startswith("peer 1: failed: all 3 trainings were rolled back; see ")
+    summary = summarize(make_folder("early", peers=3, results={1: {**failed, "rounds_done": 2}}), topology=line)
+    assert summary.parts == [[0], [2]]
+
+
 def test_says_that_no_message_has_reached_any_peer(make_folder: MakeFolder) -> None:
     line = "no message has reached any peer, though they waited for 6"
     silent = {"missing": 3, "received": {}}

@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2pfl.learning.losses import (
     info_nce,
     prototype_contrastive,
+    proximal,
     reweighted_cross_entropy,
     simsiam,
     softmax_log_weights,
@@ -268,3 +269,15 @@ def test_softmax_log_weights_of_known_labels() -> None:
     assert weights.tolist() == [pytest.approx(math.log(0.75)), -1e9, pytest.approx(math.log(0.25)), -1e9]
     assert softmax_log_weights("masked", np.array([0, 0, 0, 2]), 4).tolist() == [0.0, -1e9, 0.0, -1e9]
     assert softmax_log_weights("ce", np.array([0, 0, 0, 2]), 4).tolist() == [0.0] * 4
+
+
+def test_the_proximal_term_leaves_out_disabled_entries() -> None:
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[-torch.inf, 3.0]]))
+    center = {"weight": torch.tensor([[-torch.inf, 1.0]])}
+    term = proximal(model, center, weight=2.0)
+    term.backward()  # type: ignore[no-untyped-call]
+    assert term.item() == 4.0
+    assert model.weight.grad is not None
+    assert model.weight.grad.tolist() == [[0.0, 4.0]]

@@ -27,6 +27,18 @@ def test_optimizer_has_the_given_settings() -> None:
     assert [adam.defaults[name] for name in ("lr", "betas", "weight_decay")] == [0.25, (0.5, 0.75), 0.2]
 
 
+@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}], ids=["sgd", "adam"])
+def test_infinite_entries_do_not_decay_to_nan(settings: dict[str, Any]) -> None:
+    disabled, other = nn.Parameter(torch.tensor([-torch.inf, 1.0, torch.inf])), nn.Parameter(torch.ones(1))
+    optimizer = LocalTraining(weight_decay=0.1, **settings).make_optimizer([disabled, other])
+    for _ in range(3):
+        optimizer.zero_grad()
+        (disabled[1] + other.sum()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    assert disabled.tolist() == [-torch.inf, other.item(), torch.inf]
+    assert other.item() < 1.0
+
+
 KINDS = [
     (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
     (Adam, torch.optim.Adam, {"lr": 0.1, "betas": (0.5, 0.75)}),

@@ -265,6 +265,8 @@ async def test_nonfinite_bodies_are_received_but_not_returned() -> None:
     receive(endpoint, 2, body=vector(1, 2, 3))
     assert list(await endpoint.take("Vector", [1, 2], 0)) == [2]
     assert (endpoint.missing, endpoint.nonfinite) == ({"Vector": [1]}, {"Vector": [1]})
+    assert (endpoint.outcomes.tried, endpoint.outcomes.skipped) == ({"messages": 2}, {"messages": 1})
+    assert endpoint.outcomes.why == {"messages": "x holds nan in Vector of peer 1"}
     assert endpoint.received[1]["Vector"][:2] == endpoint.received[2]["Vector"][:2] == [1, 12]
 
 

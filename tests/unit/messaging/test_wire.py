@@ -26,6 +26,7 @@ from p2pfl.messaging.schema import (
     MessageSchema,
     is_finite,
     tensors_of,
+    what_diverged,
     with_tensors,
 )
 from p2pfl.messaging.wire import OVERHEAD, check, encode
@@ -197,6 +198,33 @@ def test_a_body_is_usable_unless_a_number_is_not_finite_or_a_parameter_too_large
         usable &= all(abs(x) < LIMIT for x in numbers)
     assert is_finite(Sample(tensor)) == is_finite(Words(named={"w": tensor})) == usable
     assert not is_finite(Words(real=math.nan))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("other", [torch.float32, torch.int64], ids=["one type", "two types"])
+def test_a_body_has_diverged_where_it_differs_from_the_start(dtype: torch.dtype, other: torch.dtype) -> None:
+    def body(*values: float) -> Words:
+        return Words(named={"mask": torch.tensor(values, dtype=dtype), "w": torch.ones(3, dtype=other)})
+
+    def diverged(sent: Words) -> str:
+        plan = check((encoded := encode(sent)).header, schema)
+        return plan.message(0, 1, stored(encoded)).diverged
+
+    layout = Layout.of(body(-torch.inf, 6e4, torch.nan))
+    schema = MessageSchema([layout])
+    assert diverged(body(-torch.inf, 6e4, torch.nan)) == ""
+    assert diverged(body(torch.nan, 6e4, torch.nan)) == "named['mask'] holds nan in Words of peer 1"
+    assert diverged(body(-torch.inf, torch.inf, torch.nan)) == "named['mask'] holds inf in Words of peer 1"
+    assert what_diverged(body(-torch.inf, 6e4, torch.nan)) == "named['mask'] holds nan"
+    assert what_diverged(body(-torch.inf, 6e4, torch.nan), [Layout.of(Sample(torch.ones(1))), layout]) == ""
+
+
+def test_constants_of_a_body_may_become_anything_but_nan() -> None:
+    zeros = {"mask": torch.zeros(2), "w": torch.zeros(2)}
+    layout = Layout.of(Words(named=zeros), constants={"named": {"mask"}})
+    assert what_diverged(Words(named={**zeros, "mask": torch.tensor([-torch.inf, 1e30])}), [layout]) == ""
+    assert what_diverged(Words(named={**zeros, "mask": torch.tensor([0.0, torch.nan])}), [layout]) != ""
+    assert what_diverged(Words(named={**zeros, "w": torch.tensor([0.0, 1e30])}), [layout]) == "named['w'] holds 1e+30"
 
 
 # ---- headers of another form: mutated ones are in test_fuzz.py
