@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -158,13 +161,41 @@ def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
 
 
 def evaluated(network: nn.Module, batch: Tensor) -> Any:
-    """Return the output for a batch. Random streams and statistics of normalizations stay as they are."""
-    training = network.training
+    """Return the output for a batch. Random streams, modes and statistics of normalizations stay as they are."""
+    modes = {module: module.training for module in network.modules()}
     network.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), kept_random_states():
         output = network(batch)
-    network.train(training)
+    for module, training in modes.items():
+        module.training = training
     return output
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Restore the states of the global random generators of torch's CPU, NumPy and Python on exit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def keep_evaluation_modes(network: nn.Module) -> None:
+    """Keep the submodules that were put in evaluation mode, such as a frozen normalization, in it for good.
+
+    A network that is in evaluation mode as a whole trains like any other.
+    """
+    if network.training:
+        for module in network.modules():
+            if not module.training:
+                module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
+
+
+def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(module, False)
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:
