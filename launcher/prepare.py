@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.commands.group import echo
 from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
 from p2pfl.session.new_run import create
@@ -46,8 +47,8 @@ class LaunchRequest:
         from p2pfl.session.build import check_models, load_data  # imports torch: not before the warm process
 
         run = self.check()
-        dataset, _ = load_data(run)
-        check_models(run, dataset)
+        for remark in check_models(run, *load_data(run)):
+            echo(f"warning: {remark}", err=True)
         check_report(run)
         return run
 

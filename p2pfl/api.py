@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,14 +34,14 @@ import torch
 from torch import nn
 
 from p2pfl import PeerId
-from p2pfl.data import Subset
-from p2pfl.errors import MissingExtra, P2pflError, RunFailed, RunFolderError
+from p2pfl.data import Dataset, Subset
+from p2pfl.errors import MissingExtra, ModelWarning, P2pflError, RunFailed, RunFolderError
 from p2pfl.messaging.topology import Topology
 from p2pfl.rng import Streams
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics, tidy
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.build import check_models, has_models_of_users, load_data, make_algorithm
 from p2pfl.session.new_run import create, create_unique, write_run
 from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import Result, RunFolder, Status, require_empty
@@ -110,7 +111,14 @@ class PlannedRun:
         Raises:
             RunFileError: the dataset is not available, or a model from a module cannot be built for it.
         """
-        return load_data(self._run)[1]
+        return self._checked_data()[1]
+
+    def _checked_data(self) -> tuple[Dataset, list[Subset]]:
+        """Load the data and check the models. Warns about what may be wrong with those of users."""
+        data = load_data(self._run)
+        for remark in check_models(self._run, *data) if has_models_of_users(self._run) else ():
+            warnings.warn(remark, ModelWarning, stacklevel=3)
+        return data
 
     def simulate(
         self, run_dir: str | os.PathLike[str] | None = None, on_round: Callable[[PeerId, int], None] | None = None
@@ -132,6 +140,8 @@ class PlannedRun:
             if on_round is not None:
                 on_round(peer, t)
 
+        if has_models_of_users(self._run):
+            self._checked_data()  # before there is a folder
         folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
         threads = torch.get_num_threads()
         try:

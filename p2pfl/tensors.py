@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -25,9 +26,16 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's persistent buffers (batch normalization statistics), without a copy."""
+    """Return the module's persistent buffers (batch normalization statistics), without a copy.
+
+    The extra state of a module is not among them (``get_extra_state``): it may be anything, and cannot be assigned.
+    """
     state = module.state_dict(keep_vars=True)
-    return {name: tensor.detach() for name, tensor in state.items() if not isinstance(tensor, nn.Parameter)}
+    return {
+        name: tensor.detach()
+        for name, tensor in state.items()
+        if not (isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] == "_extra_state")
+    }
 
 
 @torch.no_grad()
@@ -95,7 +103,11 @@ def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
 
 
 def clone(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    """Copy the tensors, detached. The extra state of modules, which may be anything, is copied too."""
+    return {
+        name: tensor.detach().clone() if isinstance(tensor, Tensor) else deepcopy(tensor)
+        for name, tensor in tensors.items()
+    }
 
 
 def raw(tensor: Tensor) -> Tensor:
@@ -118,8 +130,11 @@ def is_finite(tensor: Tensor) -> bool:
 def has_diverged(tensor: Tensor) -> bool:
     """Return whether an entry is NaN or infinite, or has the magnitude ``LIMIT`` or more in a float32 or narrower.
 
-    float64 and complex numbers are not parameters of models: they may be sums, which can be large.
+    float64 and complex numbers are not parameters of models: they may be sums, which can be large. The extra state of
+    a module, which may be no tensor, never diverges.
     """
+    if not isinstance(tensor, Tensor):
+        return False
     if not tensor.is_floating_point() or tensor.dtype.itemsize > 4:
         return not is_finite(tensor)
     if tensor.dtype.itemsize == 1:  # torch has no norm of float8

@@ -271,11 +271,14 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     """
     from launcher.views.partition import describe, draw, rows
     from p2pfl.run_file.load import load
-    from p2pfl.session.build import load_data
+    from p2pfl.session.build import check_models, load_data
     from p2pfl.session.run_folder import RunFolder
 
     run = load(RunFolder.open(file).require_local().run_file if file.is_dir() else file, sets)
-    described = describe(run, *load_data(run))
+    loaded = load_data(run)
+    for remark in check_models(run, *loaded):
+        echo(f"warning: {remark}", err=True)
+    described = describe(run, *loaded)
     if png is not None:
         draw(described, png)
         echo(f"wrote {png}", err=True)

@@ -55,4 +55,4 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
 
 def _bytes(module: nn.Module) -> int:
     """Bytes of all parameters and buffers."""
-    return sum(tensor.nbytes for tensor in module.state_dict().values())
+    return sum(tensor.nbytes for tensor in module.state_dict().values() if isinstance(tensor, torch.Tensor))

@@ -86,11 +86,11 @@ def _after_call(name: str) -> tuple[str, str, str]:
     return name[:end], name[end : end + 1], name[end + 1 :]
 
 
-def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.Module, int, nn.Module]:
+def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.Module, int, nn.Module, str]:
     """Import and build a model, and split it.
 
     Returns:
-        The backbone, its number of features, and the head. Both return float32.
+        The backbone, its number of features, the head, and its path in the network. Both parts return float32.
 
     Raises:
         ModelError: there is no such class, it cannot be built or run on such inputs, its output is not float
@@ -101,7 +101,7 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
     make = _import(spec)
     layout = _layout(name, make, channels, size, classes, meta=torch.empty(0).is_meta)
     backbone, head = layout.split(_build(spec, make, channels, size, classes))
-    return backbone, layout.features, head
+    return backbone, layout.features, head, layout.head
 
 
 @lru_cache(maxsize=64, typed=True)  # typed: sizes of series and of tokens are equal

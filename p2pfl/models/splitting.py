@@ -90,6 +90,10 @@ def find_layout(
         with kept_random_states():
             other = build()
         other.load_state_dict(network.state_dict())
+    if isinstance(network, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{name!r} is compiled by torch.jit, so it cannot be split; name what builds the module itself"
+        )
     inputs, batch = describe(channels, size), varied(2, channels, size)
     linear = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if head is None and not linear:
@@ -98,7 +102,7 @@ def find_layout(
     _check_part(name, network, where)
 
     returned: dict[str, Any] = {}
-    for path in linear:
+    for path in {*linear, where}:
         network.get_submodule(path).register_forward_hook(partial(_keep, returned, path))
     whole, changed, returns = {}, False, list[str]()
     for mode in MODES:
@@ -107,7 +111,7 @@ def find_layout(
         _check_output(name, network, output, (2, classes), mode, inputs)
         changed = changed or given._version != 0
         if mode == "evaluation":
-            returns = [path for path, value in returned.items() if _is_same(value, output)]
+            returns = [path for path in linear if _is_same(returned.get(path), output)]
     if head is None and returns and where not in returns:
         where = returns[-1]
 
@@ -115,16 +119,17 @@ def find_layout(
     backbone, last = layout.split(other)
     for mode in MODES:
         try:
-            features = _outputs(name, backbone, batch.clone(), mode, f"{inputs}, without its head {where!r}")
-        except ModelError as error:
-            if head is None and not returns:
-                raise _not_the_output(name, where) from error
-            raise
+            features = _outputs(name, backbone, batch.clone(), mode, inputs)
+        except (ModelError, PluginError) as error:
+            text = str(error.__cause__).partition("\n")[0]
+            raise _not_the_output(name, where, f" (without it: {type(error.__cause__).__name__}: {text})") from error
         if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
             shape = type(features).__name__ if not isinstance(features, Tensor) else list(features.shape)
             text = f"{name!r} passes {shape} to its head {where!r} instead of [2, features]"
             raise ModelError(f"{text}; name another part as `head`")
         dtypes = {features.dtype, whole[mode].dtype, next(last.parameters()).dtype}
+        if isinstance(returned.get(where), Tensor):
+            dtypes.add(returned[where].dtype)
         given = features.detach().to(next(last.parameters()).dtype, copy=True)
         logits = _outputs(name, last, given, mode, f"its features, as its head {where!r},")
         layout = Layout(
@@ -134,7 +139,7 @@ def find_layout(
             (changed, layout.copies[1] or given._version != 0),
         )
         if not _is_close(logits, whole[mode], dtypes):
-            raise _not_the_output(name, where, "" if mode == "evaluation" else " in training")
+            raise _not_the_output(name, where, " in training" if mode == "training" else "")
     return layout
 
 
@@ -192,10 +197,10 @@ def _check_output(
         raise ModelError(f"{name!r}: {text}; compute it without detach, no_grad and inference_mode")
 
 
-def _not_the_output(name: str, where: str, during: str = "") -> ModelError:
+def _not_the_output(name: str, where: str, hint: str = "") -> ModelError:
     return ModelError(
-        f"{name!r}: the output{during} is not that of its head {where!r}; name the last part as `head`, and return "
-        "its output (logits) unchanged"
+        f"{name!r}: the output is not that of its head {where!r}{hint}; name the last part as `head`, call it once, "
+        "and return its output (logits) unchanged"
     )
 
 

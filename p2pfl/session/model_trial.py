@@ -1,0 +1,227 @@
+"""Try out a user's model before a run: training steps and evaluations as its peers do them.
+
+It happens on networks that are thrown away. What cannot work is an error; what would make a run differ from its
+repetition, or from itself after a crash, is a remark.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from p2pfl import PeerId
+from p2pfl.errors import ModelError
+from p2pfl.models import Model
+from p2pfl.models.splitting import called
+from p2pfl.session.checkpoint import Unstorable, check_storable
+from p2pfl.tensors import digest
+
+SECONDS = 0.3
+"""A batch that would take longer is not tried: smaller ones have been."""
+
+_ELSEWHERE = (
+    "as if it drew random numbers from NumPy or Python: draw them from torch's global generator, e.g. by torch.rand, "
+    "or the run cannot be repeated"
+)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a model is tried out on.
+
+    Attributes:
+        name: of the model, for errors.
+        build: builds it, from the same random numbers of torch each time.
+        batch: returns so many training samples: network input and labels.
+        inputs: e.g. ``images of 1x8x8``, for errors.
+        trained: {size of a batch in training: the first peer that has one}.
+        evaluated: the same of batches in evaluations.
+        optimizer: makes the run's optimizer; None if the method has another one.
+        seeded: a context that seeds torch's global generator equally each time.
+    """
+
+    name: str
+    build: Callable[[], Model]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    inputs: str
+    trained: Mapping[int, PeerId]
+    evaluated: Mapping[int, PeerId]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None
+    seeded: Callable[[], AbstractContextManager[None]]
+
+    def remarks(self) -> Sequence[str]:
+        """Try the model. Raises ModelError, PluginError."""
+        model, copy = self.build(), self.build()
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(f"{self.name!r} has nothing to train: none of its parameters has requires_grad")
+        found = []
+        if digest(_tensors(model)) != digest(_tensors(copy)):
+            found.append(f"its initial weights differ from one construction to the next, {_ELSEWHERE}")
+        before = _attributes(model), _class_attributes(model)
+        untouched, seconds = self._train(model)
+        if untouched:
+            found.append(f"no gradient reaches {_listed(untouched)}: training does not change these parameters")
+        found += self._resumed(model, copy, *before)
+        self._evaluate(model, seconds)
+        return [f"{self.name!r}: {text}" for text in found]
+
+    def _train(self, model: Model) -> tuple[list[str], float]:
+        """Train; return the names of parameters that got no gradient, and the seconds for a sample."""
+        parameters = {model.plain_name(name): parameter for name, parameter in model.named_parameters()}
+        untouched = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        optimizer = None if self.optimizer is None else self.optimizer(model.parameters())
+        model.train()
+        seconds = 0.0
+        for size in sorted({2, *self.trained}):
+            if size > 2 and size * seconds > SECONDS:
+                break
+            began, when = perf_counter(), self._when("training on", size, self.trained)
+            if size == 1:
+                when += " (batch normalization needs two: give peers more samples, and batches of two or more)"
+            with self.seeded():
+                x, labels = self.batch(size)
+                loss = nn.functional.cross_entropy(self._output(model, x, when), labels)
+                called(self.name, lambda loss: loss.backward(), loss, when)
+            untouched = [name for name in untouched if parameters[name].grad is None]
+            if optimizer is not None:
+                called(self.name, lambda _: optimizer.step(), x, f"in a step of {type(optimizer).__name__}")
+            model.zero_grad(set_to_none=True)
+            seconds = (perf_counter() - began) / size
+        return untouched, seconds
+
+    def _resumed(
+        self, model: Model, copy: Model, before: Mapping[str, str], of_classes: Mapping[str, str]
+    ) -> Iterator[str]:
+        """Compare how a trained model goes on with how a copy does that is restored from its state."""
+        state = model.state_dict()
+        for key, value in state.items():
+            try:
+                check_storable(value)
+            except Unstorable as error:
+                text = (
+                    f"get_extra_state of {model.plain_name(key).rpartition('.')[0] or 'the module'} returns a value"
+                )
+                raise ModelError(f"{self.name!r}: {text} {error}") from None
+        called(self.name, lambda _: copy.load_state_dict(deepcopy(state)), torch.empty(0), "to restore its state")
+        outputs = [self._again(network, training=True) for network in (model, copy)]
+        now, restored, shared = _attributes(model), _attributes(copy), _class_attributes(model)
+        lost = [key for key, value in now.items() if value not in (before.get(key), restored.get(key))]
+        lost += [key for key, value in shared.items() if value != of_classes.get(key)]
+        if lost:
+            yield (
+                f"{_listed(lost)} changes in training, but is not in the network's state, which checkpoints hold: a "
+                "resumed run goes on with another value; make it a buffer (register_buffer), or return it in "
+                "get_extra_state"
+            )
+        elif not _equal(*outputs):
+            yield f"two equal steps of training differ, {_ELSEWHERE}"
+        if not _equal(self._again(model, training=False), self._again(model, training=False)):
+            yield f"two equal evaluations differ, {_ELSEWHERE}"
+
+    def _again(self, model: Model, *, training: bool) -> Tensor:
+        """Return the output for two samples, with equal random numbers each time."""
+        model.train(training)
+        with self.seeded(), torch.set_grad_enabled(training):
+            return self._output(model, self.batch(2)[0], self._when("training" if training else "evaluation", 2, {}))
+
+    def _evaluate(self, model: Model, seconds: float) -> None:
+        model.eval()
+        for size in sorted({1, *self.evaluated}):
+            if size > 2 and size * seconds > SECONDS:
+                break
+            with torch.no_grad(), self.seeded():
+                x, _ = self.batch(size)
+                if size not in self.evaluated:  # may fail, but not be wrong
+                    try:
+                        model(x)
+                    except Exception:
+                        continue
+                self._output(model, x, self._when("evaluation of", size, self.evaluated))
+
+    def _when(self, what: str, size: int, peers: Mapping[int, PeerId]) -> str:
+        peer = f", as peer {peers[size]} has," if size in peers else ""
+        return f"in {what} a batch of {size} {self.inputs}{peer}"
+
+    def _output(self, model: Model, x: Tensor, when: str) -> Tensor:
+        logits: Any = called(self.name, model, x, when)
+        expected = [len(x), model.classes]
+        if not isinstance(logits, Tensor) or list(logits.shape) != expected:
+            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            hint = "; give its squeeze a dimension, e.g. squeeze(1)" if len(x) == 1 else ""
+            raise ModelError(f"{self.name!r} returns {found} instead of {expected} {when}{hint}")
+        return logits
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+_OF_MODULES = frozenset({*vars(nn.Module()), "train"})
+
+
+def _attributes(model: Model) -> dict[str, str]:
+    """Return the plain attributes that are not in the state, by name, in a form that can be compared."""
+    found = {}
+    for path, module in model.named_modules():
+        values = {key: value for key, value in vars(module).items() if key not in _OF_MODULES}
+        values |= {key: module._buffers[key] for key in module._non_persistent_buffers_set}
+        for key, value in values.items():
+            if (text := _plain(value)) is not None:
+                found[model.plain_name(f"{path}.{key}" if path else key)] = text
+    return found
+
+
+def _class_attributes(model: Model) -> dict[str, str]:
+    """Return those of the classes of users' modules, which all peers of a process share."""
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if issubclass(cls, nn.Module)}
+    return {
+        f"{cls.__name__}.{key}": text
+        for cls in classes
+        if not cls.__module__.startswith(("torch.", "p2pfl."))
+        for key, value in vars(cls).items()
+        if not key.startswith("__") and (text := _plain(value)) is not None
+    }
+
+
+def _plain(value: object) -> str | None:
+    """Describe a value made of numbers, strings, tensors and random generators; None if it is something else."""
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes() | np.generic():
+            return repr(value)
+        case Tensor():
+            return digest(value) if value.layout == torch.strided and not value.is_meta else None
+        case np.ndarray():
+            return f"{value.dtype} {value.shape} {value.tobytes()!r}" if value.dtype != object else None
+        case torch.Generator():
+            return digest(value.get_state())
+        case np.random.Generator():
+            return repr(value.bit_generator.state)
+        case np.random.RandomState():
+            return repr(value.get_state())
+        case random.Random():
+            return repr(value.getstate())
+        case list() | tuple() | deque():
+            return repr([_plain(item) for item in value])
+        case set() | frozenset():
+            return repr(sorted(map(repr, value)))
+        case Mapping():
+            return repr([(repr(key), _plain(item)) for key, item in value.items()])
+    return None
