@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from p2pfl.errors import ModelError, P2pflError, PluginError
 from p2pfl.inputs import Size, describe, zeros
@@ -135,8 +137,9 @@ class Checked:
         if not isinstance(network, nn.Module):
             kind = type(network).__name__
             raise PluginError(*self.location, f"{self.name!r} must return a torch.nn.Module, not {kind}")
+        keep_evaluation_modes(network)
         with self._blaming(f"fails for {given}"):
-            found = output_shape(network, batch)
+            found = output_shape(copied(network) or network, batch)
         if found != (2, width):
             text = f"{self.name!r} maps a batch of 2 ({given}) to {shape_text(found)} instead of [2, {width}]"
             raise PluginError(*self.location, text)
@@ -181,6 +184,16 @@ def kept_random_states() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def copied(network: nn.Module) -> nn.Module | None:
+    """Return a copy to try out; None if there is none, or if lazy parameters wait for a batch to get their shapes."""
+    if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
+        return None
+    try:
+        return deepcopy(network)
+    except Exception:  # some modules hold what cannot be copied
+        return None
 
 
 def keep_evaluation_modes(network: nn.Module) -> None:

@@ -7,7 +7,6 @@ networks that are thrown away: the ones that are trained keep their attributes, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from p2pfl.errors import ModelError, PluginError
 from p2pfl.inputs import Size, describe, varied
-from p2pfl.models.backbone import kept_random_states, plugin_line
+from p2pfl.models.backbone import copied, kept_random_states, plugin_line
 
 MODES = ("evaluation", "training")
 
@@ -84,9 +83,8 @@ def find_layout(
     """
     with kept_random_states():
         network = build()
-    try:
-        other = deepcopy(network)
-    except Exception:  # some modules hold what cannot be copied
+    other = copied(network)
+    if other is None:
         with kept_random_states():
             other = build()
         other.load_state_dict(network.state_dict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -200,12 +200,7 @@ def _trial(run: Run, dataset: Dataset, subsets: Sequence[Subset], member: str, p
                 evaluated.setdefault(n, m)
     optimizer = getattr(run.hyper, "make_optimizer", None)
     inputs = describe(dataset.channels, dataset.size)
-    return Trial(member, build_seeded, batch, inputs, _ends(trained), _ends(evaluated), optimizer, seeded)
-
-
-def _ends(sizes: Mapping[int, PeerId]) -> dict[int, PeerId]:
-    """Return the smallest and the largest size: the others would take their time, too."""
-    return {size: sizes[size] for size in {min(sizes), max(sizes)}} if sizes else {}
+    return Trial(member, build_seeded, batch, inputs, trained, evaluated, optimizer, seeded)
 
 
 def _check_architectures(run: Run, dataset: Dataset) -> None:

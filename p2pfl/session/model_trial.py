@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from p2pfl.models.splitting import called
 from p2pfl.session.checkpoint import Unstorable, check_storable
 from p2pfl.tensors import digest
 
-SECONDS = 0.3
-"""A batch that would take longer is not tried: smaller ones have been."""
+MOST_OPERATIONS = 2e9
+"""Multiply-adds of all batches of training, forward, and of all in evaluations: some 0.3 s on a core. Batches above
+are not tried, but smaller ones have been."""
 
 _ELSEWHERE = (
     "as if it drew random numbers from NumPy or Python: draw them from torch's global generator, e.g. by torch.rand, "
@@ -68,24 +69,39 @@ class Trial:
         if digest(_tensors(model)) != digest(_tensors(copy)):
             found.append(f"its initial weights differ from one construction to the next, {_ELSEWHERE}")
         before = _attributes(model), _class_attributes(model)
-        untouched, seconds = self._train(model)
+        tried = partial(_in_order, most=MOST_OPERATIONS / max(1, self._operations(model)))
+        untouched = self._train(model, tried({2, *self.trained}))
         if untouched:
             found.append(f"no gradient reaches {_listed(untouched)}: training does not change these parameters")
         found += self._resumed(model, copy, *before)
-        self._evaluate(model, seconds)
+        self._evaluate(model, tried({1, *self.evaluated}))
         return [f"{self.name!r}: {text}" for text in found]
 
-    def _train(self, model: Model) -> tuple[list[str], float]:
-        """Train; return the names of parameters that got no gradient, and the seconds for a sample."""
+    def _operations(self, model: Model) -> int:
+        """Return the multiply-adds of linear and convolutional layers for one sample."""
+        counts: list[int] = []
+
+        def count(module: nn.Module, inputs: object, output: Tensor) -> None:
+            weight: Any = module.weight
+            counts.append(output.numel() * (weight.numel() // weight.shape[0]))
+
+        layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+        handles = [layer.register_forward_hook(count) for layer in layers]
+        model.eval()
+        with torch.no_grad(), self.seeded():
+            called(self.name, model, self.batch(2)[0], self._when("evaluation of", 2, {}))
+        for handle in handles:
+            handle.remove()
+        return sum(counts) // 2
+
+    def _train(self, model: Model, sizes: Sequence[int]) -> list[str]:
+        """Train on batches of these sizes; return the names of the parameters that got no gradient."""
         parameters = {model.plain_name(name): parameter for name, parameter in model.named_parameters()}
         untouched = [name for name, parameter in parameters.items() if parameter.requires_grad]
         optimizer = None if self.optimizer is None else self.optimizer(model.parameters())
         model.train()
-        seconds = 0.0
-        for size in sorted({2, *self.trained}):
-            if size > 2 and size * seconds > SECONDS:
-                break
-            began, when = perf_counter(), self._when("training on", size, self.trained)
+        for size in sizes:
+            when = self._when("training on", size, self.trained)
             if size == 1:
                 when += " (batch normalization needs two: give peers more samples, and batches of two or more)"
             with self.seeded():
@@ -96,8 +112,7 @@ class Trial:
             if optimizer is not None:
                 called(self.name, lambda _: optimizer.step(), x, f"in a step of {type(optimizer).__name__}")
             model.zero_grad(set_to_none=True)
-            seconds = (perf_counter() - began) / size
-        return untouched, seconds
+        return untouched
 
     def _resumed(
         self, model: Model, copy: Model, before: Mapping[str, str], of_classes: Mapping[str, str]
@@ -119,8 +134,8 @@ class Trial:
         lost += [key for key, value in shared.items() if value != of_classes.get(key)]
         if lost:
             yield (
-                f"{_listed(lost)} changes in training, but is not in the network's state, which checkpoints hold: a "
-                "resumed run goes on with another value; make it a buffer (register_buffer), or return it in "
+                f"attributes that training changes are not in its state ({_listed(lost)}), so a run that is resumed "
+                "from checkpoints goes on with other values: make them buffers (register_buffer), or return them in "
                 "get_extra_state"
             )
         elif not _equal(*outputs):
@@ -134,11 +149,9 @@ class Trial:
         with self.seeded(), torch.set_grad_enabled(training):
             return self._output(model, self.batch(2)[0], self._when("training" if training else "evaluation", 2, {}))
 
-    def _evaluate(self, model: Model, seconds: float) -> None:
+    def _evaluate(self, model: Model, sizes: Sequence[int]) -> None:
         model.eval()
-        for size in sorted({1, *self.evaluated}):
-            if size > 2 and size * seconds > SECONDS:
-                break
+        for size in sizes:
             with torch.no_grad(), self.seeded():
                 x, _ = self.batch(size)
                 if size not in self.evaluated:  # may fail, but not be wrong
@@ -149,17 +162,36 @@ class Trial:
                 self._output(model, x, self._when("evaluation of", size, self.evaluated))
 
     def _when(self, what: str, size: int, peers: Mapping[int, PeerId]) -> str:
-        peer = f", as peer {peers[size]} has," if size in peers else ""
+        peer = f" (peer {peers[size]})" if size in peers else ""
         return f"in {what} a batch of {size} {self.inputs}{peer}"
 
     def _output(self, model: Model, x: Tensor, when: str) -> Tensor:
-        logits: Any = called(self.name, model, x, when)
-        expected = [len(x), model.classes]
-        if not isinstance(logits, Tensor) or list(logits.shape) != expected:
-            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            hint = "; give its squeeze a dimension, e.g. squeeze(1)" if len(x) == 1 else ""
-            raise ModelError(f"{self.name!r} returns {found} instead of {expected} {when}{hint}")
-        return logits
+        """Return the logits for ``x``. Raises ModelError."""
+        value = x
+        for part, width in ((model.backbone, model.features), (model.head, model.classes)):
+            before, version, expected = value, value._version, [len(x), width]
+            result: Any = called(self.name, part, value, when)
+            if not isinstance(result, Tensor) or list(result.shape) != expected:
+                found = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                hint = "; give its squeeze a dimension, e.g. squeeze(1)" if found == expected[1:] else ""
+                raise ModelError(f"{self.name!r} returns {found} instead of {expected} {when}{hint}")
+            if result.dtype != torch.float32:
+                raise ModelError(f"{self.name!r} returns {result.dtype} instead of torch.float32 {when}")
+            if before._version != version:
+                raise ModelError(f"{self.name!r} changes its input in place {when}; change a copy")
+            value = result
+        return value
+
+
+def _in_order(sizes: Collection[int], most: float) -> list[int]:
+    """Return those of the sizes of batches, the most important ones first, that have ``most`` samples in total."""
+    small, large = min(sizes), max(sizes)
+    left = []
+    for size in dict.fromkeys([small, large, *sorted(sizes)]):
+        if size <= max(2, most):
+            left.append(size)
+            most -= size
+    return left
 
 
 def _listed(names: Sequence[str]) -> str:
