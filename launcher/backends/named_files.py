@@ -1,4 +1,5 @@
-"""Files that a run file names by path, besides those that every run folder keeps: dataset files, pretrained parts.
+"""Files that a run file names by path, besides those that every run folder keeps: of datasets, weights of models, ….
+
 
 Hosts that do not share the run folder may lack them. Small ones are copied into ``files`` of the run folder, whose
 run file names the copies, so that they are sent with everything else (multi_host.py) and are there after a resume.
@@ -34,6 +35,7 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
     Returns:
         Lines about what is too large.
     """
+    from p2pfl.models.import_path import parse
     from p2pfl.run_file.plugin_sources import FILES
     from p2pfl.run_file.yaml_source import to_text
 
@@ -41,7 +43,9 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
     room = MAX_SENT
     left_out: list[str] = []
     copied = False
-    for where, values, key in _named(plain):
+    models = plain["models"]
+    specs = [parse(text) for text in models.get("members", [models.get("name", "")])]
+    for where, values, key in _named({**plain, "models": [spec.arguments if spec else {} for spec in specs]}):
         path = Path(values[key])
         if path.is_relative_to(data_root.absolute()):
             continue
@@ -60,13 +64,18 @@ def copy_named_files(folder: RunFolder, data_root: Path) -> list[str]:
                 shutil.copyfile(part, to)
         values[key] = str(target.relative_to(folder.root))
         copied = True
+    names = [spec.name if spec else "" for spec in specs]
+    if "members" in models:
+        models["members"] = [name or text for name, text in zip(names, models["members"], strict=True)]
+    elif names[0]:
+        models["name"] = names[0]
     if copied:
         write_atomically(folder.run_file, to_text(plain).encode(), durable=True)
     return left_out
 
 
 def _named(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the parameters of dataset and algorithm that are existing paths: where they are, a container, its key."""
+    """Yield the parameters of dataset, models and algorithm that are existing paths: where, a container, its key."""
 
     def within(where: str, values: Any) -> Iterator[tuple[str, Any, Any]]:
         if isinstance(values, dict | list):
@@ -76,6 +85,7 @@ def _named(plain: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
                 yield from within(f"{where}.{key}", value)
 
     yield from within("data.dataset", plain["data"]["dataset"])
+    yield from within("models", plain["models"])
     yield from within("algorithm", plain["algorithm"])
 
 

@@ -16,9 +16,10 @@ import ast
 import importlib
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -79,6 +80,20 @@ def parse(name: str) -> ImportPath | None:
         except ValueError:
             return None
     return ImportPath(found[1], arguments, head or None)
+
+
+def portable_name(name: str) -> str:
+    """Return the name with the last parts of absolute paths in its arguments, which are the same on all hosts."""
+    found = parse(name)
+    return name if found is None else replace(found, arguments=_last_parts(found.arguments)).name
+
+
+def _last_parts(value: Any) -> Any:
+    if isinstance(value, str):
+        return os.path.basename(value) if os.path.isabs(value) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_last_parts, value))
+    return {key: _last_parts(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _after_call(name: str) -> tuple[str, str, str]:

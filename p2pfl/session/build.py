@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
@@ -168,6 +169,8 @@ def _trial(run: Run, dataset: Dataset, subsets: Sequence[Subset], member: str, p
         return rng.torch_seeded(run.seed, "check")
 
     def build_seeded() -> Model:
+        random.seed(run.seed)
+        np.random.seed(run.seed % 2**32)
         with seeded():
             return build(
                 run.file.models.group,

@@ -30,11 +30,6 @@ MOST_OPERATIONS = 2e9
 """Multiply-adds of all batches of training, forward, and of all in evaluations: some 0.3 s on a core. Batches above
 are not tried, but smaller ones have been."""
 
-_ELSEWHERE = (
-    "as if it drew random numbers from NumPy or Python: draw them from torch's global generator, e.g. by torch.rand, "
-    "or the run cannot be repeated"
-)
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -42,7 +37,7 @@ class Trial:
 
     Attributes:
         name: of the model, for errors.
-        build: builds it, from the same random numbers of torch each time.
+        build: builds it, from the same random numbers each time.
         batch: returns so many training samples: network input and labels.
         inputs: e.g. ``images of 1x8x8``, for errors.
         trained: {size of a batch in training: the first peer that has one}.
@@ -66,8 +61,6 @@ class Trial:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError(f"{self.name!r} has nothing to train: none of its parameters has requires_grad")
         found = []
-        if digest(_tensors(model)) != digest(_tensors(copy)):
-            found.append(f"its initial weights differ from one construction to the next, {_ELSEWHERE}")
         before = _attributes(model), _class_attributes(model)
         tried = partial(_in_order, most=MOST_OPERATIONS / max(1, self._operations(model)))
         untouched = self._train(model, tried({2, *self.trained}))
@@ -128,7 +121,11 @@ class Trial:
                 )
                 raise ModelError(f"{self.name!r}: {text} {error}") from None
         called(self.name, lambda _: copy.load_state_dict(deepcopy(state)), torch.empty(0), "to restore its state")
-        outputs = [self._again(network, training=True) for network in (model, copy)]
+        outputs = []
+        for network in (model, copy):
+            network.train()
+            with self.seeded():
+                outputs.append(self._output(network, self.batch(2)[0], self._when("training on", 2, {})))
         now, restored, shared = _attributes(model), _attributes(copy), _class_attributes(model)
         lost = [key for key, value in now.items() if value not in (before.get(key), restored.get(key))]
         lost += [key for key, value in shared.items() if value != of_classes.get(key)]
@@ -138,16 +135,11 @@ class Trial:
                 "from checkpoints goes on with other values: make them buffers (register_buffer), or return them in "
                 "get_extra_state"
             )
-        elif not _equal(*outputs):
-            yield f"two equal steps of training differ, {_ELSEWHERE}"
-        if not _equal(self._again(model, training=False), self._again(model, training=False)):
-            yield f"two equal evaluations differ, {_ELSEWHERE}"
-
-    def _again(self, model: Model, *, training: bool) -> Tensor:
-        """Return the output for two samples, with equal random numbers each time."""
-        model.train(training)
-        with self.seeded(), torch.set_grad_enabled(training):
-            return self._output(model, self.batch(2)[0], self._when("training" if training else "evaluation", 2, {}))
+        elif not torch.allclose(*outputs, rtol=0, atol=0, equal_nan=True):
+            yield (
+                "two equal steps of training differ, as if it drew random numbers from NumPy or Python: draw them "
+                "from torch's global generator, e.g. by torch.rand, or the run cannot be repeated"
+            )
 
     def _evaluate(self, model: Model, sizes: Sequence[int]) -> None:
         model.eval()
@@ -196,14 +188,6 @@ def _in_order(sizes: Collection[int], most: float) -> list[int]:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _equal(left: Tensor, right: Tensor) -> bool:
-    return torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 _OF_MODULES = frozenset({*vars(nn.Module()), "train"})
