@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -64,6 +65,10 @@ class Model(nn.Module):
         if self.head_path is None or part not in ("backbone", "head"):
             return name
         return ".".join(filter(None, (self.head_path if part == "head" else "", rest)))
+
+    def plain_state_dict(self) -> dict[str, Any]:
+        """Return the state under the names of the user's class, which can load it; else under those of this one."""
+        return {self.plain_name(name): value for name, value in self.state_dict().items()}
 
     @property
     def linear_head(self) -> nn.Linear:

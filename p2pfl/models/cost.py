@@ -5,6 +5,7 @@ What does not work there is built and run on the CPU.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,9 @@ class Cost:
 def cost(name: str, channels: int, size: Size, classes: int, features: int | None = None) -> Cost:
     """Count the costs of one architecture; arguments and errors as for ``build``."""
     try:
-        return _cost(name, channels, size, classes, features, torch.device("meta"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # weights that are loaded there have no values
+            return _cost(name, channels, size, classes, features, torch.device("meta"))
     except (ModelError, PluginError):  # users' modules may need numbers while they are built or run
         with kept_random_states():
             return _cost(name, channels, size, classes, features, torch.device("cpu"))
