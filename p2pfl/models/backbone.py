@@ -207,6 +207,11 @@ def keep_evaluation_modes(network: nn.Module) -> None:
                 module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
 
 
+def stays_in_evaluation(module: nn.Module) -> bool:
+    """Return whether ``keep_evaluation_modes`` keeps a module in evaluation mode: its statistics do not change."""
+    return getattr(vars(module).get("train"), "__func__", None) is _stay_in_evaluation
+
+
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(module, False)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from p2pfl import PeerId
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
+from p2pfl.models.import_path import parse
 from p2pfl.models.splitting import called
 from p2pfl.session.checkpoint import Unstorable, check_storable
 from p2pfl.tensors import digest
@@ -60,7 +61,7 @@ class Trial:
         model, copy = self.build(), self.build()
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError(f"{self.name!r} has nothing to train: none of its parameters has requires_grad")
-        found = []
+        found = _unexpected_head(self.name, model)
         before = _attributes(model), _class_attributes(model)
         tried = partial(_in_order, most=MOST_OPERATIONS / max(1, self._operations(model)))
         untouched = self._train(model, tried({2, *self.trained}))
@@ -128,7 +129,7 @@ class Trial:
                 outputs.append(self._output(network, self.batch(2)[0], self._when("training on", 2, {})))
         now, restored, shared = _attributes(model), _attributes(copy), _class_attributes(model)
         lost = [key for key, value in now.items() if value not in (before.get(key), restored.get(key))]
-        lost += [key for key, value in shared.items() if value != of_classes.get(key)]
+        lost += sorted(key for key, value in shared.items() if value != of_classes.get(key))
         if lost:
             yield (
                 f"attributes that training changes are not in its state ({_listed(lost)}), so a run that is resumed "
@@ -184,6 +185,19 @@ def _in_order(sizes: Collection[int], most: float) -> list[int]:
             left.append(size)
             most -= size
     return left
+
+
+def _unexpected_head(name: str, model: Model) -> list[str]:
+    """Say that a linear layer which is declared after the head is not the head, unless the run file names that."""
+    spec = parse(name)
+    if spec is None or spec.head is not None or not model.head_path:
+        return []
+    paths = [path for path, _ in model.backbone.named_modules()]
+    later = paths[paths.index(model.head_path) :] if model.head_path in paths else []
+    linear = [path for path in later if isinstance(model.backbone.get_submodule(path), nn.Linear)]
+    if not linear:
+        return []
+    return [f"its head is {model.head_path!r}, whose output it returns, not {linear[-1]!r}; `head` can name another"]
 
 
 def _listed(names: Sequence[str]) -> str:
