@@ -13,7 +13,6 @@ whether a script has a ``__main__`` guard.
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import re
 import shutil
@@ -38,12 +37,10 @@ from p2pfl.data import Dataset, Subset
 from p2pfl.errors import MissingExtra, ModelWarning, P2pflError, RunFailed, RunFolderError
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
-from p2pfl.rng import Streams
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
-from p2pfl.session import checkpoint, metrics, tidy
-from p2pfl.session.build import check_models, has_models_of_users, load_data, make_algorithm
-from p2pfl.session.files import write_atomically
+from p2pfl.session import metrics, peer_model, tidy
+from p2pfl.session.build import check_models, has_models_of_users, load_data
 from p2pfl.session.new_run import create, create_unique, write_run
 from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import Result, RunFolder, Status, require_empty
@@ -289,25 +286,18 @@ class RecordedRun:
     def weights(self, peer: PeerId) -> dict[str, Any]:
         """Return the weights of a peer's ``model``, for ``load_state_dict`` of the class that the run file names.
 
-        Models of this project have the names ``backbone.…`` and ``head.…``, also those of users whose number of
-        features the run file changes. Errors are those of ``model``.
+        Those of models that the run file does not name by a class, or whose number of features it changes, are called
+        ``backbone.…`` and ``head.…``. Errors are those of ``model``.
         """
         return self.model(peer).plain_state_dict()
 
     def save_weights(self, peer: PeerId, file: str | os.PathLike[str]) -> int:
         """Write ``weights`` as ``torch.save`` does, for ``torch.load(file, weights_only=True)``.
 
-        Returns:
-            The number of rounds that the peer had completed.
-
-        Raises:
-            WriteError: the file cannot be written.
-            RunFolderError: as for ``model``.
+        Return the number of rounds that the peer had completed. Raises WriteError, RunFolderError.
         """
-        model, rounds = self._restored(peer)
-        content = io.BytesIO()
-        torch.save(model.plain_state_dict(), content)
-        write_atomically(Path(file), content.getvalue())
+        model, rounds = peer_model.restore(self._checked(), self._folder, peer)
+        peer_model.save(model, Path(file))
         return rounds
 
     def model(self, peer: PeerId) -> Model:
@@ -320,22 +310,7 @@ class RecordedRun:
         Raises:
             RunFolderError: the peer has written no checkpoint.
         """
-        return self._restored(peer)[0]
-
-    def _restored(self, peer: PeerId) -> tuple[Model, int]:
-        """Return a peer's model, and the number of rounds that it has completed. Raises RunFolderError."""
-        run = self._checked()
-        if not 0 <= peer < run.peers:
-            raise RunFolderError(f"{self.folder}: no peer {peer}; the {run.peers} peers are 0 to {run.peers - 1}")
-        path = self._folder.peer(peer).checkpoint
-        if not path.is_file():
-            raise RunFolderError(f"{path}: peer {peer} has written no checkpoint yet")
-        saved = checkpoint.read(path)
-        algorithm = make_algorithm(
-            run, peer, load_data(run, self._folder.root), torch.device("cpu"), Streams(run.seed, peer)
-        )
-        algorithm.load_state_dict(saved["algorithm"])
-        return algorithm.model.eval(), saved["rounds_done"]
+        return peer_model.restore(self._checked(), self._folder, peer)[0]
 
     def partition(self) -> list[Subset]:
         """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""

@@ -121,7 +121,8 @@ class Trial:
                     f"get_extra_state of {model.plain_name(key).rpartition('.')[0] or 'the module'} returns a value"
                 )
                 raise ModelError(f"{self.name!r}: {text} {error}") from None
-        called(self.name, lambda _: copy.load_state_dict(deepcopy(state)), torch.empty(0), "to restore its state")
+        state = {key: value if isinstance(value, Tensor) else deepcopy(value) for key, value in state.items()}
+        called(self.name, lambda _: copy.load_state_dict(state), torch.empty(0), "to restore its state")
         outputs = []
         for network in (model, copy):
             network.train()
