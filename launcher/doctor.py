@@ -184,11 +184,14 @@ def _data_root() -> Iterator[Finding]:
 def _data(run: Run) -> Iterator[Finding]:
     from p2pfl.session.build import check_models, load_data
 
-    def check() -> None:
-        dataset, _ = load_data(run)
-        check_models(run, dataset)
-
-    yield from _checked("data", f"{run.file.data.dataset.name} found and divided among the peers", check)
+    remarks: list[str] = []
+    name = run.file.data.dataset.name
+    yield from _checked(
+        "data",
+        f"{name} found and divided among the peers",
+        lambda: remarks.extend(check_models(run, *load_data(run))),
+    )
+    yield from (Finding("warning", "models", remark) for remark in remarks)
 
 
 def _ports(run: Run) -> Iterator[Finding]:

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from launcher.commands.group import echo
 from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
 from p2pfl.session.new_run import create
 from p2pfl.session.peer_log import log_info
 from p2pfl.session.run_folder import RunFolder
-from p2pfl.terminal import printable
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -51,11 +49,12 @@ class LaunchRequest:
         from p2pfl.session.build import check_models, load_data  # imports torch: not before the warm process
 
         run = self.check()
-        dataset, _ = load_data(run)
-        check_models(run, dataset)
+        dataset, subsets = load_data(run)
+        for remark in check_models(run, dataset, subsets):
+            echo(f"warning: {remark}", err=True)
         check_report(run)
         for note in dataset.notes:
-            click.echo(printable(f"note: {note}"), err=True)
+            echo(f"note: {note}", err=True)
         return run
 
     def check(self) -> Run:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -30,17 +31,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from p2pfl import PeerId
-from p2pfl.data import Subset
-from p2pfl.errors import Diverged, MissingExtra, P2pflError, RunFailed, RunFolderError
+from p2pfl.data import Dataset, Subset
+from p2pfl.errors import Diverged, MissingExtra, ModelWarning, P2pflError, RunFailed, RunFolderError
 from p2pfl.messaging.topology import Topology
-from p2pfl.rng import Streams
+from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
-from p2pfl.session import checkpoint, metrics, tidy
-from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session import metrics, peer_model, tidy
+from p2pfl.session.build import check_models, has_models_of_users, load_data
 from p2pfl.session.new_run import create, create_unique, write_run
 from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import Result, RunFolder, Status, require_empty
@@ -110,7 +110,14 @@ class PlannedRun:
         Raises:
             RunFileError: the dataset is not available, or a model from a module cannot be built for it.
         """
-        return load_data(self._run)[1]
+        return self._checked_data()[1]
+
+    def _checked_data(self) -> tuple[Dataset, list[Subset]]:
+        """Load the data and check the models. Warns about what may be wrong with those of users."""
+        data = load_data(self._run)
+        for remark in check_models(self._run, *data) if has_models_of_users(self._run) else ():
+            warnings.warn(remark, ModelWarning, stacklevel=3)
+        return data
 
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the model's outputs; empty if they have only numbers.
@@ -141,6 +148,8 @@ class PlannedRun:
             if on_round is not None:
                 on_round(peer, t)
 
+        if has_models_of_users(self._run):
+            self._checked_data()  # before there is a folder
         folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
         threads = torch.get_num_threads()
         try:
@@ -285,7 +294,24 @@ class RecordedRun:
                     matrix[m, int(peer)] = weight
         return matrix
 
-    def model(self, peer: PeerId) -> nn.Module:
+    def weights(self, peer: PeerId) -> dict[str, Any]:
+        """Return the weights of a peer's ``model``, for ``load_state_dict`` of the class that the run file names.
+
+        Those of models that the run file does not name by a class, or whose number of features it changes, are called
+        ``backbone.…`` and ``head.…``. Errors are those of ``model``.
+        """
+        return self.model(peer).plain_state_dict()
+
+    def save_weights(self, peer: PeerId, file: str | os.PathLike[str]) -> int:
+        """Write ``weights`` as ``torch.save`` does, for ``torch.load(file, weights_only=True)``.
+
+        Return the number of rounds that the peer had completed. Raises WriteError, RunFolderError.
+        """
+        model, rounds = peer_model.restore(self._checked(), self._folder, peer)
+        peer_model.save(model, Path(file))
+        return rounds
+
+    def model(self, peer: PeerId) -> Model:
         """Return a peer's model from its last checkpoint, in evaluation mode, on the CPU.
 
         It maps the network's input, e.g. normalized images, float [B, C, H, W], to logits, float [B, classes].
@@ -295,18 +321,7 @@ class RecordedRun:
         Raises:
             RunFolderError: the peer has written no checkpoint.
         """
-        run = self._checked()
-        if not 0 <= peer < run.peers:
-            raise RunFolderError(f"{self.folder}: no peer {peer}; the {run.peers} peers are 0 to {run.peers - 1}")
-        path = self._folder.peer(peer).checkpoint
-        if not path.is_file():
-            raise RunFolderError(f"{path}: peer {peer} has written no checkpoint yet")
-        state = checkpoint.read(path)["algorithm"]
-        algorithm = make_algorithm(
-            run, peer, load_data(run, self._folder.root), torch.device("cpu"), Streams(run.seed, peer)
-        )
-        algorithm.load_state_dict(state)
-        return algorithm.model.eval()
+        return peer_model.restore(self._checked(), self._folder, peer)[0]
 
     def partition(self) -> list[Subset]:
         """The samples of each peer, as indices into the dataset. Raises RunFileError if it is not available."""

@@ -142,6 +142,10 @@ class ModelError(P2pflError):
     """A network does not fit the images or the method."""
 
 
+class ModelWarning(UserWarning):
+    """A run with this network works, but may not repeat itself."""
+
+
 class RunFolderError(P2pflError):
     """A run folder cannot be read or written, or lacks what the command needs."""
 

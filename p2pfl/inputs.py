@@ -26,6 +26,19 @@ class Tokens(Size):
     """The size of sequences of tokens: their length. The number of channels is the size of the vocabulary."""
 
 
+def size_of(kind: Kind, numbers: tuple[int, ...]) -> Size:
+    """The size of inputs of a kind: height and width (or one number for both), or a length, or nothing for vectors.
+
+    Raises ValueError: there are more numbers.
+    """
+    wanted = {"images": 2, "series": 1, "tokens": 1, "vectors": 0}[kind]
+    if kind == "images" and len(numbers) == 1:
+        numbers *= 2
+    if wanted and len(numbers) != wanted:
+        raise ValueError(f"{kind} have {wanted} number{'s' * (wanted > 1)}, not {len(numbers)}")
+    return Tokens(numbers) if kind == "tokens" else numbers[:wanted]
+
+
 def kind_of(size: Size) -> Kind:
     """The kind of inputs of this size."""
     if isinstance(size, Tokens):

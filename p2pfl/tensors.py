@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +31,16 @@ def parameters_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's persistent buffers (batch normalization statistics), without a copy."""
+    """Return the module's persistent buffers (batch normalization statistics), without a copy.
+
+    The extra state of a module is not among them (``get_extra_state``): it may be anything, and cannot be assigned.
+    """
     state = module.state_dict(keep_vars=True)
-    return {name: tensor.detach() for name, tensor in state.items() if not isinstance(tensor, nn.Parameter)}
+    return {
+        name: tensor.detach()
+        for name, tensor in state.items()
+        if not (isinstance(tensor, nn.Parameter) or name.rpartition(".")[2] == "_extra_state")
+    }
 
 
 def constants_of(module: nn.Module) -> set[str]:
@@ -131,7 +139,11 @@ def difference(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor
 
 
 def clone(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    """Copy the tensors, detached. The extra state of modules, which may be anything, is copied too."""
+    return {
+        name: tensor.detach().clone() if isinstance(tensor, Tensor) else deepcopy(tensor)
+        for name, tensor in tensors.items()
+    }
 
 
 def raw(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Files that a run file names by path, besides those that every run folder keeps: dataset files, pretrained parts.
+"""Files that a run file names by path, besides those that every run folder keeps: of datasets, weights of models, ….
 
 Hosts that do not share the run folder may lack them. Small ones are copied into ``files`` of the run folder, whose
 run file names the copies, so that they are sent with everything else (multi_host.py) and are there after a resume.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from p2pfl.session.files import write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from p2pfl.models.import_path import ImportPath
     from p2pfl.run_file.options import Loc, Options
     from p2pfl.run_file.run import Run
 
@@ -36,6 +37,7 @@ def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
         Lines about what is too large.
     """
     from p2pfl.data.datasets import data_root
+    from p2pfl.models.import_path import parse
     from p2pfl.run_file.options import FILES
     from p2pfl.run_file.yaml_source import to_text
 
@@ -43,7 +45,10 @@ def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
     room = MAX_SENT
     left_out: list[str] = []
     copied = False
-    for where, values, key, path in _named(plain, run, Path(os.path.abspath(data_root(run.file.data.root)))):
+    models = plain["models"]
+    specs = [parse(text) for text in models.get("members", [models.get("name", "")])]
+    root = Path(os.path.abspath(data_root(run.file.data.root)))
+    for where, values, key, path in (*_named(plain, run, root), *_named_by_models(specs, run, root)):
         if key is None:
             left_out.append(f"{where}: {path} is not declared as a path, so it is not sent: each host needs it there")
             continue
@@ -67,6 +72,11 @@ def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
                 shutil.copyfile(part, to)
         values[key] = str(target.relative_to(folder.root))
         copied = True
+    names = [spec.name if spec else "" for spec in specs]
+    if "members" in models:
+        models["members"] = [name or text for name, text in zip(names, models["members"], strict=True)]
+    elif names[0]:
+        models["name"] = names[0]
     if copied:
         write_atomically(folder.run_file, to_text(plain).encode(), durable=True)
     return left_out
@@ -80,15 +90,13 @@ def _named(plain: dict[str, Any], run: Run, root: Path) -> Iterator[tuple[str, A
     Args:
         root: ``data.root``; absolute.
     """
-    base = Path(os.path.abspath(run.base or Path()))
     for where, section, options in (
         ("data.dataset", plain["data"]["dataset"], run.loader),
         ("algorithm", plain["algorithm"], run.hyper),
     ):
         for loc, text in list(_texts(section)):
             path = Path(os.path.abspath(root / text))
-            below = path.is_relative_to(root) and not path.is_relative_to(base)
-            if below or not os.path.exists(path):
+            if _is_below(path, run, root) or not os.path.exists(path):
                 continue
             key = loc[-1] if _starts_from_run_file(options, loc, path) else None
             if key is not None or os.path.isabs(text):
@@ -96,6 +104,24 @@ def _named(plain: dict[str, Any], run: Run, root: Path) -> Iterator[tuple[str, A
                 for part in loc[:-1]:
                     values = values[part]
                 yield ".".join((where, *map(str, loc))), values, key, path
+
+
+def _named_by_models(
+    specs: Sequence[ImportPath | None], run: Run, root: Path
+) -> Iterator[tuple[str, Any, Any, Path]]:
+    """Yield the arguments of models that are existing paths, as ``_named`` does."""
+    for member, spec in enumerate(specs):
+        for loc, text in list(_texts(spec.arguments if spec else {})):
+            if os.path.isabs(text) and os.path.exists(text) and not _is_below(Path(text), run, root):
+                values: Any = spec and spec.arguments
+                for part in loc[:-1]:
+                    values = values[part]
+                yield ".".join(("models", str(member), *map(str, loc))), values, loc[-1], Path(text)
+
+
+def _is_below(path: Path, run: Run, root: Path) -> bool:
+    """Whether a path is of a dataset that each host has or downloads."""
+    return path.is_relative_to(root) and not path.is_relative_to(os.path.abspath(run.base or Path()))
 
 
 def _texts(values: Any, above: Loc = ()) -> Iterator[tuple[Loc, str]]:

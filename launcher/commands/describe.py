@@ -13,6 +13,7 @@ import click
 from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table, require_file
 
 if TYPE_CHECKING:
+    from p2pfl.inputs import Kind
     from p2pfl.run_file.run import Run
     from p2pfl.run_file.schema import Data
     from p2pfl.session.run_folder import RunFolder
@@ -102,18 +103,47 @@ def names(kind: str | None, name: str | None, plugins: tuple[str, ...], as_json:
             print_table(["parameter", "type", "default", "description"], rows)
 
 
+def _numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    """Parse ``32`` or ``28x32``."""
+    numbers = tuple(int(part) for part in text.split("x") if part.isascii() and part.isdigit() and int(part))
+    if len(numbers) != text.count("x") + 1:
+        raise click.BadParameter(f"{text!r} is not a number, nor two such as 28x32")
+    return numbers
+
+
 @click.command()
 @click.argument("name", required=False)
-@click.option("--channels", type=click.IntRange(min=1), default=3, show_default=True, help="Channels of the images.")
-@click.option("--size", type=click.IntRange(min=1), default=32, show_default=True, help="Height and width in pixels.")
+@click.option(
+    "--inputs",
+    type=click.Choice(["images", "series", "vectors", "tokens"]),
+    default="images",
+    show_default=True,
+    help="Kind of the inputs.",
+)
+@click.option(
+    "--channels",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="Channels of images and series, numbers in a vector, size of the vocabulary of tokens.",
+)
+@click.option(
+    "--size",
+    callback=_numbers,
+    default="32",
+    show_default=True,
+    metavar="N|HxW",
+    help="Height and width of images in pixels, length of series and of sequences of tokens.",
+)
 @click.option("--classes", type=click.IntRange(min=1), default=10, show_default=True, help="Number of classes.")
 @click.option("--features", type=click.IntRange(min=1), help="Number of features d; overrides the group's.")
 @PLUGINS
 @JSON
 def models(
     name: str | None,
+    inputs: Kind,
     channels: int,
-    size: int,
+    size: tuple[int, ...],
     classes: int,
     features: int | None,
     plugins: tuple[str, ...],
@@ -121,10 +151,11 @@ def models(
 ) -> None:
     """List models and their costs; with NAME, of one group or model.
 
-    FLOPs are those of the forward pass of one image. The last columns are the bytes that a peer sends: for the whole
+    FLOPs are those of the forward pass of one input. The last columns are the bytes that a peer sends: for the whole
     model, for its head, or for a prototype of each class.
     """
     from launcher.views.describe import describe_models
+    from p2pfl.inputs import size_of
     from p2pfl.models import GROUPS, MODELS, unknown_model
     from p2pfl.run_file.load import load_plugins
 
@@ -133,7 +164,11 @@ def models(
         raise click.BadParameter(unknown_model(name), param_hint="NAME")
     grouped = {member for group in GROUPS.values() for member in group.members}
     names = [name] if name else [model for model in MODELS if model not in grouped]
-    described = describe_models(names, channels, (size, size), classes, features)
+    try:
+        shape = size_of(inputs, size)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--size") from None
+    described = describe_models(names, channels, shape, classes, features)
     if as_json:
         echo(json.dumps(described[0] if name else described))
         return
@@ -271,11 +306,14 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     """
     from launcher.views.partition import class_rows, describe, draw, rows
     from p2pfl.run_file.load import load
-    from p2pfl.session.build import load_data
+    from p2pfl.session.build import check_models, load_data
     from p2pfl.session.run_folder import RunFolder
 
     run = load(RunFolder.open(file).require_local().run_file if file.is_dir() else file, sets)
-    described = describe(run, *load_data(run))
+    loaded = load_data(run)
+    for remark in check_models(run, *loaded):
+        echo(f"warning: {remark}", err=True)
+    described = describe(run, *loaded)
     if png is not None:
         draw(described, png)
         echo(f"wrote {png}", err=True)

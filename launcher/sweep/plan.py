@@ -65,7 +65,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
     """
     options = {axis.key: axis.option for axis in request.axes}
     first = _load(request, {axis.key: axis.values[0].value for axis in by_depth(request.axes)}, options)
-    from p2pfl.session.build import load_data
+    from p2pfl.session.build import check_models, load_data
 
     # A seed of the grid is not among the values of a point: it has a separate place.
     axes, seeds = seeds_of(list(request.axes), first.seed, request.seeds)
@@ -77,7 +77,7 @@ def prepare(request: SweepRequest) -> SweepFolder:
         runs = []
         ends = [Point("", {}, first.seed, values) for values in corners(parse(search))]
         first, *_ = _load_all(request, [Axis(SPACE, key, ()) for key in search["space"]], ends)
-    load_data((runs or [first])[0])
+    check_models((runs or [first])[0], *load_data((runs or [first])[0]))
     sweep = Sweep(
         digest=_digest([run.resolved() for run in runs or [first]], request.simulate, search),
         file=str(request.file.resolve()),

@@ -36,11 +36,11 @@ def describe_algorithm(name: str) -> dict[str, Any]:
 
 
 def describe_models(
-    names: Iterable[str], channels: int, size: tuple[int, int], classes: int, features: int | None = None
+    names: Iterable[str], channels: int, size: tuple[int, ...], classes: int, features: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the costs of model groups: ``{"name", "members": [{"name", "parameters", …}, …]}`` for each.
 
-    A member that does not support such images has ``{"name", "error"}``. Raises OptionErrors for an unknown name.
+    A member that does not support such inputs has ``{"name", "error"}``. Raises OptionErrors for an unknown name.
     """
     from p2pfl.models import MODELS
     from p2pfl.models.cost import cost

@@ -48,6 +48,7 @@ from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Hyper, Trained
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
+from p2pfl.models.backbone import stays_in_evaluation
 from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import Tensors, assign
 
@@ -101,7 +102,11 @@ class HeteroFL(FedAvgDec):
     @torch.no_grad()
     def estimate_statistics(self) -> None:
         """Set the batch-normalization statistics to the means over the batches of the local samples."""
-        norms = [module for module in self.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        norms = [
+            module
+            for module in self.model.modules()
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and not stays_in_evaluation(module)
+        ]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -66,6 +66,12 @@ class Style:
 
     train: Samples
     test: Samples
+
+
+def batch_sizes(samples: int, size: int, *, drop_last: bool = False) -> Sequence[int]:
+    """Return the sizes of the batches of an epoch over so many samples, as ``PeerData.batches`` yields them."""
+    full, last = divmod(samples, size)
+    return [size] * full + ([last] if last and (full == 0 or (last > 1 and not drop_last)) else [])
 
 
 class PeerData:
@@ -160,8 +166,7 @@ class PeerData:
 
     def batch_count(self, size: int, *, drop_last: bool = False) -> int:
         """Return the number of batches that ``batches`` yields."""
-        full, last = divmod(len(self.train), size)
-        return full + (last > 0 and (full == 0 or (last > 1 and not drop_last)))
+        return len(batch_sizes(len(self.train), size, drop_last=drop_last))
 
     def sweep(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         """Iterate over ``samples`` once, in order and without augmentation.

@@ -17,6 +17,7 @@ from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model
+from p2pfl.models.backbone import stays_in_evaluation
 from p2pfl.outcomes import AVERAGES, TRAININGS, Outcomes
 from p2pfl.rng import Streams
 from p2pfl.tensors import ORDINARY, Start, Tensors, assign, clone, diverged_entry, is_statistic
@@ -247,5 +248,5 @@ def clear_statistics(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
 def reset_norms(model: nn.Module) -> None:
     """Clear the batch-normalization statistics."""
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not stays_in_evaluation(module):
             module.reset_running_stats()

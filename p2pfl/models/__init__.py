@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,13 +34,22 @@ class Model(nn.Module):
         name: of the architecture, e.g. ``tiny-cnn`` or ``htfe-cnn+fc512``.
         backbone: maps inputs such as float [B, C, H, W] to features, float [B, features].
         head: maps features to logits, float [B, classes]; one linear layer by default.
+        head_path: where the head is in the network of a user that was split; None if none was, or if its number of
+            features was changed.
     """
 
     def __init__(
-        self, name: str, backbone: nn.Module, features: int, classes: int, head: nn.Module | None = None
+        self,
+        name: str,
+        backbone: nn.Module,
+        features: int,
+        classes: int,
+        head: nn.Module | None = None,
+        head_path: str | None = None,
     ) -> None:
         super().__init__()
         self.name = name
+        self.head_path = head_path
         self.features = features
         self.classes = classes
         self.backbone = backbone
@@ -48,6 +58,17 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.backbone(x))
         return logits
+
+    def plain_name(self, name: str) -> str:
+        """Return the name of a parameter, buffer or attribute in the network of the user that was split."""
+        part, _, rest = name.partition(".")
+        if self.head_path is None or part not in ("backbone", "head"):
+            return name
+        return ".".join(filter(None, (self.head_path if part == "head" else "", rest)))
+
+    def plain_state_dict(self) -> dict[str, Any]:
+        """Return the state under the names of the user's class, which can load it; else under those of this one."""
+        return {self.plain_name(name): value for name, value in self.state_dict().items()}
 
     @property
     def linear_head(self) -> nn.Linear:
@@ -284,11 +305,15 @@ def build(
 
 
 def _imported(member: str, channels: int, size: Size, classes: int, features: int | None) -> Model:
-    network, width, head = import_path.build_parts(member, channels, size, classes)
-    if features is not None and features != width:
-        if not isinstance(head, nn.Linear):
-            raise ModelError(
-                f"{member!r} has {width} features, and its head cannot be replaced by one for {features}"
-            )
-        network, head = nn.Sequential(network, nn.AdaptiveAvgPool1d(features)), nn.Linear(features, classes)
-    return Model(member, network, features or width, classes, head)
+    network, width, head, path = import_path.build_parts(member, channels, size, classes)
+    if features in (None, width):
+        return Model(member, network, width, classes, head, path)
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{member!r} has {width} features, and its head cannot be replaced by one for {features}")
+    return Model(
+        member,
+        nn.Sequential(network, nn.AdaptiveAvgPool1d(features)),
+        features,
+        classes,
+        nn.Linear(features, classes),
+    )

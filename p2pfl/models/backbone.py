@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from p2pfl.errors import ModelError, P2pflError, PluginError
 from p2pfl.inputs import Size, describe, zeros
@@ -132,8 +137,9 @@ class Checked:
         if not isinstance(network, nn.Module):
             kind = type(network).__name__
             raise PluginError(*self.location, f"{self.name!r} must return a torch.nn.Module, not {kind}")
+        keep_evaluation_modes(network)
         with self._blaming(f"fails for {given}"):
-            found = output_shape(network, batch)
+            found = output_shape(copied(network) or network, batch)
         if found != (2, width):
             text = f"{self.name!r} maps a batch of 2 ({given}) to {shape_text(found)} instead of [2, {width}]"
             raise PluginError(*self.location, text)
@@ -158,13 +164,56 @@ def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
 
 
 def evaluated(network: nn.Module, batch: Tensor) -> Any:
-    """Return the output for a batch. Random streams and statistics of normalizations stay as they are."""
-    training = network.training
+    """Return the output for a batch. Random streams, modes and statistics of normalizations stay as they are."""
+    modes = {module: module.training for module in network.modules()}
     network.eval()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), kept_random_states():
         output = network(batch)
-    network.train(training)
+    for module, training in modes.items():
+        module.training = training
     return output
+
+
+@contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Restore the states of the global random generators of torch's CPU, NumPy and Python on exit."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def copied(network: nn.Module) -> nn.Module | None:
+    """Return a copy to try out; None if there is none, or if lazy parameters wait for a batch to get their shapes."""
+    if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
+        return None
+    try:
+        return deepcopy(network)
+    except Exception:  # some modules hold what cannot be copied
+        return None
+
+
+def keep_evaluation_modes(network: nn.Module) -> None:
+    """Keep the submodules that were put in evaluation mode, such as a frozen normalization, in it for good.
+
+    A network that is in evaluation mode as a whole trains like any other.
+    """
+    if network.training:
+        for module in network.modules():
+            if not module.training:
+                module.train = MethodType(_stay_in_evaluation, module)  # type: ignore[method-assign]
+
+
+def stays_in_evaluation(module: nn.Module) -> bool:
+    """Return whether ``keep_evaluation_modes`` keeps a module in evaluation mode: its statistics do not change."""
+    return getattr(vars(module).get("train"), "__func__", None) is _stay_in_evaluation
+
+
+def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(module, False)
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:

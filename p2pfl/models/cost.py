@@ -1,15 +1,22 @@
-"""Parameters, FLOPs and message sizes of models, counted on torch's meta device without allocating them."""
+"""Parameters, FLOPs and message sizes of models, counted on torch's meta device without allocating them.
+
+What does not work there is built and run on the CPU.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from p2pfl.errors import ModelError, PluginError
 from p2pfl.inputs import Size, zeros
 from p2pfl.models import build
+from p2pfl.models.backbone import kept_random_states
+from p2pfl.models.splitting import called
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,21 @@ class Cost:
 
 def cost(name: str, channels: int, size: Size, classes: int, features: int | None = None) -> Cost:
     """Count the costs of one architecture; arguments and errors as for ``build``."""
-    with torch.device("meta"):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # weights that are loaded there have no values
+            return _cost(name, channels, size, classes, features, torch.device("meta"))
+    except (ModelError, PluginError):  # users' modules may need numbers while they are built or run
+        with kept_random_states():
+            return _cost(name, channels, size, classes, features, torch.device("cpu"))
+
+
+def _cost(name: str, channels: int, size: Size, classes: int, features: int | None, device: torch.device) -> Cost:
+    with device:
         model = build(name, 0, channels, size, classes, features).eval()
         image = zeros(1, channels, size)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(image)
+        called(name, model, image, "for one input")
     return Cost(
         name=model.name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -55,4 +72,4 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
 
 def _bytes(module: nn.Module) -> int:
     """Bytes of all parameters and buffers."""
-    return sum(tensor.nbytes for tensor in module.state_dict().values())
+    return sum(tensor.nbytes for tensor in module.state_dict().values() if isinstance(tensor, torch.Tensor))

@@ -16,17 +16,21 @@ import ast
 import importlib
 import inspect
 import math
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from p2pfl.errors import ModelError, P2pflError, PluginError
-from p2pfl.inputs import Size, describe, kind_of, shape_of, varied, zeros
-from p2pfl.models.backbone import evaluated, output_shape, plugin_line, shape_text
+from p2pfl.inputs import Size, describe, kind_of, shape_of, zeros
+from p2pfl.models.backbone import evaluated, keep_evaluation_modes, plugin_line
+from p2pfl.models.splitting import Layout, called, find_layout
 
 _PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+"
 
@@ -78,83 +82,125 @@ def parse(name: str) -> ImportPath | None:
     return ImportPath(found[1], arguments, head or None)
 
 
+def portable_name(name: str) -> str:
+    """Return the name with the last parts of absolute paths in its arguments, which are the same on all hosts."""
+    found = parse(name)
+    return name if found is None else replace(found, arguments=_last_parts(found.arguments)).name
+
+
+def _last_parts(value: Any) -> Any:
+    if isinstance(value, str):
+        return os.path.basename(value) if os.path.isabs(value) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_last_parts, value))
+    return {key: _last_parts(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 def _after_call(name: str) -> tuple[str, str, str]:
     end = name.rindex(")") + 1
     return name[:end], name[end : end + 1], name[end + 1 :]
 
 
-def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.Module, int, nn.Module]:
+def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.Module, int, nn.Module, str]:
     """Import and build a model, and split it.
 
     Returns:
-        The backbone, its number of features, and the head.
+        The backbone, its number of features, the head, and its path in the network. Both parts return float32.
 
     Raises:
         ModelError: there is no such class, it cannot be built or run on such inputs, its output is not float
-            [B, classes], or it is not that of the head.
+            [B, classes], in training too, or it is not that of the head.
     """
     spec = parse(name)
     assert spec is not None
-    network = _build(spec, channels, size, classes)
-    where = spec.head or _last_linear(name, network)
-    try:
-        head = network.get_submodule(where)
-    except AttributeError:
-        near = ", ".join(child for child, _ in network.named_children())
-        raise ModelError(f"{name!r} has no part {where!r} to be its head; its parts are {near}") from None
-    if not list(head.parameters()):
-        raise ModelError(f"{name!r}: its part {where!r} has nothing to train; name its last layer as `head`")
-    inputs = describe(channels, size)
-    found = _run(name, network, zeros(2, channels, size), inputs)
-    if found != (2, classes):
-        remedy = _remedy(spec, found)
-        raise ModelError(f"{name!r} maps 2 {inputs} to {shape_text(found)} instead of [2, {classes}]{remedy}")
-    probe = varied(2, channels, size)
-    whole = evaluated(network, probe)
-    network.set_submodule(where, nn.Identity())
-    features = _run(name, network, zeros(2, channels, size), f"{inputs}, without its head {where!r}")
-    if features is None or len(features) != 2:
-        raise ModelError(
-            f"{name!r} passes {shape_text(features)} to its head {where!r} instead of [2, features]; name another "
-            "part as `head`"
-        )
-    if not probe.is_meta and not torch.allclose(evaluated(head, evaluated(network, probe)), whole, equal_nan=True):
-        raise ModelError(
-            f"{name!r}: the output is not that of its head {where!r}; name the last part as `head`, and return its "
-            "output (logits) unchanged"
-        )
-    return network, features[1], head
-
-
-def _build(spec: ImportPath, channels: int, size: Size, classes: int) -> nn.Module:
     make = _import(spec)
-    known = {
-        "classes": classes,
-        "num_classes": classes,
-        "size": size,
-        "in_features": math.prod(shape_of(channels, size)),
-    }
-    names = ("vocabulary", "vocab_size") if kind_of(size) == "tokens" else ("channels", "in_channels")
-    known |= dict.fromkeys(names, channels)
+    layout = _layout(name, make, channels, size, classes, meta=torch.empty(0).is_meta)
+    backbone, head = layout.split(_build(spec, make, channels, size, classes))
+    return backbone, layout.features, head, layout.head
+
+
+@lru_cache(maxsize=64, typed=True)  # typed: sizes of series and of tokens are equal
+def _layout(name: str, make: Callable[..., Any], channels: int, size: Size, classes: int, *, meta: bool) -> Layout:
+    spec = parse(name)
+    assert spec is not None
+    return find_layout(name, lambda: _build(spec, make, channels, size, classes), channels, size, classes, spec.head)
+
+
+def _build(spec: ImportPath, make: Callable[..., Any], channels: int, size: Size, classes: int) -> nn.Module:
     try:
-        accepted = set(inspect.signature(make).parameters)
-    except (TypeError, ValueError):
-        accepted = set()
-    if spec.path.startswith("torchvision.models."):
-        accepted |= {"num_classes"}  # among the **kwargs of its functions
-    filled = {key: value for key, value in known.items() if key in accepted}
-    try:
-        network = make(**{**filled, **spec.arguments})
+        network = make(**{**_filled(spec, make, channels, size, classes), **spec.arguments})
     except P2pflError:
         raise
     except Exception as error:
         text = f"{spec.name!r} cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
         line = plugin_line(error)
-        hint = "; see `args`" if isinstance(error, TypeError) else ""
-        raise (ModelError(text + hint) if line is None else PluginError(*line, text)) from error
+        raise (ModelError if line is None else partial(PluginError, *line))(text + _hint(spec, error)) from error
     if not isinstance(network, nn.Module):
         raise ModelError(f"{spec.name!r} makes {type(network).__name__}, not a torch.nn.Module")
+    if any(map(is_lazy, (*network.parameters(), *network.buffers()))):  # they get their shapes from a batch
+        called(spec.name, partial(evaluated, network), zeros(2, channels, size), f"for {describe(channels, size)}")
+    keep_evaluation_modes(network)
     return network
+
+
+def _filled(spec: ImportPath, make: Callable[..., Any], channels: int, size: Size, classes: int) -> dict[str, Any]:
+    """Return the values of the parameters that the dataset determines.
+
+    A parameter with a default may mean something else, such as a width: see ``_means_inputs``.
+    """
+    try:
+        parameters = dict(inspect.signature(make).parameters)
+    except (TypeError, ValueError):
+        parameters = {}
+    tokens = kind_of(size) == "tokens"
+    known: tuple[tuple[tuple[str, ...], Any], ...] = (
+        (("num_classes", "classes"), classes),
+        (("vocab_size", "vocabulary") if tokens else ("in_channels", "channels"), channels),
+        (("size",), size),
+        (("in_features",), math.prod(shape_of(channels, size))),
+    )
+    filled: dict[str, Any] = {}
+    for names, value in known:
+        for name in names:
+            if name in parameters and _means_inputs(parameters[name], parameters):
+                filled[name] = value
+    if spec.path.startswith("torchvision.models."):
+        filled["num_classes"] = classes  # among the **kwargs of its functions
+    return filled
+
+
+_CLEARER = {
+    "classes": ("num_classes",),
+    "channels": ("in_channels",),
+    "vocabulary": ("vocab_size",),
+    "in_features": ("in_channels", "channels"),
+}
+"""For a name that may have another meaning, the names beside which it has."""
+_MOST_CHANNELS = 4
+"""Of usual images; a larger default of ``channels`` is a width."""
+
+
+def _means_inputs(parameter: inspect.Parameter, beside: Collection[str]) -> bool:
+    """Return whether a parameter of a known name means the dataset's value: always if it has no default."""
+    name, default = parameter.name, parameter.default
+    if default is inspect.Parameter.empty:
+        return True
+    if set(_CLEARER.get(name, ())) & set(beside):
+        return False
+    if name == "size":
+        return default is None or isinstance(default, tuple | list)
+    return name != "channels" or default is None or (isinstance(default, int) and default <= _MOST_CHANNELS)
+
+
+def _hint(spec: ImportPath, error: Exception) -> str:
+    if spec.path.startswith("torchvision.") and {"weights", "pretrained"} & set(spec.arguments):
+        return (
+            "; weights of torchvision are for its own classes: load them in a module of yours, which replaces the "
+            "last layer (docs/guide/own-model.md, Pretrained weights)"
+        )
+    if isinstance(error, FileNotFoundError):
+        return "; a path in `args` starts from the folder of the run file"
+    return "; see `args`" if isinstance(error, TypeError) else ""
 
 
 def _import(spec: ImportPath) -> Callable[..., Any]:
@@ -172,25 +218,3 @@ def _import(spec: ImportPath) -> Callable[..., Any]:
         )
         raise ModelError(f"module {spec.module!r} has no class {attribute!r}; it has {', '.join(there) or 'none'}")
     return made  # type: ignore[no-any-return]
-
-
-def _last_linear(name: str, network: nn.Module) -> str:
-    linear: list[str] = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise ModelError(f"{name!r} has no linear layer; name its head: `head: classifier`")
-    return linear[-1]
-
-
-def _remedy(spec: ImportPath, found: tuple[int, ...] | None) -> str:
-    if found is None or len(found) != 2 or {"classes", "num_classes"} & set(spec.arguments):
-        return ""
-    return "; give it a parameter `num_classes`, or set the number of outputs in `args`"
-
-
-def _run(name: str, network: nn.Module, batch: Tensor, what: str) -> tuple[int, ...] | None:
-    try:
-        return output_shape(network, batch)
-    except Exception as error:
-        text = f"{name!r} fails for {what}: {type(error).__name__}: {' '.join(str(error).split())}"
-        line = plugin_line(error)
-        raise (ModelError(text) if line is None else PluginError(*line, text)) from error

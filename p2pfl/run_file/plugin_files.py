@@ -26,7 +26,19 @@ from typing import Any, TextIO
 from p2pfl.errors import P2pflError, PluginError, Unexpected
 from p2pfl.plugins import TABLES
 from p2pfl.run_file.options import OptionErrors, Table
-from p2pfl.run_file.plugin_sources import FOLDER, INSTALLED, NOWHERE, Plugin, find, is_library, sha256_of, source_of
+from p2pfl.run_file.plugin_sources import (
+    FOLDER,
+    INSTALLED,
+    NOWHERE,
+    Plugin,
+    find,
+    imported_elsewhere,
+    is_installed,
+    is_library,
+    other_module,
+    sha256_of,
+    source_of,
+)
 
 GROUP = "p2pfl.plugins"
 """The entry-point group of installed plug-ins."""
@@ -95,6 +107,7 @@ class _Unit:
 _UNITS: dict[object, _Unit] = {}
 _INSTALLED_ENTRIES: dict[str, list[Entry]] = {}
 """What installed modules have registered, which are imported once."""
+_DISPLACED: dict[str, ModuleType] = {}
 _active: object = None
 
 
@@ -117,6 +130,7 @@ def activate(plugins: Sequence[Plugin], silent: Iterable[str] = ()) -> None:
     if key in _UNITS:
         unit = _UNITS[key]
         _FINDER.sources = unit.sources
+        _displace(unit.sources)
         sys.modules.update(unit.modules)
         for table, name, value, defined in unit.entries:
             table.register(name, value, defined)
@@ -139,16 +153,34 @@ def _remove(entries: Iterable[Entry], modules: Iterable[str]) -> None:
         table.unregister(name)
     for name in modules:
         sys.modules.pop(name, None)
+    sys.modules.update(_DISPLACED)
+    _DISPLACED.clear()
     _FINDER.sources = {}
+
+
+def _displace(names: Iterable[str]) -> None:
+    """Take modules of these names, which the main program has imported, aside until the plug-ins are removed."""
+    for name in names:
+        known = sys.modules.pop(name, None)
+        if known is not None and not getattr(getattr(known, "__loader__", None), "plugin", False):
+            _DISPLACED[name] = known
+
+
+def _root(source: _Source) -> Path:
+    """The folder that holds a top-level module or package."""
+    path = Path(source.path)
+    return path.parent.parent if source.package and path.name == "__init__.py" else path.parent
 
 
 def _load(plugins: Sequence[Plugin], silent: frozenset[str]) -> _Unit:
     sources = {name: source for plugin in plugins for name, source in _modules(plugin)}
     for name, source in sources.items():
-        if "." not in name and is_library(Path(source.path).parent, name):
+        if "." not in name and is_library(root := _root(source), name):
+            folder = imported_elsewhere(root, name)
+            if folder is not None and not is_installed(folder):
+                raise PluginError(source.path, 1, other_module(name, folder))
             raise PluginError(source.path, 1, f"{name!r} is also the name of a library; rename the file")
-    for name in sources:
-        sys.modules.pop(name, None)
+    _displace(sources)
     _FINDER.sources = sources
     for plugin in plugins:
         _FILES.update({source.path: _shown(source.path, plugin.root) for _, source in _modules(plugin)})

@@ -145,18 +145,51 @@ def _imports(path: Path, source: bytes) -> set[str]:
 
 
 def _is_beside(root: Path, top: str) -> bool:
-    """Whether a file that imports ``top`` means what lies beside it, and no library."""
-    return not is_library(root, top) and ((root / f"{top}.py").is_file() or (root / top / "__init__.py").is_file())
+    """Whether a file that imports ``top`` means what lies beside it, and no library. Raises PluginError."""
+    file = next(filter(os.path.isfile, (root / f"{top}.py", root / top / "__init__.py")), None)
+    if file is None or top in sys.stdlib_module_names or top in DEPENDENCIES:
+        return False
+    folder = imported_elsewhere(root, top)
+    if folder is not None and not is_installed(folder):
+        raise PluginError(str(file), 1, other_module(top, folder))
+    return folder is None
+
+
+def other_module(top: str, folder: Path) -> str:
+    """Describe the error that this program has imported another module of that name."""
+    return (
+        f"this program has imported another module {top!r} from {folder}, whose code differs; rename one of them, or "
+        "use a new Python process that does not import it"
+    )
 
 
 def is_library(root: Path, top: str) -> bool:
-    """Whether ``top`` is a module of Python, or was imported from elsewhere."""
-    if top in sys.stdlib_module_names or top in DEPENDENCIES:
-        return True
+    """Whether ``top`` is a module of Python, or was imported from elsewhere and is not equal to what lies here."""
+    return top in sys.stdlib_module_names or top in DEPENDENCIES or imported_elsewhere(root, top) is not None
+
+
+def imported_elsewhere(root: Path, top: str) -> Path | None:
+    """The folder from which another module called ``top`` was imported, by code that is no plug-in; None if none was.
+
+    A script may have imported the original of the copy in a run folder: an equal module is no other one.
+    """
     known = sys.modules.get(top)
     if known is None or getattr(known, "__spec__", None) is None or getattr(known.__loader__, "plugin", False):
-        return False
-    return not Path(known.__file__ or "/").absolute().is_relative_to(root.absolute())
+        return None
+    origin = Path(known.__file__ or next(iter(getattr(known, "__path__", ())), "/")).absolute()
+    folder = origin.parent if known.__file__ is None or not hasattr(known, "__path__") else origin.parent.parent
+    if origin.is_relative_to(root.absolute()) or _contents(folder, top) == _contents(root, top):
+        return None
+    return folder
+
+
+def is_installed(folder: Path) -> bool:
+    """Whether modules in this folder are installed packages."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
+
+
+def _contents(root: Path, top: str) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in _files(root, top)}
 
 
 def sha256_of(sources: Mapping[str, bytes]) -> str:

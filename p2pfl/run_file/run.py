@@ -105,7 +105,7 @@ class Run:
                 partition's files.
         """
         plain = self.file.model_dump(mode="json")
-        plain["models"] = self.file.models.resolved()
+        plain["models"] = self.file.models.resolved(portable=portable)
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology, self.schedule)
         plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict(portable=portable)}

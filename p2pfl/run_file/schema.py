@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +18,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -23,11 +26,11 @@ from pydantic import (
 from p2pfl import MAX_PEERS
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.models import MODELS, Group
-from p2pfl.models.import_path import ImportPath, parse
+from p2pfl.models.import_path import ImportPath, parse, portable_name
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
-from p2pfl.run_file.options import ExpandedPath, LocalPath, Section, Storage
+from p2pfl.run_file.options import ExpandedPath, LocalPath, Section, Storage, base_of
 
 DEFAULT = "tiny4"
 """The models of a run file that names none."""
@@ -101,14 +104,39 @@ class Data(Section):
     _short = field_validator("dataset", "partition", "augment", mode="before")(Named.from_value)
 
 
+def _paths_from_base(value: Any, info: ValidationInfo) -> Any:
+    """Make paths of files beside the run file absolute: peers have other working directories.
+
+    A string counts as a path if it has a dot or a slash, and if there is such a file or folder.
+    """
+    base = base_of(info)
+    if isinstance(value, str) and base is not None and {".", "/"} & set(value):
+        path = base.resolve() / value
+        return str(path) if not os.path.isabs(value) and os.path.exists(path) else value
+    if isinstance(value, list | tuple):
+        return type(value)(_paths_from_base(item, info) for item in value)
+    if isinstance(value, dict):
+        return {key: _paths_from_base(item, info) for key, item in value.items()}
+    return value
+
+
+def _paths_in_name_from_base(name: str | None, info: ValidationInfo) -> str | None:
+    found = parse(name or "")
+    return name if found is None else replace(found, arguments=_paths_from_base(found.arguments, info)).name
+
+
+Args = Annotated[dict[str, Any], AfterValidator(_paths_from_base)]
+ModelName = Annotated[str | None, AfterValidator(_paths_in_name_from_base)]
+
+
 class Member(Section):
     """An architecture: a name, or a module to import."""
 
-    name: str | None = None
+    name: ModelName = None
     """One that ``p2pfl models`` lists, or an import path such as my_nets.Net(width=32)."""
     module: str | None = None
     """Import path of a torch.nn.Module class, or of a function that returns a module."""
-    args: dict[str, Any] = Field(default={})
+    args: Args = Field(default={})
     """Its keyword arguments."""
     head: str | None = None
     """Attribute of the module that is its head; default: its last linear layer."""
@@ -144,11 +172,11 @@ def _text(section: Member | Models, name: str) -> str:
 class Models(Section):
     """Which networks the peers train: peer m gets member m mod len(group) of the group."""
 
-    name: str | None = None
+    name: ModelName = None
     """A group, by default tiny4, or one architecture for all peers; ``p2pfl models`` lists them."""
     module: str | None = None
     """In place of a name: import path of a torch.nn.Module, e.g. my_nets.Net, beside the run file or installed."""
-    args: dict[str, Any] = Field(default={})
+    args: Args = Field(default={})
     """Keyword arguments of the module."""
     head: str | None = None
     """Attribute of the module that is its head; default: its last linear layer."""
@@ -191,9 +219,10 @@ class Models(Section):
         widths = {MODELS.find(text).features for text in self.texts}
         return Group(self.texts, widths.pop() if len(widths) == 1 else None)
 
-    def resolved(self) -> dict[str, Any]:
-        """The section as written to a resolved run file."""
-        given = {"members": list(self.texts)} if self.members else {"name": self.texts[0]}
+    def resolved(self, *, portable: bool = False) -> dict[str, Any]:
+        """The section as written to a resolved run file; ``portable`` as for ``Run.resolved``."""
+        texts = list(map(portable_name, self.texts) if portable else self.texts)
+        given = {"members": texts} if self.members else {"name": texts[0]}
         return {**given, "features": self.features}
 
 

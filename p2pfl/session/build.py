@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
@@ -16,8 +19,10 @@ from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import ChangedDataset, DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
 from p2pfl.inputs import describe, kind_of
-from p2pfl.learning.peer_data import PeerData
+from p2pfl.learning.evaluation import PREDICTION_BATCH
+from p2pfl.learning.peer_data import PeerData, batch_sizes
 from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
+from p2pfl.models.backbone import kept_random_states
 from p2pfl.models.import_path import parse
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import OptionErrors
@@ -25,6 +30,7 @@ from p2pfl.run_file.plugin_files import blaming, definition, naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session.files import write_atomically
 from p2pfl.session.method_results import check_setup
+from p2pfl.session.model_trial import Trial
 from p2pfl.session.pretrained import load_pretrained
 
 DATASET = "dataset.sha256"
@@ -101,7 +107,7 @@ def _load_data(run: Run) -> tuple[Dataset, list[Subset]]:
         )
         raise run.error_at("data.partition.validation", reason)
     if kind_of(dataset.size) != "images" or any(parse(member) for member in _first_peers(run)):
-        check_models(run, dataset)  # of the others, the run file tells features and head
+        _check_architectures(run, dataset)  # of the others, the run file tells features and head
     return dataset, subsets
 
 
@@ -123,20 +129,95 @@ def _first_peers(run: Run) -> dict[str, PeerId]:
     return {architecture(run.file.models.group, peer): peer for peer in reversed(range(run.peers))}
 
 
-def check_models(run: Run, dataset: Dataset) -> None:
+def check_models(run: Run, dataset: Dataset, subsets: Sequence[Subset] = ()) -> Sequence[str]:
     """Check before a run that each architecture takes the inputs, and that features and head suit the algorithm.
+
+    Users' models are tried out on samples too (p2pfl/session/model_trial.py).
+
+    Args:
+        subsets: of the peers; by default, all have the first samples.
+
+    Returns:
+        What users should know about their models.
 
     Raises:
         RunFileError: one does not.
     """
+    _check_architectures(run, dataset)
+    remarks: list[str] = []
+    run.activate()
+    for member, peer in sorted(_first_peers(run).items()):
+        if _is_of_user(member):
+            try:
+                with naming_lines(), kept_random_states():
+                    remarks += _trial(run, dataset, subsets, member, peer).remarks()
+            except ModelError as error:
+                raise run.error_at(run.file.models.key, error) from None
+    return remarks
+
+
+def has_models_of_users(run: Run) -> bool:
+    """Return whether ``check_models`` tries out models."""
+    return any(map(_is_of_user, _first_peers(run)))
+
+
+def _is_of_user(member: str) -> bool:
+    backbone, _, head = member.partition("+")
+    return parse(member) is not None or backbone in BACKBONES.registered or head in HEADS.registered
+
+
+def _trial(run: Run, dataset: Dataset, subsets: Sequence[Subset], member: str, peer: PeerId) -> Trial:
+    """Return how the model of ``peer``, and of all with the same architecture, is tried out."""
+
+    def seeded() -> AbstractContextManager[None]:
+        return rng.torch_seeded(run.seed, "check")
+
+    def build_seeded() -> Model:
+        random.seed(run.seed)
+        np.random.seed(run.seed % 2**32)
+        with seeded():
+            return build(
+                run.file.models.group,
+                peer,
+                dataset.channels,
+                dataset.size,
+                dataset.classes,
+                run.file.models.features,
+            )
+
+    nothing = np.arange(0)
+    mine = next((subset for subset in subsets[peer:] if len(subset.train)), None)
+    subset = mine or Subset(np.arange(min(64, len(dataset.train))), nothing, nothing)
+    augment = run.augmentation.build(dataset.channels, dataset.size, dataset.mirror)
+    data = PeerData(dataset, subset, augment, torch.device("cpu"))
+
+    def batch(size: int) -> tuple[Tensor, Tensor]:
+        images, labels = data.train.take(np.resize(np.arange(len(data.train)), size))
+        return data.input(images, augmented=True), labels
+
+    size, views = getattr(run.hyper, "batch", None) or 64, run.algorithm.views
+    drop_last = getattr(run.hyper, "drop_last", False)
+    trained: dict[int, PeerId] = {}
+    evaluated: dict[int, PeerId] = {}
+    for m, each in enumerate(subsets):
+        if architecture(run.file.models.group, m) == member:
+            for n in batch_sizes(len(each.train), size, drop_last=drop_last):
+                trained.setdefault(n * views, m)
+            for n in {min(len(each.test), PREDICTION_BATCH), len(each.test) % PREDICTION_BATCH} - {0}:
+                evaluated.setdefault(n, m)
+    optimizer = getattr(run.hyper, "make_optimizer", None)
+    inputs = describe(dataset.channels, dataset.size)
+    return Trial(member, build_seeded, batch, inputs, trained, evaluated, optimizer, seeded)
+
+
+def _check_architectures(run: Run, dataset: Dataset) -> None:
     models, group = run.file.models, run.file.models.group
     features: dict[str, int] = {}
     for member, peer in sorted(_first_peers(run).items()):
         try:
             # Models of this project need no memory here; those of users may do anything while they are built.
-            backbone, _, head = member.partition("+")
-            users = parse(member) or backbone in BACKBONES.registered or head in HEADS.registered
-            with rng.torch_seeded(run.seed, "check"), nullcontext() if users else torch.device("meta"):
+            device = nullcontext() if _is_of_user(member) else torch.device("meta")
+            with rng.torch_seeded(run.seed, "check"), kept_random_states(), device:
                 model = build(group, peer, dataset.channels, dataset.size, dataset.classes, models.features)
             features[member] = model.features
             if run.algorithm.linear_heads:

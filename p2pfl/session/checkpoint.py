@@ -102,6 +102,19 @@ def _checked(key: Any) -> Any:
     return key
 
 
+def check_storable(value: object) -> None:
+    """Check that a value can be read back from a checkpoint. Raises Unstorable."""
+    if isinstance(value, Mapping) and type(value) in _MAPPINGS:
+        for key, item in value.items():
+            _checked(key)
+            check_storable(item)
+    elif isinstance(value, Iterable) and type(value) in _COLLECTIONS:
+        for item in value:
+            check_storable(item)
+    elif not isinstance(value, Tensor) and type(value) not in (*_IMMUTABLE, *_ATOMS):
+        raise Unstorable(value)
+
+
 class KeptState:
     """A copy of a state, with the tensors in a file without a name.
 

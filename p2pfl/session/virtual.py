@@ -150,7 +150,8 @@ class _Kind:
     def __init__(self, run: Run, me: PeerId, data: tuple[Dataset, Sequence[Subset]], machine: Machine) -> None:
         self.algorithm = make_algorithm(run, me, data, torch.device("cpu"), Streams(run.seed, me))
         self.layouts: Sequence[Layout] = layouts_of(self.algorithm)
-        self.model_bytes = sum(x.numel() * x.element_size() for x in self.algorithm.model.state_dict().values())
+        tensors = (x for x in self.algorithm.model.state_dict().values() if isinstance(x, torch.Tensor))
+        self.model_bytes = sum(x.numel() * x.element_size() for x in tensors)
         self.computing = computing(machine, self.algorithm)
         self.received: dict[bytes, tuple[Plan, Body]] = {}
         self._zeros = torch.zeros(0, dtype=torch.uint8)

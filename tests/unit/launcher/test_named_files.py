@@ -28,11 +28,13 @@ def test_files_named_by_path_come_into_the_run_folder(make_folder: MakeFolder, t
     tree = yaml.safe_load(RING) | {
         "data": {"root": "../root", "dataset": {"name": "huggingface", "path": str(text), "data_files": splits}},
         "algorithm": {"name": "meta-l2c", "encoder": str(encoder.root)},
-        "models": "tiny-cnn",
+        "models": {"module": "my_nets.Net", "args": {"weights": "à b.npz"}, "head": "fc"},
     }
     file.write_text(yaml.safe_dump(tree))
-    run = load(file)
     folder = make_folder(peers=1)
+    for beside in (file, folder.run_file):
+        beside.with_name("my_nets.py").write_text("class Net: ...\n")
+    run = load(file)
     folder.run_file.write_text(run.to_yaml())
 
     undeclared, large = copy_named_files(folder, run)
@@ -48,6 +50,9 @@ def test_files_named_by_path_come_into_the_run_folder(make_folder: MakeFolder, t
         assert found[name].read_bytes() == (file.parent / splits[name]).read_bytes()
     assert found["large"].samefile(tmp_path / "large.npz")
     assert found["below"].samefile(tmp_path / "root" / "b.npz")  # each host has what is below data.root
+    weights = folder.root / "files" / "2" / "à b.npz"
+    assert read.file.models.name == f"my_nets.Net(weights={str(weights)!r}):fc"
+    assert weights.read_bytes() == (file.parent / "à b.npz").read_bytes()
     copied = RunFolder.open(read.hyper.encoder)  # type: ignore[attr-defined]
     assert [files.checkpoint.read_bytes() for files in copied.peers()] == [b"encoder"]
 

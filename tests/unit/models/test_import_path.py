@@ -59,6 +59,29 @@ class Wrong(Net):
         return self.fc(self.body(x)[:, :3])
 
 
+class Ambiguous(Net):
+    def __init__(self, num_classes, in_channels, channels=6, classes=3, in_features=5, size=7):
+        super().__init__(num_classes, in_channels, channels)
+        self.given = channels, classes, in_features, size
+
+
+class Defaults(Net):
+    def __init__(self, classes=2, channels=3, size=(32, 32), in_features=3):
+        super().__init__(classes, channels)
+        self.given = channels, classes, in_features, size
+
+
+class Wide(Net):
+    def __init__(self, num_classes, channels=64):
+        super().__init__(num_classes, 1, channels)
+
+
+class Loads(Net):
+    def __init__(self, num_classes, in_channels, weights):
+        super().__init__(num_classes, in_channels)
+        self.body[0].load_state_dict(torch.load(weights, weights_only=True))
+
+
 class Convolutional(nn.Sequential):
     def __init__(self, classes):
         super().__init__(nn.Conv2d(1, classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -149,6 +172,41 @@ def test_number_of_features_can_be_changed() -> None:
 
 
 @pytest.mark.usefixtures("nets")
+def test_dataset_fills_parameters_but_not_defaults_that_mean_something_else() -> None:
+    given = {name: build(f"my_nets.{name}", 0, 1, (8, 9), 10).backbone.given for name in ("Ambiguous", "Defaults")}
+    assert given == {"Ambiguous": (6, 3, 5, 7), "Defaults": (1, 10, 3, (8, 9))}
+    assert build("my_nets.Wide", 0, 1, (8, 8), 10).features == 256
+    assert build("torch.nn.Linear(out_features=4)", 0, 6, (), 4).features == 6
+
+
+LOADS = "{module: my_nets.Loads, args: {weights: w.pt}}"
+
+
+def test_files_in_arguments_are_found_beside_the_run_file_and_hosts_agree(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        file = project(
+            RUN.replace("my_nets.Net", "{module: my_nets.Loads, args: {weights: w.pt}}"), folder, my_nets=NETS
+        )
+        with torch.no_grad():
+            torch.save({"weight": torch.full((4, 1, 3, 3), 0.5), "bias": torch.zeros(4)}, folder / "w.pt")
+        monkeypatch.chdir(tmp_path)
+        run = load(file)
+        assert run.file.models.texts == (f"my_nets.Loads(weights={str(folder / 'w.pt')!r})",)
+        assert (
+            float(build(run.file.models.group, 0, 1, (8, 8), 10).state_dict()["backbone.body.0.weight"].min()) == 0.5
+        )
+        hashes.append(run.config_hash())
+        assert load(create(run, folder / "run").run_file).config_hash() == hashes[-1]
+    assert hashes[0] == hashes[1]
+    (folder / "w.pt").unlink()
+    with pytest.raises(PluginError, match=r"FileNotFoundError: .*'w.pt'; a path in `args` starts from the folder of"):
+        load_data(load(file))
+
+
+@pytest.mark.usefixtures("nets")
 def test_weights_depend_on_the_seed_alone_and_checks_draw_nothing() -> None:
     weights = []
     for seed in (1, 1, 2):
@@ -198,7 +256,7 @@ def test_run_trains_imported_models_and_its_folder_repeats_it(
 @pytest.mark.parametrize(
     ("models", "key", "message"),
     [
-        ("my_nets.Nte", "models.name", r"module 'my_nets' has no class 'Nte'; it has Convolutional, Deep, Fi"),
+        ("my_nets.Nte", "models.name", r"module 'my_nets' has no class 'Nte'; it has Ambiguous, Convolutional, De"),
         ("my_nest.Net", "models.module", r"no module 'my_nest' in .*, and none is installed; did you mean 'my_n"),
         ("my_nets.Net:fcc", "models.name", r"has no part 'fcc' to be its head; its parts are body, fc, spare"),
         ("my_nets.Net:spare", "models.name", "its part 'spare' has nothing to train; name its last"),
@@ -213,6 +271,7 @@ def test_run_trains_imported_models_and_its_folder_repeats_it(
         ("{name: tiny4, args: {width: 3}}", "models", "args and head need a module"),
         ("[my_nets.Net, tiny-cnn]", "models.features", "my_nets.Net has 16, tiny-cnn has 64; set one for all"),
         ("[my_nets.Net, tiny-cn]", "models.members.1", "unknown 'tiny-cn'; .* did you mean 'tiny-cnn'"),
+        ("{module: torchvision.models.resnet18, args: {weights: DEFAULT}}", "models.module", "load them in a module"),
         ("torchvision.models.resnet18", "models.name", r"fails for images of 1x8x8: RuntimeError: .*3 channels"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from importlib import metadata
@@ -112,6 +113,25 @@ def test_run_folder_keeps_a_copy_that_gives_the_same_run(project: Project, tmp_p
     assert again.config_hash() == run.config_hash()
     assert sys.modules["my_parts"].__file__ == str(folder.root / "plugins" / "my_parts.py")
     assert sorted(path.name for path in (folder.root / "plugins").iterdir()) == sorted(copies)  # no __pycache__
+
+
+def test_run_of_a_module_that_the_program_has_imported_can_be_opened(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = project()
+    monkeypatch.syspath_prepend(file.parent)
+    helpers = importlib.import_module("helpers")
+    run = load(file)
+    folder = create(run, tmp_path / "run")
+    assert load(folder.run_file).config_hash() == run.config_hash()
+    assert sys.modules["helpers"] is not helpers
+    plugin_files.activate([])
+    assert sys.modules["helpers"] is helpers, "the program's module is back"
+    (file.parent / "helpers.py").write_text(HELPERS + "EDITED = True\n")
+    message = rf"plugins/helpers\.py:1: this program has imported another module 'helpers' from {file.parent}, whose"
+    with pytest.raises(PluginError, match=message):
+        load(folder.run_file)
+    del sys.modules["helpers"]
 
 
 def test_changed_copy_is_refused(project: Project, tmp_path: Path) -> None:
