@@ -37,10 +37,16 @@ def assign(target: Tensors, values: Tensors) -> None:
         tensor.copy_(values[name])
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 if its floating-point type is narrower, so that what is computed rounds once."""
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
+
+
 @torch.no_grad()
 def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = None) -> Tensors:
     """Return Σ w · x over the terms (w, x), in the given order, in the dtype of the first x.
 
+    Types narrower than float32 are summed in float32 and rounded once: an average of equal models equals them.
     Works tensor by tensor and reads each once, which matters if that reads a file (``Spool``). Of tensors in memory,
     it adds part by part, so that no temporary one is larger than ``PART``.
 
@@ -52,12 +58,13 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
     in_memory = all(isinstance(tensors, dict) for _, tensors in terms)
     sums: dict[str, Tensor] = {}
     for name, tensor in terms[0][1].items():
-        rest = (tensors[name].to(tensor) for _, tensors in terms[1:])
+        rest = (tensors[name].to(tensor.device) for _, tensors in terms[1:])
+        dtype = tensor.dtype if tensor.is_floating_point() else torch.result_type(tensor, 1.0)
         if not in_memory:
             total = _sum(weights, tensor, rest)
-            sums[name] = total if out is None else out[name].copy_(total)
+            sums[name] = total.to(dtype) if out is None else out[name].copy_(total)
             continue
-        target = torch.empty_like(tensor, dtype=torch.result_type(tensor, 1.0)) if out is None else out[name]
+        target = torch.empty_like(tensor, dtype=dtype) if out is None else out[name]
         for part, first, *others in zip(*_parts([target, tensor, *rest]), strict=True):
             part.copy_(_sum(weights, first, others))
         sums[name] = target
@@ -65,7 +72,7 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
 
 
 def _sum(weights: Sequence[float], first: Tensor, others: Iterable[Tensor]) -> Tensor:
-    total = first * weights[0]
+    total = widened(first) * weights[0]
     for weight, tensor in zip(weights[1:], others, strict=True):
         # Not ``total += weight * x``, which rounds twice where this rounds once.
         total.add_(tensor.to(total), alpha=weight)
@@ -91,7 +98,14 @@ def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Te
 
 
 def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
-    return {name: tensor - right[name] for name, tensor in left.items()}
+    """Return left − right, by the names of ``left``; of types narrower than float32, in float32."""
+    return {name: widened(tensor) - widened(right[name]) for name, tensor in left.items()}
+
+
+def displacement(now: Tensors, before: Tensors) -> Tensors:
+    """Return now − before: in the memory of ``now``, but of types narrower than float32 as ``subtract`` does."""
+    moved = subtract({name: x for name, x in now.items() if widened(x) is not x}, before)
+    return {name: moved[name] if name in moved else x.sub_(before[name]) for name, x in now.items()}
 
 
 def clone(tensors: Tensors) -> dict[str, Tensor]:

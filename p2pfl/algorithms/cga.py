@@ -44,7 +44,7 @@ from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_w
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, buffers_of, clone, has_diverged, parameters_of
+from p2pfl.tensors import Tensors, buffers_of, clone, displacement, has_diverged, parameters_of
 
 Array = NDArray[np.float64]
 REPLY_DEADLINES = 2.0
@@ -136,9 +136,8 @@ class CGA(Algorithm[Hyper]):
         await net.scatter({j: CrossGradient(gradients.get(j, {})) for j in net.neighbors})
         replies = await net.gather(CrossGradient, deadline_factor=REPLY_DEADLINES)
         self.displace(local, [body.values for body in replies.values() if body.values])  # line 3
-        for name, moved in x.items():
-            moved.sub_(before[name])  # v_i
-        average_neighborhood(before, models, self.row, self.me, step=x)  # line 4
+        step = displacement(x, before)  # v_i
+        average_neighborhood(before, models, self.row, self.me, step=step, out=x)  # line 4
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         x = parameters_of(self.model)

@@ -34,7 +34,7 @@ from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, parameters_of, weighted_sum
+from p2pfl.tensors import Tensors, displacement, parameters_of, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,18 @@ def average_neighborhood(
     row: Mapping[PeerId, float],
     me: PeerId,
     step: Tensors | None = None,
+    out: Tensors | None = None,
 ) -> None:
     """Line 2: x_i ← Σ_j W_ij x_j in ascending order of j, in place. Weights of missing neighbors go to x_i itself.
 
     Args:
-        step: line 3: it is added to the sum, and receives it in place of ``x``.
+        step: line 3: it is added to the sum.
+        out: receives the sum in place of ``x``.
     """
     models = {j: body.values for j, body in received.items()} | {me: x}
     weights = with_self_weight({j: row[j] for j in received}, me)
     terms = [(weight, models[j]) for j, weight in weights.items()]
-    weighted_sum(terms if step is None else [*terms, (1.0, step)], out=x if step is None else step)
+    weighted_sum(terms if step is None else [*terms, (1.0, step)], out=x if out is None else out)
 
 
 class DPSGD(Algorithm[Hyper]):
@@ -111,9 +113,8 @@ class DPSGD(Algorithm[Hyper]):
             before = (await net.publish(Parameters(x))).values  # while this peer trains, for line 2 of the neighbors
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
             received = await net.gather(Parameters)
-            for name, trained in x.items():
-                trained.sub_(before[name])  # the displacement
-            average_neighborhood(before, received, self.row, self.me, step=x)  # lines 2 and 3
+            step = displacement(x, before)
+            average_neighborhood(before, received, self.row, self.me, step=step, out=x)  # lines 2 and 3
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         h, body = self.hyper, Parameters(parameters_of(self.model))

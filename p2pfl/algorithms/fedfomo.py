@@ -53,7 +53,7 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import LIMIT, Tensors, assign, average, parameters_of
+from p2pfl.tensors import LIMIT, Tensors, assign, average, parameters_of, subtract, widened
 
 MODELS_DEADLINES = 2.0
 """Deadlines to wait for models: their owners may have to wait for the requests of others first."""
@@ -105,7 +105,7 @@ def chosen(
 
 def distance(left: Tensors, right: Tensors) -> float:
     """‖θ_j − θ_i‖ over all parameters, summed in float64."""
-    squares = (float((tensor - right[name]).double().square().sum()) for name, tensor in left.items())
+    squares = (float(tensor.double().square().sum()) for tensor in subtract(left, right).values())
     return math.sqrt(sum(squares))
 
 
@@ -189,7 +189,7 @@ class FedFomo(Algorithm[Hyper]):
         total = 0.0
         for x, labels in self.data.sweep(self.data.validation):
             scores = functional_call(self.model, dict(parameters), (x,))
-            total += float(cross_entropy(scores, labels, reduction="sum"))
+            total += float(cross_entropy(widened(scores), labels, reduction="sum"))
         loss = total / len(self.data.validation)
         return loss if loss < LIMIT else LIMIT  # not min: the loss may be NaN
 

@@ -50,7 +50,7 @@ from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fml import Memes, WithMeme, distillation
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
-from p2pfl.tensors import Tensors, has_diverged
+from p2pfl.tensors import Tensors, has_diverged, widened
 
 Energy = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -102,7 +102,7 @@ def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
         rows, columns = matrix.shape
         left[name], right[name] = matrix.new_empty(rows, 0), matrix.new_empty(0, columns)
         if decomposable:
-            one, other = low_rank(matrix, energy)
+            one, other = (factor.to(value.dtype) for factor in low_rank(widened(matrix), energy))
             if len(other) <= largest_rank(rows, columns):
                 values[name], left[name], right[name] = value[:0], one, other
     return Factors(values, samples, left, right)
@@ -120,7 +120,7 @@ def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
             left, right = body.left[name], body.right[name]
             if left.shape[1] != right.shape[0]:
                 return None
-            value = (left.cpu() @ right.cpu()).view_as(parameter)
+            value = (widened(left.cpu()) @ widened(right.cpu())).view_as(parameter).to(parameter.dtype)
         if value.shape != parameter.shape or has_diverged(value):
             return None
         found[name] = value.to(parameter.device)
@@ -192,9 +192,10 @@ class FedKD(Memes):
 
     def layouts(self) -> Sequence[Layout]:
         values = self.shared_part()
-        shapes = {name: value.flatten(1).shape for name, value in values.items() if value.dim() > 1}
-        left = {name: torch.empty(rows, largest_rank(rows, columns)) for name, (rows, columns) in shapes.items()}
-        right = {name: torch.empty(largest_rank(rows, columns), columns) for name, (rows, columns) in shapes.items()}
+        matrices = {name: value.flatten(1) for name, value in values.items() if value.dim() > 1}
+        ranks = {name: largest_rank(*matrix.shape) for name, matrix in matrices.items()}
+        left = {name: matrix.new_empty(len(matrix), ranks[name]) for name, matrix in matrices.items()}
+        right = {name: matrix.new_empty(ranks[name], matrix.shape[1]) for name, matrix in matrices.items()}
         body = Factors(values, 1, left, right)
         free = {"values": {0: None}, "left": {1: None}, "right": {0: None}}
         return [Layout.of(body, free=free, ranges={"samples": self.sample_counts})]
