@@ -187,9 +187,10 @@ class FedFomo(Algorithm[Hyper]):
     def validation_loss(self, parameters: Tensors) -> float:
         """L_i(θ): the mean cross-entropy of a model over the local validation samples, at most LIMIT."""
         total = 0.0
-        for x, labels in self.data.sweep(self.data.validation):
-            scores = functional_call(self.model, dict(parameters), (x,))
-            total += float(cross_entropy(widened(scores), labels, reduction="sum"))
+        with self.streams.evaluation():
+            for x, labels in self.data.sweep(self.data.validation):
+                scores = functional_call(self.model, dict(parameters), (x,))
+                total += float(cross_entropy(widened(scores), labels, reduction="sum"))
         loss = total / len(self.data.validation)
         return loss if loss < LIMIT else LIMIT  # not min: the loss may be NaN
 

@@ -108,8 +108,9 @@ class HeteroFL(FedAvgDec):
             norm.momentum = None  # the mean over all batches
             norm.train()
         if norms:
-            for images, _ in self.data.batches(self.hyper.batch, self.streams.numpy("statistics")):
-                self.model(self.data.input(images, augmented=False))
+            with self.streams.evaluation():
+                for images, _ in self.data.batches(self.hyper.batch, self.streams.numpy("statistics")):
+                    self.model(self.data.input(images, augmented=False))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
             norm.eval()

@@ -186,7 +186,8 @@ class L2C(Algorithm[Hyper]):
         adopted = self.assign_unless_diverged(x, aggregate(before, updates, self.w))  # line 16
         del before  # as large as the model, like the gradient
         if adopted:
-            self.validation_loss, gradient = validation_gradient(self.model, self.data)
+            with self.streams.evaluation():
+                self.validation_loss, gradient = validation_gradient(self.model, self.data)
             self.learn({j: directional_derivative(gradient, updates[j]) for j in self.w})  # line 18
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:

@@ -124,9 +124,10 @@ class PrototypeGuided(ClassMeans[G]):
         """Eq. 2 over the training samples, without augmentation, with the model in evaluation mode."""
         classes, local = self.model.classes, self.data.local_classes
         sums = torch.zeros(classes, self.model.features, device=self.device)
-        for x, labels in self.data.sweep(self.data.train):
-            z = widened(self.model.backbone(x))
-            sums += one_hot(labels, classes).to(z.dtype).T @ z
+        with self.streams.evaluation():
+            for x, labels in self.data.sweep(self.data.train):
+                z = widened(self.model.backbone(x))
+                sums += one_hot(labels, classes).to(z.dtype).T @ z
         counts = self.local_counts()
         values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=self.device)[:, None]
         return Prototypes(values, local, counts if self.sends_counts else ())

@@ -167,10 +167,12 @@ def _make_algorithm(
 
     def build_on_device(peer: PeerId) -> Model:
         size, classes = dataset.size, dataset.classes
-        return build(group, peer, dataset.channels, size, classes, models.features).to(device)
+        with rng.python_seeded():
+            return build(group, peer, dataset.channels, size, classes, models.features).to(device)
 
     def build_named(name: str) -> Model:
-        return build(name, 0, dataset.channels, dataset.size, dataset.classes).to(device)
+        with rng.python_seeded():
+            return build(name, 0, dataset.channels, dataset.size, dataset.classes).to(device)
 
     model_stream = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
     with model_stream:
@@ -193,7 +195,8 @@ def _make_algorithm(
         rounds=run.rounds,
     )
     try:
-        algorithm = run.algorithm(run.hyper, context)
+        with streams.restarted("setup"):
+            algorithm = run.algorithm(run.hyper, context)
         check_setup(algorithm)
         load_pretrained(algorithm)
     except OptionErrors as errors:
