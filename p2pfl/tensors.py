@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2pfl.errors import ModelError
+
 Tensors = Mapping[str, Tensor]
 
 LIMIT = 1e6
@@ -19,9 +21,48 @@ PART = 1 << 16
 """Numbers in a part of a tensor: it stays in the processor's cache while others are added to it."""
 
 
+_FROZEN = "_frozen_parameters"
+"""Attribute of each module with parameters that are frozen: their names. It is copied with the module."""
+
+
+def note_frozen(model: nn.Module) -> None:
+    """Remember which parameters are frozen (``requires_grad=False``) in a model that has just been built."""
+    for module in model.modules():
+        names = frozenset(name for name, p in module.named_parameters(recurse=False) if not p.requires_grad)
+        if names or _FROZEN in module.__dict__:
+            module.__dict__[_FROZEN] = names
+
+
+def _frozen_names(module: nn.Module) -> frozenset[str]:
+    found = ((prefix, part.__dict__[_FROZEN]) for prefix, part in module.named_modules() if _FROZEN in part.__dict__)
+    return frozenset(f"{prefix}.{name}" if prefix else name for prefix, names in found for name in names)
+
+
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters, detached and without a copy; no buffers."""
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+    """Return the parameters that train, which peers exchange, detached and without a copy; no buffers.
+
+    Those that were frozen when the model was built are left out, and those that were frozen later are not, so that
+    peers exchange the same in all rounds.
+
+    Raises:
+        ModelError: a parameter that was frozen trains now.
+    """
+    frozen, found = _frozen_names(module), {}
+    for name, parameter in module.named_parameters():
+        if name not in frozen:
+            found[name] = parameter.detach()
+        elif parameter.requires_grad:
+            raise ModelError(
+                f"parameter {name!r} was frozen when the model was built, but trains now; frozen parameters are not "
+                "exchanged, so peers would differ in it: keep it frozen, or do not freeze it in the constructor"
+            )
+    return found
+
+
+def frozen_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that were frozen when the model was built, detached and without a copy."""
+    frozen = _frozen_names(module)
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if name in frozen}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:

@@ -54,7 +54,7 @@ from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
-from p2pfl.tensors import assign, buffers_of, clone, has_diverged, parameters_of
+from p2pfl.tensors import assign, buffers_of, clone, frozen_of, has_diverged, parameters_of
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class DefKT(Algorithm[Hyper]):
         before = clone(self.model.state_dict())
         with rng.torch_seeded(self.seed, "def-kt.overwritten"):
             arrived = self.build(self.me).train()
+        assign(frozen_of(arrived), frozen_of(self.model))  # equal on all peers
         assign(parameters_of(arrived), trained.parameters)
         assign(buffers_of(arrived), trained.buffers)
         self.mutual_learning(arrived)

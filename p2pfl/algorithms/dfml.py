@@ -31,6 +31,7 @@ Differs from the paper:
 - the optimizer's state is reset in each local training and at each aggregation; the paper does not specify this.
 - low participation: N/|S| rounds of a period count as peaks, as in the paper's formula; its example has half of that.
 - batch-normalization statistics travel with the parameters; at the aggregator all models are in training mode.
+- parameters that do not train are sent to the aggregator, as models may differ in them, and not back.
 - models of one architecture start with different weights; the paper does not specify this. Those of its baselines
   start with equal weights.
 - ``ace`` masks the classes that a batch lacks, as Caccia et al. do for new data (there is no replay here);
@@ -66,7 +67,7 @@ from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
-from p2pfl.tensors import buffers_of, clone, has_diverged, parameters_of
+from p2pfl.tensors import clone, has_diverged
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class DFML(Algorithm[Hyper]):
     async def send_model(self, assignment: Assignment, net: Net) -> bool:
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""
         aggregator, w = assignment.aggregator, self.model
-        await net.send(aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
+        await net.send(aggregator, Pupil.of(w))
         reply = await net.gather(Taught, of=[aggregator], deadline_factor=self.schedule.reply_deadlines(net))
         updated = [taught for taught in reply.values() if taught.parameters]
         for taught in updated:
@@ -176,7 +177,7 @@ class DFML(Algorithm[Hyper]):
             if any(map(has_diverged, self.model.state_dict().values())):
                 self.model.load_state_dict(before)
                 updated = False
-        replies = {n: Taught(parameters_of(model), buffers_of(model)) for n, model in models.items()}
+        replies = {n: Taught.of(model) for n, model in models.items()}
         await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})  # line 5
         return updated
 
@@ -230,10 +231,8 @@ class DFML(Algorithm[Hyper]):
 
     def layouts(self) -> Sequence[Layout]:
         """Models of every architecture of the mesh may arrive to be taught; only the peer's own comes back."""
-        models = map(self.build_like, dict.fromkeys(self.architectures))
-        pupils = [Pupil(model.name, parameters_of(model), buffers_of(model)) for model in models]
-        taught = Taught(parameters_of(self.model), buffers_of(self.model))
-        replies = [Layout.of(reply) for reply in (taught, NOT_TAUGHT)]
+        pupils = map(Pupil.of, map(self.build_like, dict.fromkeys(self.architectures)))
+        replies = [Layout.of(reply) for reply in (Taught.of(self.model), NOT_TAUGHT)]
         return [*(Layout.of(pupil, fixed=["architecture"]) for pupil in pupils), *replies]
 
     def build_like(self, architecture: str) -> Model:

@@ -112,16 +112,16 @@ def aggregate(before: Tensors, updates: Mapping[PeerId, Tensors], w: Mapping[Pee
 def validation_gradient(model: nn.Module, data: PeerData) -> tuple[float, dict[str, Tensor]]:
     """Return L_val(θ), the mean cross-entropy over the validation samples, and g = ∇_θ L_val by parameter name.
 
-    Of a frozen parameter, g is zero.
+    Of a parameter that was frozen after the model was built, g is zero.
     """
-    gradient = {name: torch.zeros_like(widened(parameter)) for name, parameter in model.named_parameters()}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gradient = {name: torch.zeros_like(widened(parameter)) for name, parameter in parameters_of(model).items()}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     loss = 0.0
     for x, labels in data.sweep(data.validation):
         part = cross_entropy(widened(model(x)), labels, reduction="sum") / len(data.validation)
         loss += float(part.detach())
-        parts = torch.autograd.grad(part, list(parameters.values()), allow_unused=True)
-        for name, term in zip(parameters, parts, strict=True):
+        parts = torch.autograd.grad(part, list(trained.values()), allow_unused=True)
+        for name, term in zip(trained, parts, strict=True):
             if term is not None:
                 gradient[name] += term
     return loss, gradient

@@ -18,7 +18,7 @@ from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model
 from p2pfl.rng import Streams
-from p2pfl.tensors import Tensors, clone, has_diverged
+from p2pfl.tensors import Tensors, clone, has_diverged, parameters_of
 
 
 class Trainer:
@@ -90,7 +90,7 @@ class Trainer:
             beside: modules that are trained with the model: if one diverges, all are restored.
 
         Returns:
-            A copy of the model's parameters from before, by name.
+            A copy of the model's parameters that train from before, by name.
         """
         modules = [self.model, *beside]
         before, optimizer = [clone(m.state_dict()) for m in modules], copy.deepcopy(self.optimizer.state_dict())
@@ -99,7 +99,7 @@ class Trainer:
             for module, state in zip(modules, before, strict=True):
                 module.load_state_dict(state)
             self.optimizer.load_state_dict(optimizer)
-        return {name: before[0][name] for name, _ in self.model.named_parameters()}
+        return {name: before[0][name] for name in parameters_of(self.model)}
 
     def reset_after_divergence(self) -> None:
         """Clear the optimizer's state and the batch-normalization statistics, which NaN parameters have spoiled."""

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from p2pfl.inputs import Size, zeros
 from p2pfl.models import build
+from p2pfl.tensors import buffers_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Cost:
         parameters: number of trainable parameters, head included.
         features: d, the size of the feature vector.
         flops: of one input's forward pass; a multiply-add counts as two.
-        model_bytes: tensor bytes of a message with all parameters and buffers, without its header.
+        model_bytes: tensor bytes of a message with all of these and all buffers, without its header.
         head_bytes: the same for the head only.
         prototype_bytes: the same for K prototypes of d float32 each.
     """
@@ -44,7 +45,7 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
         model(image)
     return Cost(
         name=model.name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in parameters_of(model).values()),
         features=model.features,
         flops=counter.get_total_flops(),
         model_bytes=_bytes(model),
@@ -54,5 +55,5 @@ def cost(name: str, channels: int, size: Size, classes: int, features: int | Non
 
 
 def _bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers."""
-    return sum(tensor.nbytes for tensor in module.state_dict().values())
+    """Bytes of what a message with the module holds: no frozen parameters."""
+    return sum(tensor.nbytes for tensor in (parameters_of(module) | buffers_of(module)).values())

@@ -26,6 +26,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.files import write_atomically
 from p2pfl.session.method_results import check_setup
 from p2pfl.session.pretrained import load_pretrained
+from p2pfl.tensors import digest, frozen_of
 
 DATASET = "dataset.sha256"
 """The file of a run folder with the hash of the dataset that its peers learn from."""
@@ -203,6 +204,12 @@ def _make_algorithm(
         raise run.option_errors_at("algorithm", errors) from None
     _check_state(algorithm)
     return algorithm
+
+
+def frozen_digest(algorithm: Algorithm[Any]) -> str | None:
+    """Return the digest of the model's frozen parameters before round 0, if all peers must start from equal ones."""
+    frozen = frozen_of(algorithm.model) if algorithm.homogeneous else {}
+    return digest(frozen) if frozen else None
 
 
 @lru_cache(maxsize=2)  # simulated peers share it
