@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from p2pfl.errors import ModelError
+
 Tensors = Mapping[str, Tensor]
 
 LIMIT = 1e6
@@ -25,9 +27,48 @@ PART = 1 << 16
 """Numbers in a part of a tensor: it stays in the processor's cache while others are added to it."""
 
 
+_FROZEN = "_frozen_parameters"
+"""Attribute of each module with parameters that are frozen: their names. It is copied with the module."""
+
+
+def note_frozen(model: nn.Module) -> None:
+    """Remember which parameters are frozen (``requires_grad=False``) in a model that has just been built."""
+    for module in model.modules():
+        names = frozenset(name for name, p in module.named_parameters(recurse=False) if not p.requires_grad)
+        if names or _FROZEN in module.__dict__:
+            module.__dict__[_FROZEN] = names
+
+
+def _frozen_names(module: nn.Module) -> frozenset[str]:
+    found = ((prefix, part.__dict__[_FROZEN]) for prefix, part in module.named_modules() if _FROZEN in part.__dict__)
+    return frozenset(f"{prefix}.{name}" if prefix else name for prefix, names in found for name in names)
+
+
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's parameters, detached and without a copy; no buffers."""
-    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+    """Return the parameters that train, which peers exchange, detached and without a copy; no buffers.
+
+    Those that were frozen when the model was built are left out, and those that were frozen later are not, so that
+    peers exchange the same in all rounds.
+
+    Raises:
+        ModelError: a parameter that was frozen trains now.
+    """
+    frozen, found = _frozen_names(module), {}
+    for name, parameter in module.named_parameters():
+        if name not in frozen:
+            found[name] = parameter.detach()
+        elif parameter.requires_grad:
+            raise ModelError(
+                f"parameter {name!r} was frozen when the model was built, but trains now; frozen parameters are not "
+                "exchanged, so peers would differ in it: keep it frozen, or do not freeze it in the constructor"
+            )
+    return found
+
+
+def frozen_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters that were frozen when the model was built, detached and without a copy."""
+    frozen = _frozen_names(module)
+    return {name: parameter.detach() for name, parameter in module.named_parameters() if name in frozen}
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
@@ -53,6 +94,20 @@ def is_statistic(buffer: str) -> bool:
     return buffer.rpartition(".")[2] in ("running_mean", "running_var")
 
 
+def statistics_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the running means and variances of batch normalization, without a copy.
+
+    The number of batches that they are of, ``num_batches_tracked``, is not among them.
+    """
+    return {
+        f"{prefix}.{name}" if prefix else name: tensor
+        for prefix, part in module.named_modules()
+        if isinstance(part, nn.modules.batchnorm._NormBase)  # instance normalization too
+        for name, tensor in (("running_mean", part.running_mean), ("running_var", part.running_var))
+        if tensor is not None
+    }
+
+
 @torch.no_grad()
 def assign(target: Tensors, values: Tensors) -> None:
     """Copy ``values`` into ``target`` in place."""
@@ -60,10 +115,16 @@ def assign(target: Tensors, values: Tensors) -> None:
         tensor.copy_(values[name])
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """Return the tensor in float32 if its floating-point type is narrower, so that what is computed rounds once."""
+    return tensor.float() if tensor.is_floating_point() and tensor.dtype.itemsize < 4 else tensor
+
+
 @torch.no_grad()
 def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = None) -> Tensors:
     """Return Σ w · x over the terms (w, x), in the given order, in the dtype of the first x.
 
+    Types narrower than float32 are summed in float32 and rounded once: an average of equal models equals them.
     Works tensor by tensor and reads each once, which matters if that reads a file (``Spool``). Of tensors in memory,
     it adds part by part, so that no temporary one is larger than ``PART``. Where all x hold the same infinity, or all
     NaN, so does the sum, whatever the weights.
@@ -76,12 +137,13 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
     in_memory = all(isinstance(tensors, dict) for _, tensors in terms)
     sums: dict[str, Tensor] = {}
     for name, tensor in terms[0][1].items():
-        rest = (tensors[name].to(tensor) for _, tensors in terms[1:])
+        rest = (tensors[name].to(tensor.device) for _, tensors in terms[1:])
+        dtype = tensor.dtype if tensor.is_floating_point() else torch.result_type(tensor, 1.0)
         if not in_memory:
             total = _sum(weights, tensor, rest)
-            sums[name] = total if out is None else out[name].copy_(total)
+            sums[name] = total.to(dtype) if out is None else out[name].copy_(total)
             continue
-        target = torch.empty_like(tensor, dtype=torch.result_type(tensor, 1.0)) if out is None else out[name]
+        target = torch.empty_like(tensor, dtype=dtype) if out is None else out[name]
         for part, first, *others in zip(*_parts([target, tensor, *rest]), strict=True):
             part.copy_(_sum(weights, first, others))
         sums[name] = target
@@ -89,7 +151,7 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
 
 
 def _sum(weights: Sequence[float], first: Tensor, others: Iterable[Tensor]) -> Tensor:
-    total = first * weights[0]
+    total = widened(first) * weights[0]
     constant = None if is_finite(first) else ~first.isfinite()
     for weight, tensor in zip(weights[1:], others, strict=True):
         # Not ``total += weight * x``, which rounds twice where this rounds once.
@@ -122,17 +184,22 @@ def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Te
     return weighted_sum([(weights[j] / total, models[j]) for j in sorted(models)], out)
 
 
-def subtract(left: Tensors, right: Tensors, out: Tensors | None = None) -> dict[str, Tensor]:
-    """Return left − right by name; 0 where both hold the same infinity, or NaN, as entries do that nothing changes.
+def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
+    """Return left − right by the names of ``left``; of types narrower than float32, in float32.
 
-    Args:
-        out: receives the differences, and may be ``left``; default: new tensors.
+    It is 0 where both hold the same infinity, or NaN, as entries do that nothing changes.
     """
-    return {name: difference(x, right[name], None if out is None else out[name]) for name, x in left.items()}
+    return {name: difference(x, right[name]) for name, x in left.items()}
+
+
+def displacement(now: Tensors, before: Tensors) -> Tensors:
+    """Return now − before, as ``subtract``: in the memory of ``now``, but for types narrower than float32."""
+    return {name: difference(x, before[name], x if widened(x) is x else None) for name, x in now.items()}
 
 
 def difference(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Return left − right, as ``subtract`` does."""
+    left, right = widened(left), widened(right)
     constant = None if is_finite(right) else ~right.isfinite() & _same(left, right)
     result = torch.sub(left, right, out=out)
     return result if constant is None else result.masked_fill_(constant, 0.0)

@@ -32,7 +32,7 @@ from p2pfl.run_file.load import load
 from p2pfl.run_file.plugin_files import logging_warnings
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
-from p2pfl.session.build import load_data
+from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.files import allow_many_files
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
@@ -156,6 +156,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
             alone=True,
             store=store,
         )
+        frozen = frozen_digest(session.algorithm)
         session.resume()
     keys = None
     if transport.keys is not None:
@@ -167,7 +168,7 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     journals = NeighborJournals(store.token, lambda peer: folder.peer(peer).journal)
     health = Health(folder.peer(me).root, status, log)
     world = Sockets(session.endpoint, folder.addresses, transport, log, journals, keys, health)
-    link = ZmqLink(session.endpoint, world, transport, run.config_hash(), log, run.file.chaos.link)
+    link = ZmqLink(session.endpoint, world, transport, run.config_hash(frozen), log, run.file.chaos.link)
     session.endpoint.link = link
     session.faults = Injector(run, me, folder.peer(me), link.cut, log)
     with deterministic(strictly=device.type == "cpu"), stop_on_sigterm(session) as stopped:

@@ -55,7 +55,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
 from p2pfl.outcomes import TRAININGS
-from p2pfl.tensors import assign, buffers_of, clone, constants_of, parameters_of
+from p2pfl.tensors import assign, buffers_of, clone, constants_of, frozen_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class DefKT(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     state = ("model",)
+    norm_statistics = "sent with the models"
 
     def setup(self) -> None:
         h = self.hyper
@@ -140,6 +141,7 @@ class DefKT(Algorithm[Hyper]):
         before = clone(self.model.state_dict())
         with rng.torch_seeded(self.seed, "def-kt.overwritten"):
             arrived = self.build(self.me).train()
+        assign(frozen_of(arrived), frozen_of(self.model))  # equal on all peers
         assign(parameters_of(arrived), trained.parameters)
         assign(buffers_of(arrived), trained.buffers)
         self.mutual_learning(arrived)

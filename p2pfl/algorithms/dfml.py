@@ -31,6 +31,7 @@ Differs from the paper:
 - the optimizer's state is reset in each local training and at each aggregation; the paper does not specify this.
 - low participation: N/|S| rounds of a period count as peaks, as in the paper's formula; its example has half of that.
 - batch-normalization statistics travel with the parameters; at the aggregator all models are in training mode.
+- parameters that do not train are sent to the aggregator, as models may differ in them, and not back.
 - models of one architecture start with different weights; the paper does not specify this. Those of its baselines
   start with equal weights.
 - ``ace`` masks the classes that a batch lacks, as Caccia et al. do for new data (there is no replay here);
@@ -67,7 +68,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
 from p2pfl.outcomes import TRAININGS
-from p2pfl.tensors import buffers_of, clone, constants_of, parameters_of
+from p2pfl.tensors import clone, constants_of, frozen_of
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class DFML(Algorithm[Hyper]):
     Hyper = Hyper
     replies = True
     state = ("model", "peak", "peak_alpha", "peak_round")
+    norm_statistics = "sent with the models"
     dry_round = dry_rounds.dfml
 
     def setup(self) -> None:
@@ -154,7 +156,7 @@ class DFML(Algorithm[Hyper]):
     async def send_model(self, assignment: Assignment, net: Net) -> bool:
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""
         aggregator, w = assignment.aggregator, self.model
-        pupil = Pupil(w.name, parameters_of(w), buffers_of(w))
+        pupil = Pupil.of(w)
         self.is_usable(pupil)
         await net.send(aggregator, pupil)
         reply = await net.gather(Taught, of=[aggregator], deadline_factor=self.schedule.reply_deadlines(net))
@@ -180,7 +182,7 @@ class DFML(Algorithm[Hyper]):
             if not self.outcomes.note(TRAININGS, self.what_diverged(self.model.state_dict())):
                 self.model.load_state_dict(before)
                 updated = False
-        replies = {n: Taught(parameters_of(model), buffers_of(model)) for n, model in models.items()}
+        replies = {n: Taught.of(model) for n, model in models.items()}
         await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})  # line 5
         return updated
 
@@ -236,11 +238,10 @@ class DFML(Algorithm[Hyper]):
         """Models of every architecture of the mesh may arrive to be taught; only the peer's own comes back."""
         layouts = []
         for model in map(self.build_like, dict.fromkeys(self.architectures)):
-            pupil, constants = Pupil(model.name, parameters_of(model), buffers_of(model)), constants_of(model)
-            layouts.append(Layout.of(pupil, fixed=["architecture"], constants={"buffers": constants}))
-        taught = Taught(parameters_of(self.model), buffers_of(self.model))
-        constants = constants_of(self.model)
-        return [*layouts, *(Layout.of(reply, constants={"buffers": constants}) for reply in (taught, NOT_TAUGHT))]
+            constants = {"buffers": constants_of(model), "frozen": frozen_of(model)}
+            layouts.append(Layout.of(Pupil.of(model), fixed=["architecture"], constants=constants))
+        constants = {"buffers": constants_of(self.model)}
+        return [*layouts, *(Layout.of(reply, constants=constants) for reply in (Taught.of(self.model), NOT_TAUGHT))]
 
     def build_like(self, architecture: str) -> Model:
         """Return a model of this architecture; the caller overwrites its values."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught
 from p2pfl.messaging.net import Net
-from p2pfl.tensors import buffers_of, parameters_of
 
 if TYPE_CHECKING:
     from p2pfl.algorithms.dfml import DFML
@@ -26,7 +25,7 @@ async def mapl(self: MAPL, t: int, net: Net, work: Work) -> None:
 
 
 async def dfml(self: DFML, t: int, net: Net, work: Work) -> None:
-    h, w, assignment = self.hyper, self.model, self.schedule.assignment(t, net)
+    h, assignment = self.hyper, self.schedule.assignment(t, net)
     if self.me not in assignment.participants:
         return
     await work.train(epochs=h.local_epochs, batch=h.batch)
@@ -38,5 +37,5 @@ async def dfml(self: DFML, t: int, net: Net, work: Work) -> None:
         replies = {n: Taught(pupil.parameters, pupil.buffers) for n, pupil in pupils.items()}
         await net.scatter({n: replies.get(n, NOT_TAUGHT) for n in assignment.senders})
     else:
-        await net.send(assignment.aggregator, Pupil(w.name, parameters_of(w), buffers_of(w)))
+        await net.send(assignment.aggregator, Pupil.of(self.model))
         await net.gather(Taught, of=[assignment.aggregator], deadline_factor=self.schedule.reply_deadlines(net))

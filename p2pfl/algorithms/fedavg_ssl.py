@@ -209,9 +209,10 @@ class FedAvgSSL(Algorithm[Hyper]):
 
     def personal_classifier(self, generator: nn.Module | None = None) -> nn.Module:
         stream = self.streams.fresh("fedstyle.probe")
-        return personal_classifier(
-            self.personal_features, self.model.features, generator, self.data, stream, self.hyper
-        )
+        with self.streams.evaluation():  # whichever evaluation is the first to need it
+            return personal_classifier(
+                self.personal_features, self.model.features, generator, self.data, stream, self.hyper
+            )
 
     def personal_features(self, x: Tensor) -> Tensor:
         """Return the features that personalization uses, h of w_i, float [B, d]."""

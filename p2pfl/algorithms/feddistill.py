@@ -45,6 +45,7 @@ from p2pfl.algorithms import presets
 from p2pfl.algorithms.class_means import ClassMeans, ClassMeanTraining, Prototypes, PrototypeTable
 from p2pfl.algorithms.presets import Presets
 from p2pfl.messaging.net import Net
+from p2pfl.tensors import widened
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,9 @@ class FedDistill(ClassMeans[Hyper]):
         if bool(self.known.any()):
             term = disagreement(logits, labels, self.prototypes, self.known, h.outputs)
             terms["distill"] = h.distillation * term
-        outputs = logits.detach().softmax(1) if h.outputs == "probabilities" else logits.detach()
+        outputs = widened(logits.detach())
+        if h.outputs == "probabilities":
+            outputs = outputs.softmax(1)
         members = one_hot(labels, self.model.classes)
         self.sums += members.to(outputs.dtype).T @ outputs
         self.counts += members.sum(0)

@@ -53,7 +53,7 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import LIMIT, Tensors, assign, average, difference, parameters_of
+from p2pfl.tensors import LIMIT, Tensors, assign, average, difference, parameters_of, widened
 
 MODELS_DEADLINES = 2.0
 """Deadlines to wait for models: their owners may have to wait for the requests of others first."""
@@ -187,9 +187,10 @@ class FedFomo(Algorithm[Hyper]):
     def validation_loss(self, parameters: Tensors) -> float:
         """L_i(θ): the mean cross-entropy of a model over the local validation samples, at most LIMIT."""
         total = 0.0
-        for x, labels in self.data.sweep(self.data.validation):
-            scores = functional_call(self.model, dict(parameters), (x,))
-            total += float(cross_entropy(scores, labels, reduction="sum"))
+        with self.streams.evaluation():
+            for x, labels in self.data.sweep(self.data.validation):
+                scores = functional_call(self.model, dict(parameters), (x,))
+                total += float(cross_entropy(widened(scores), labels, reduction="sum"))
         loss = total / len(self.data.validation)
         return loss if loss < LIMIT else LIMIT  # not min: the loss may be NaN
 

@@ -50,7 +50,7 @@ from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fml import Memes, WithMeme, distillation
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
-from p2pfl.tensors import Tensors, is_finite
+from p2pfl.tensors import Tensors, is_finite, widened
 
 Energy = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -101,7 +101,7 @@ def compressed(parameters: Tensors, energy: float, samples: int) -> Factors:
         rows, columns = matrix.shape
         left[name], right[name] = matrix.new_empty(rows, 0), matrix.new_empty(0, columns)
         if energy < 1.0 and is_finite(matrix):
-            one, other = low_rank(matrix, energy)
+            one, other = (factor.to(value.dtype) for factor in low_rank(widened(matrix), energy))
             if len(other) <= largest_rank(rows, columns):
                 values[name], left[name], right[name] = value[:0], one, other
     return Factors(values, samples, left, right)
@@ -116,7 +116,7 @@ def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
             left, right = body.left[name], body.right[name]
             if left.shape[1] != right.shape[0]:
                 return None
-            value = (left.cpu() @ right.cpu()).view_as(parameter)
+            value = (widened(left.cpu()) @ widened(right.cpu())).view_as(parameter).to(parameter.dtype)
         if value.shape != parameter.shape:
             return None
         found[name] = value.to(parameter.device)

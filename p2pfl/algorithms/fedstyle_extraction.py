@@ -11,7 +11,7 @@ from torch.nn.functional import conv2d, pad
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.learning.losses import supervised_contrastive
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.tensors import clone
+from p2pfl.tensors import clone, frozen_of
 
 _SOBEL = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
 
@@ -62,7 +62,10 @@ def train_style_net(peer: Algorithm[Any], style_net: nn.Module, projector: nn.Mo
         x = with_edges(images, peer.data)
         peer.descend(optimizer, lambda: {"style": style_loss(network(x), h.temperature)}, len(images))
 
-    style_net.requires_grad_(True).train()
+    style_net.train()
+    frozen = frozen_of(style_net)
+    for name, parameter in style_net.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     try:
         peer.train(epochs=h.style_epochs, batch=h.batch, step=step, order="style batches")
     finally:

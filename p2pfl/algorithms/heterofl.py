@@ -27,6 +27,7 @@ Differs from the paper:
 - batch-normalization statistics are not sent. Those of a network do not suit another slice, so each peer estimates
   them anew on its training samples when a slice comes back; HeteroFL does so at the end, on the samples of all
   clients.
+- parameters that do not train are averaged too, as they are slices of the widest network's.
 - no scaler: HeteroFL divides activations by a network's rate in training; DFML's version has none.
 - the loss is DFML's. ``supervision: masked`` comes close to HeteroFL's masked cross-entropy.
 - only whole attention heads are sliced, and the same ones of queries, keys and values.
@@ -41,16 +42,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from p2pfl import PeerId
-from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Hyper, Trained
+from p2pfl.algorithms.aggregators import Aggregation
+from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Trained
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
 from p2pfl.models.backbone import stays_in_evaluation
 from p2pfl.run_file.options import OptionErrors
-from p2pfl.tensors import Tensors, assign
+from p2pfl.tensors import Tensors, assign, frozen_of, parameters_of
 
 
 class HeteroFL(FedAvgDec):
@@ -62,7 +64,8 @@ class HeteroFL(FedAvgDec):
     authors = "Diao, Ding, Tarokh"
     venue = "ICLR 2021"
     url = "https://arxiv.org/abs/2010.01264"
-    Hyper = Hyper
+    Hyper = Aggregation
+    norm_statistics = "estimated anew on local samples"
 
     def setup(self) -> None:
         models = map(super().initial, dict.fromkeys(self.architectures))
@@ -79,6 +82,10 @@ class HeteroFL(FedAvgDec):
         whole = self.mean([(Slice(widest), self.shared_part(super().initial(widest.name)))])
         assign(self.shared_part(model), whole.take(Slice(self.width_of(architecture))))
         return model
+
+    def shared_part(self, model: Model) -> dict[str, Tensor]:
+        """Return all parameters, also those that do not train: they are slices, too, of the widest network's."""
+        return parameters_of(model) | frozen_of(model)
 
     def width_of(self, architecture: str) -> Width:
         return next(width for width in self.widths if width.name == architecture)
@@ -113,8 +120,9 @@ class HeteroFL(FedAvgDec):
             norm.momentum = None  # the mean over all batches
             norm.train()
         if norms:
-            for images, _ in self.data.batches(self.hyper.batch, self.streams.numpy("statistics")):
-                self.model(self.data.input(images, augmented=False))
+            with self.streams.evaluation():
+                for images, _ in self.data.batches(self.hyper.batch, self.streams.numpy("statistics")):
+                    self.model(self.data.input(images, augmented=False))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
             norm.eval()

@@ -51,7 +51,7 @@ from p2pfl.learning.optimizers import Adam, AdamW, LocalTraining, step_if_finite
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, parameters_of, subtract
+from p2pfl.tensors import Tensors, parameters_of, subtract, widened
 
 
 @dataclass(frozen=True)
@@ -102,26 +102,26 @@ def aggregate(before: Tensors, updates: Mapping[PeerId, Tensors], w: Mapping[Pee
     """
     aggregated = {}
     for name, start in before.items():
-        total = torch.zeros_like(start)
+        total = torch.zeros_like(widened(start))
         for j in sorted(updates):
             total.add_(updates[j][name].to(total), alpha=w[j])
-        aggregated[name] = torch.sub(start, total, out=total)
+        aggregated[name] = torch.sub(start, total, out=total).to(start.dtype)
     return aggregated
 
 
 def validation_gradient(model: nn.Module, data: PeerData) -> tuple[float, dict[str, Tensor]]:
     """Return L_val(θ), the mean cross-entropy over the validation samples, and g = ∇_θ L_val by parameter name.
 
-    Of a frozen parameter, g is zero.
+    Of a parameter that was frozen after the model was built, g is zero.
     """
-    gradient = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    gradient = {name: torch.zeros_like(widened(parameter)) for name, parameter in parameters_of(model).items()}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     loss = 0.0
     for x, labels in data.sweep(data.validation):
-        part = cross_entropy(model(x), labels, reduction="sum") / len(data.validation)
+        part = cross_entropy(widened(model(x)), labels, reduction="sum") / len(data.validation)
         loss += float(part.detach())
-        parts = torch.autograd.grad(part, list(parameters.values()), allow_unused=True)
-        for name, term in zip(parameters, parts, strict=True):
+        parts = torch.autograd.grad(part, list(trained.values()), allow_unused=True)
+        for name, term in zip(trained, parts, strict=True):
             if term is not None:
                 gradient[name] += term
     return loss, gradient
@@ -186,7 +186,8 @@ class L2C(Algorithm[Hyper]):
         adopted = self.assign_unless_diverged(x, aggregate(before, updates, self.w))  # line 16
         del before  # as large as the model, like the gradient
         if adopted:
-            self.validation_loss, gradient = validation_gradient(self.model, self.data)
+            with self.streams.evaluation():
+                self.validation_loss, gradient = validation_gradient(self.model, self.data)
             self.learn({j: directional_derivative(gradient, updates[j]) for j in self.w})  # line 18
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:

@@ -176,7 +176,8 @@ class MetaL2C(Algorithm[Hyper]):
         adopted = self.assign_unless_diverged(x, aggregate(before, updates, self.w))  # line 16
         del before  # as large as the model, like the gradient
         if adopted and h.train_encoder:
-            self.validation_loss, gradient = validation_gradient(self.model, self.data)
+            with self.streams.evaluation():
+                self.validation_loss, gradient = validation_gradient(self.model, self.data)
             derivatives = {j: directional_derivative(gradient, updates[j]) for j in sorted(updates)}
             self.learn(changes, codes, derivatives)  # line 18
         if self.prunes_in(t, net):  # line 20

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss, one_hot
 
 from p2pfl.algorithms.class_means import ClassMeans, ClassMeanTraining, Prototypes, PrototypeTable
+from p2pfl.tensors import widened
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def misalignment(z: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, d
         known: bool [K], whether the class has a prototype.
         distance: ``mse`` or ``euclidean``, see GuidedTraining.
     """
+    z = widened(z)
     if distance == "mse":
         targets = torch.where(known[labels, None], prototypes[labels], z.detach())
         return mse_loss(z, targets)
@@ -122,9 +124,10 @@ class PrototypeGuided(ClassMeans[G]):
         """Eq. 2 over the training samples, without augmentation, with the model in evaluation mode."""
         classes, local = self.model.classes, self.data.local_classes
         sums = torch.zeros(classes, self.model.features, device=self.device)
-        for x, labels in self.data.sweep(self.data.train):
-            z = self.model.backbone(x)
-            sums += one_hot(labels, classes).to(z.dtype).T @ z
+        with self.streams.evaluation():
+            for x, labels in self.data.sweep(self.data.train):
+                z = widened(self.model.backbone(x))
+                sums += one_hot(labels, classes).to(z.dtype).T @ z
         counts = self.local_counts()
         values = sums[list(local)] / torch.tensor(counts, dtype=sums.dtype, device=self.device)[:, None]
         return Prototypes(values, local, counts if self.sends_counts else ())

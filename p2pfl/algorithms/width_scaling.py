@@ -111,14 +111,19 @@ class Whole:
     units: int
     """Steps in which slices move over the channels: the same number of steps for each layer."""
     means: Tensors
+    """Of types narrower than float32, in float32."""
     holders: Tensors
+    dtypes: Mapping[str, torch.dtype]
+    """Of the networks' tensors."""
 
     @classmethod
     def mean(cls, widest: Width, units: int, models: Sequence[tuple[Slice, Tensors]]) -> Whole:
         """Average each entry over the models that hold it, in the order given; 0 where none does."""
-        totals = {name: torch.zeros(shape) for name, shape in widest.channels.items()}
+        dtypes = {name: tensor.dtype for name, tensor in models[0][1].items()} if models else {}
+        wide = {name: torch.promote_types(dtype, torch.float32) for name, dtype in dtypes.items()}
+        totals = {name: torch.zeros(shape, dtype=wide.get(name)) for name, shape in widest.channels.items()}
         holders = {name: torch.zeros(shape) for name, shape in widest.channels.items()}
-        whole = cls(widest, units, totals, holders)
+        whole = cls(widest, units, totals, holders, dtypes)
         for slice_, values in models:
             for name, shape in slice_.width.channels.items():
                 at = whole.positions(slice_, name)
@@ -147,7 +152,7 @@ class Whole:
     def take(self, slice_: Slice) -> dict[str, Tensor]:
         """Return the tensors of a slice, in the shapes of a network's tensors."""
         return {
-            name: mean[self.positions(slice_, name)].reshape(slice_.width.shapes[name])
+            name: mean[self.positions(slice_, name)].reshape(slice_.width.shapes[name]).to(self.dtypes[name])
             for name, mean in self.means.items()
         }
 

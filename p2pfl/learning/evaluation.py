@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from p2pfl.errors import PluginError
 from p2pfl.learning.metrics import measure
 from p2pfl.learning.peer_data import PeerData, Samples
+from p2pfl.tensors import widened
 
 PREDICTION_BATCH = 64
 """Samples; a batch of training is as large. Larger ones only take more memory."""
@@ -99,7 +100,8 @@ def evaluate(
     measured: list[Tensor] = []
     excluded = np.setdiff1d(np.arange(data.classes), data.scored_classes(samples))
     for x, labels in data.sweep(samples):
-        scores = torch.cat([_scores(predict, part, data.classes) for part in torch.split(x, PREDICTION_BATCH)])
+        parts = [_scores(predict, part, data.classes) for part in torch.split(x, PREDICTION_BATCH)]
+        scores = widened(torch.cat(parts))
         local = scores.index_fill(1, torch.from_numpy(excluded).to(data.device), -torch.inf)
         for mask, considered in ((False, scores), (True, local)):
             correct[mask] += int((considered.argmax(1) == labels).sum())

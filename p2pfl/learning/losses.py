@@ -164,11 +164,12 @@ def asymmetric_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def proximal(model: nn.Module, center: Tensors, weight: float, mean: bool = False) -> Tensor:
-    """weight / 2 · ‖θ − center‖² over all parameters θ of ``model``; no gradient flows into ``center``.
+    """weight / 2 · ‖θ − center‖² over the parameters θ of ``model`` in ``center``; no gradient flows into the latter.
 
     With ``mean``, each parameter tensor contributes the mean of its squared differences in place of their sum.
     """
-    squares = [_difference(theta, center[name]).square() for name, theta in model.named_parameters()]
+    named = ((name, theta) for name, theta in model.named_parameters() if name in center)
+    squares = [_difference(theta, center[name]).square() for name, theta in named]
     return weight / 2 * torch.stack([square.mean() if mean else square.sum() for square in squares]).sum()
 
 

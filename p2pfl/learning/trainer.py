@@ -20,7 +20,7 @@ from p2pfl.models import Model
 from p2pfl.models.backbone import stays_in_evaluation
 from p2pfl.outcomes import AVERAGES, TRAININGS, Outcomes
 from p2pfl.rng import Streams
-from p2pfl.tensors import ORDINARY, Start, Tensors, assign, clone, diverged_entry, is_statistic
+from p2pfl.tensors import ORDINARY, Start, Tensors, assign, clone, diverged_entry, is_statistic, parameters_of
 
 
 class Trainer:
@@ -36,12 +36,16 @@ class Trainer:
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
         drop_last: whether epochs leave out a last batch that is smaller than the others.
+        norm_statistics: what becomes of the model's batch-normalization statistics, for people to read.
+        shared_norm_statistics: the same with ``share_statistics: true``.
     """
 
     optimizer: torch.optim.Optimizer
     views: int = 1
     loss_name: str = DEFAULT
     drop_last: bool = False
+    norm_statistics: str = "local"
+    shared_norm_statistics: str = "averaged"
 
     def __init__(self, model: Model, data: PeerData, streams: Streams) -> None:
         self.model = model
@@ -95,7 +99,7 @@ class Trainer:
             beside: modules that are trained with the model: if one diverges, all are restored.
 
         Returns:
-            A copy of the model's parameters from before, by name.
+            A copy of the model's parameters that train from before, by name.
         """
         modules = [self.model, *beside]
         before, optimizer = [clone(m.state_dict()) for m in modules], copy.deepcopy(self.optimizer.state_dict())
@@ -105,7 +109,7 @@ class Trainer:
             for module, state in zip(modules, before, strict=True):
                 module.load_state_dict(state)
             self.optimizer.load_state_dict(optimizer)
-        return {name: before[0][name] for name, _ in self.model.named_parameters()}
+        return {name: before[0][name] for name in parameters_of(self.model)}
 
     def assign_unless_diverged(self, target: Tensors, values: Tensors) -> bool:
         """Copy ``values`` into ``target`` in place unless one has diverged; return whether they were copied.

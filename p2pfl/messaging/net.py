@@ -12,7 +12,7 @@ import numpy as np
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
 from p2pfl.messaging.schema import Body, take_apart, tensors_of, with_tensors
-from p2pfl.tensors import Tensors, clone, digest
+from p2pfl.tensors import Tensors, clone, digest, widened
 
 if TYPE_CHECKING:
     from p2pfl.messaging.endpoint import Endpoint
@@ -278,7 +278,8 @@ class Net:
 
         Partial sums go up a breadth-first spanning tree of the graph to its lowest id (children in ascending order),
         and the total comes back down: 2 messages per tree edge. Every peer must call it in the same round. A missing
-        peer takes its subtree out of the result.
+        peer takes its subtree out of the result. Sums of types narrower than float32 travel in float32, and the
+        result is rounded once.
 
         Args:
             body: tensors only; each is reduced on its own.
@@ -296,7 +297,7 @@ class Net:
         # Children wait for their own children: one deadline per level, so that a missing leaf
         # costs its own contribution only, and not those of all who waited for it.
         deadline_factor = float(tree.height[self.me])
-        total = {path: tensor.detach().clone() for path, tensor in own.items()}
+        total = {path: widened(tensor.detach().clone()) for path, tensor in own.items()}
         count = 1
         partial = await endpoint.take(body.kind(), children, self.t, deadline_factor, addressed=True)
         for child, message in partial.items():
@@ -304,8 +305,10 @@ class Net:
                 self.count_as_missing(type(body), child)
                 continue
             for path, tensor in tensors_of(message.body).items():
-                total[path] += tensor.to(total[path].device)
+                total[path] += tensor.to(total[path])
             count += message.plan.count
+        if count == 1:
+            total = {path: tensor.to(own[path].dtype) for path, tensor in total.items()}
         result = with_tensors(body, total)
         if parent is not None:
             await endpoint.send([parent], result, count)
@@ -314,6 +317,8 @@ class Net:
             if parent in answer and count <= answer[parent].plan.count <= tree.size[tree.root[self.me]]:
                 result, count = cast(B, answer[parent].body), answer[parent].plan.count
         await endpoint.send(children, result, count)
-        if op == "sum":
-            return result
-        return with_tensors(result, {path: x / count for path, x in tensors_of(result).items()})
+        if op == "mean":
+            result = with_tensors(result, {path: widened(x) / count for path, x in tensors_of(result).items()})
+        narrow = {path: tensor.dtype for path, tensor in own.items() if widened(tensor) is not tensor}
+        reduced = {path: x.to(narrow.get(path, x.dtype)) for path, x in tensors_of(result).items()}
+        return with_tensors(result, reduced)

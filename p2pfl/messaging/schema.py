@@ -66,6 +66,12 @@ class TensorSpec:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def summed(self) -> TensorSpec:
+        """What a sum of several such tensors must be: float32 in place of narrower floating-point types."""
+        narrow = self.dtype.is_floating_point and self.dtype.itemsize < 4
+        return dataclasses.replace(self, dtype=torch.float32) if narrow else self
+
     def admits(self, other: TensorSpec) -> bool:
         return (
             self.dtype == other.dtype
@@ -155,8 +161,10 @@ class Layout:
     def fixed(self) -> dict[str, Plain]:
         return {name: spec.value for name, spec in self.plain.items() if spec.value is not None}
 
-    def mismatch(self, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object]) -> str | None:
-        """Return in what a body differs, if it does."""
+    def mismatch(
+        self, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object], *, summed: bool = False
+    ) -> str | None:
+        """Return in what a body differs, if it does; ``summed``: it should be a sum of several such bodies."""
         if plain.keys() != self.plain.keys():
             return f"expected fields {sorted(self.plain)}, got {shown(sorted(plain, key=str))}"
         for name, value in plain.items():
@@ -167,8 +175,9 @@ class Layout:
             missing = [path_name(path) for path in self.tensors if path not in tensors]
             return f"unexpected tensors {shown(surplus)}, missing tensors {shown(missing)}"
         for path, spec in tensors.items():
-            if not self.tensors[path].admits(spec):
-                return f"{path_name(path)} must be {self.tensors[path]}, got {spec}"
+            expected = self.tensors[path].summed if summed else self.tensors[path]
+            if not expected.admits(spec):
+                return f"{path_name(path)} must be {expected}, got {spec}"
         return None
 
     def what_diverged(self, tensors: Mapping[TensorPath, Tensor], plain: Mapping[str, object]) -> str:
@@ -198,11 +207,21 @@ class MessageSchema:
     def largest(self, limit: int) -> int:
         """Return the bytes of the largest message that fits, if no body exceeds ``limit`` bytes."""
         layouts = itertools.chain.from_iterable(self._layouts.values())
-        bodies = [min(limit, sum(spec.bytes for spec in layout.tensors.values())) for layout in layouts]
+        bodies = [min(limit, sum(spec.summed.bytes for spec in layout.tensors.values())) for layout in layouts]
         return MAX_HEADER + max(bodies, default=0)
 
-    def match(self, kind: str, tensors: Mapping[TensorPath, TensorSpec], plain: Mapping[str, object]) -> Layout:
-        """Return the layout that a body has. Raises Unexpected if none fits, naming the first mismatch."""
+    def match(
+        self,
+        kind: str,
+        tensors: Mapping[TensorPath, TensorSpec],
+        plain: Mapping[str, object],
+        *,
+        summed: bool = False,
+    ) -> Layout:
+        """Return the layout that a body has, or a sum of several: ``summed``.
+
+        Raises Unexpected if none fits, naming the first mismatch.
+        """
         if kind not in self._layouts:
             raise Unexpected(f"unknown message kind {shown(kind)}; expected one of {', '.join(self._layouts)}")
         layouts = self._layouts[kind]
@@ -211,7 +230,7 @@ class MessageSchema:
             found = {name: plain.get(name) for name in layouts[0].fixed}
             expected = ", ".join(str(layout.fixed) for layout in layouts)
             raise Unexpected(f"{kind}: expected one of {expected}, got {shown(found)}")
-        mismatches = [layout.mismatch(tensors, plain) for layout in candidates]
+        mismatches = [layout.mismatch(tensors, plain, summed=summed) for layout in candidates]
         if None not in mismatches:
             raise Unexpected(f"{kind}: {mismatches[-1]}")
         return candidates[mismatches.index(None)]

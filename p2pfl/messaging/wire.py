@@ -236,7 +236,7 @@ def check(header: Buffer, schema: MessageSchema) -> Plan:
         if path in specs:
             raise Malformed(f"duplicate tensor {path_name(path)}")
         specs[path] = spec
-    layout = schema.match(kind, specs, plain)
+    layout = schema.match(kind, specs, plain, summed=count > 1)
     lengths = [spec.bytes for spec in specs.values()]
     offsets, size = _placed(lengths)
     placed = {path: (spec, offset) for (path, spec), offset in zip(specs.items(), offsets, strict=True)}

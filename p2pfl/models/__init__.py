@@ -22,6 +22,7 @@ from p2pfl.inputs import Kind, Size, describe, kind_of
 from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, sequences, tiny
 from p2pfl.models.backbone import Build, FixedFeatures, plain_cnn
 from p2pfl.run_file.options import Table
+from p2pfl.tensors import frozen_of, note_frozen
 
 BuildHead = Callable[[int, int], nn.Module]
 """Maps (features, classes) to a module from float [B, features] to float [B, classes]."""
@@ -54,6 +55,7 @@ class Model(nn.Module):
         self.classes = classes
         self.backbone = backbone
         self.head = nn.Linear(features, classes) if head is None else head
+        note_frozen(self)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.backbone(x))
@@ -77,10 +79,12 @@ class Model(nn.Module):
         A method that needs it sets ``Algorithm.linear_heads``, so that other models are rejected with the run file.
 
         Raises:
-            ModelError: the head has several layers.
+            ModelError: the head has several layers, or is frozen.
         """
         if not isinstance(self.head, nn.Linear):
             raise ModelError(f"{self.name!r} has a head of several layers, but the method needs a linear head")
+        if "weight" in frozen_of(self.head):
+            raise ModelError(f"{self.name!r} has a frozen head, but the method needs one that trains")
         return self.head
 
     def reset_linear_head(self) -> nn.Linear:

@@ -17,6 +17,7 @@ from p2pfl.inputs import Size, zeros
 from p2pfl.models import build
 from p2pfl.models.backbone import kept_random_states
 from p2pfl.models.splitting import called
+from p2pfl.tensors import buffers_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Cost:
         parameters: number of trainable parameters, head included.
         features: d, the size of the feature vector.
         flops: of one input's forward pass; a multiply-add counts as two.
-        model_bytes: tensor bytes of a message with all parameters and buffers, without its header.
+        model_bytes: tensor bytes of a message with all of these and all buffers, without its header.
         head_bytes: the same for the head only.
         prototype_bytes: the same for K prototypes of d float32 each.
     """
@@ -61,7 +62,7 @@ def _cost(name: str, channels: int, size: Size, classes: int, features: int | No
         called(name, model, image, "for one input")
     return Cost(
         name=model.name,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in parameters_of(model).values()),
         features=model.features,
         flops=counter.get_total_flops(),
         model_bytes=_bytes(model),
@@ -71,5 +72,5 @@ def _cost(name: str, channels: int, size: Size, classes: int, features: int | No
 
 
 def _bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and buffers."""
-    return sum(tensor.nbytes for tensor in module.state_dict().values() if isinstance(tensor, torch.Tensor))
+    """Bytes of what a message with the module holds: no frozen parameters."""
+    return sum(tensor.nbytes for tensor in (parameters_of(module) | buffers_of(module)).values())

@@ -11,6 +11,12 @@ from collections.abc import Mapping
 
 from p2pfl import PeerId
 
+FROZEN = "frozen parameters"
+"""Listed like a plug-in where peers start from equal models, and do not exchange all of their parameters."""
+DIFFERENT = (
+    "differ between peers, which do not exchange them: let the model's constructor draw them from the random numbers "
+    "of torch or NumPy, or load the same file on all hosts"
+)
 MAX_LISTED = 1024
 """Characters that list plug-ins. A longer list is replaced by its hash: the message that holds it is bounded."""
 
@@ -45,6 +51,9 @@ def mismatch(peer: PeerId, theirs: str, me: PeerId, ours: str) -> str:
         )
     both = _versions(theirs), _versions(ours)
     differ = [name for name in sorted({*both[0], *both[1]}) if both[0].get(name) != both[1].get(name)]
+    if differ == [FROZEN]:
+        one, other = (versions.get(FROZEN, "(none)")[:12] for versions in both)
+        return f"frozen parameters {DIFFERENT}; their hash is {one}… at peer {peer}, {other}… at peer {me}"
     texts = [", ".join(f"{name} {versions.get(name, '(none)')[:12]}" for name in differ) for versions in both]
     return (
         f"plug-ins differ: peer {peer} has {texts[0][:200]}, peer {me} has {texts[1][:200]}; "

@@ -147,7 +147,8 @@ class Run:
         plain["data"].pop("download")
         return plain
 
-    def config_hash(self) -> str:
-        """SHA-256 over the settings, then the plug-ins."""
+    def config_hash(self, frozen: str | None = None) -> str:
+        """SHA-256 over the settings, then the plug-ins; with ``frozen``, that of a model's frozen parameters."""
         settings = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
-        return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins})
+        more = {} if frozen is None else {config_hash.FROZEN: frozen}
+        return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins} | more)

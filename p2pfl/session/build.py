@@ -15,6 +15,7 @@ from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.algorithms.shared_model import shares_statistics
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import ChangedDataset, DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
@@ -32,6 +33,7 @@ from p2pfl.session.files import write_atomically
 from p2pfl.session.method_results import check_setup
 from p2pfl.session.model_trial import Trial
 from p2pfl.session.pretrained import load_pretrained
+from p2pfl.tensors import digest, frozen_of, statistics_of
 
 DATASET = "dataset.sha256"
 """The file of a run folder with the hash of the dataset that its peers learn from."""
@@ -252,10 +254,12 @@ def _make_algorithm(
 
     def build_on_device(peer: PeerId) -> Model:
         size, classes = dataset.size, dataset.classes
-        return build(group, peer, dataset.channels, size, classes, models.features).to(device)
+        with rng.python_seeded():
+            return build(group, peer, dataset.channels, size, classes, models.features).to(device)
 
     def build_named(name: str) -> Model:
-        return build(name, 0, dataset.channels, dataset.size, dataset.classes).to(device)
+        with rng.python_seeded():
+            return build(name, 0, dataset.channels, dataset.size, dataset.classes).to(device)
 
     model_stream = rng.torch_seeded(run.seed, "model") if run.algorithm.homogeneous else streams.torch("model")
     with model_stream:
@@ -278,13 +282,23 @@ def _make_algorithm(
         rounds=run.rounds,
     )
     try:
-        algorithm = run.algorithm(run.hyper, context)
+        with streams.restarted("setup"):
+            algorithm = run.algorithm(run.hyper, context)
         check_setup(algorithm)
+        if algorithm.homogeneous and shares_statistics(run.hyper) and not statistics_of(algorithm.model):
+            text = f"{algorithm.model.name} has no batch-normalization statistics; remove this key"
+            raise OptionErrors([(("share_statistics",), text)])
         load_pretrained(algorithm)
     except OptionErrors as errors:
         raise run.option_errors_at("algorithm", errors) from None
     _check_state(algorithm)
     return algorithm
+
+
+def frozen_digest(algorithm: Algorithm[Any]) -> str | None:
+    """Return the digest of the model's frozen parameters before round 0, if all peers must start from equal ones."""
+    frozen = frozen_of(algorithm.model) if algorithm.homogeneous else {}
+    return digest(frozen) if frozen else None
 
 
 @lru_cache(maxsize=2)  # simulated peers share it

@@ -44,25 +44,31 @@ class Evaluations:
 def evaluate_algorithm(
     algorithm: Algorithm[Any], *, masked: bool, whole: bool, metrics: Sequence[str] = ()
 ) -> Evaluations:
-    """Evaluate the model as it is now.
+    """Evaluate the model as it is now. Each evaluation draws from the start of the peer's stream for evaluations.
 
     Args:
         masked: on the local test split, count only the scores of the peer's local classes (``masked_test``).
         whole: also evaluate on the whole test set.
         metrics: names of metrics of the local test split.
     """
-    data = algorithm.data
-    personal = evaluate(algorithm.predict, data, data.test, masked=masked, metrics=metrics)
-    on_whole = evaluate(algorithm.predict, data, data.global_test) if whole else None
+    data, seeded = algorithm.data, algorithm.streams.evaluation
+    with seeded():
+        personal = evaluate(algorithm.predict, data, data.test, masked=masked, metrics=metrics)
+    on_whole = None
+    if whole:
+        with seeded():
+            on_whole = evaluate(algorithm.predict, data, data.global_test)
     extra: dict[str, Evaluation] = {}
     parts: dict[str, list[Evaluation]] = {}
-    for metric in extra_metrics_of(algorithm, whole):
-        # The whole test set is never masked.
-        masked_metric = masked and metric.samples is not data.global_test
-        evaluation = evaluate(metric.predict, data, metric.samples, masked=masked_metric)
-        if evaluation is not None:
-            extra[metric.name] = evaluation
-            if metric.part_of:
-                parts.setdefault(metric.part_of, []).append(evaluation)
+    with seeded():  # a method may train classifiers while it lists its metrics
+        for metric in extra_metrics_of(algorithm, whole):
+            # The whole test set is never masked.
+            masked_metric = masked and metric.samples is not data.global_test
+            with seeded():
+                evaluation = evaluate(metric.predict, data, metric.samples, masked=masked_metric)
+            if evaluation is not None:
+                extra[metric.name] = evaluation
+                if metric.part_of:
+                    parts.setdefault(metric.part_of, []).append(evaluation)
     extra |= {name: mean_of(evaluations) for name, evaluations in parts.items()}
     return Evaluations(personal, on_whole, extra)

@@ -65,8 +65,9 @@ def inspect_models(
             continue
         algorithm = make_algorithm(run, files.peer, data, torch.device("cpu"), Streams(run.seed, files.peer))
         algorithm.load_state_dict(saved["algorithm"])
-        with deterministic(strictly=True), torch.no_grad():
-            yield _inspect(algorithm, saved["rounds_done"], samples, masked=run.file.masked_test)
+        with deterministic(strictly=True), torch.no_grad(), algorithm.streams.evaluation():
+            inspection = _inspect(algorithm, saved["rounds_done"], samples, masked=run.file.masked_test)
+        yield inspection
 
 
 def _inspect(algorithm: Algorithm[Any], rounds_done: int, samples: int, *, masked: bool) -> Inspection:
@@ -79,7 +80,8 @@ def _inspect(algorithm: Algorithm[Any], rounds_done: int, samples: int, *, maske
             scores = algorithm.predict(x).index_fill(1, torch.from_numpy(excluded.astype(np.int64)), -torch.inf)
             predicted.append(scores.argmax(1).numpy())
             if sum(len(part) for part in features) < samples:
-                features.append(_embed(algorithm, x))
+                with algorithm.streams.evaluation():
+                    features.append(_embed(algorithm, x))
     table, classes = _prototypes(algorithm)
     return Inspection(
         peer=algorithm.me,

@@ -137,6 +137,7 @@ class Result:
         seconds: time spent by phase.
         cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
         tested_on: as in Status.
+        statistics: what becomes of batch-normalization statistics, e.g. ``local``; empty if the model has none.
     """
 
     peer: PeerId
@@ -168,6 +169,7 @@ class Result:
     cost: dict[str, float] = field(default_factory=dict)
     error: str = ""
     tested_on: dict[str, str] = field(default_factory=dict)
+    statistics: str = ""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ import torch
 import torch.utils.deterministic
 
 from p2pfl import PeerId
-from p2pfl.errors import P2pflError, RunFolderError
+from p2pfl.errors import ModelError, P2pflError, RunFolderError
 from p2pfl.messaging.local import LocalHub
+from p2pfl.run_file.config_hash import DIFFERENT
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
-from p2pfl.session.build import load_data
+from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.files import allow_many_files
 from p2pfl.session.forked import ForkedHub, failure_of, run_forked
 from p2pfl.session.gpus import NO_GPU
@@ -65,7 +66,8 @@ def simulate(
         raise ValueError("several processes exchange messages by the files of a run folder")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
     data = load_data(run, folder.root if folder else None, record=True)
-    sessions = []
+    sessions: list[Session] = []
+    frozen: set[str | None] = set()
     with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
         hub = LocalHub() if folder is None else ReplayingHub() if jobs == 1 else ForkedHub(run.peers, jobs)
         for me in range(run.peers):
@@ -90,6 +92,7 @@ def simulate(
                 on_round=on_round,
                 store=store,
             )
+            frozen.add(frozen_digest(session.algorithm))
             hub.join(session.endpoint)
             try:
                 session.resume()
@@ -99,6 +102,8 @@ def simulate(
                     peer_folder.write_status(replace(last, pid=os.getpid(), phase="failed", error=str(error)))
                 raise
             sessions.append(session)
+        if len(frozen) > 1:
+            raise run.error_at(run.file.models.key, ModelError(f"frozen parameters {DIFFERENT}"))
         if isinstance(hub, ReplayingHub):
             hub.replay({session.me: session.rounds_done for session in sessions})
         if isinstance(hub, ForkedHub):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import combinations
@@ -237,3 +238,71 @@ def test_later_draws_do_not_change_a_saved_state() -> None:
     streams.load_state_dict(state)
     assert (numbers(streams.numpy("a")), torch_numbers(streams, "b")) == expected
     assert first != expected
+
+
+# ---- evaluation --------------------------------------------------------------------------------------------
+
+
+def drawn() -> tuple[float, ...]:
+    return random.random(), float(np.random.rand()), float(np.random.normal()), float(torch.rand(()))
+
+
+def test_each_evaluation_draws_the_same_from_all_global_generators() -> None:
+    streams, found = Streams(1, 2), []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        with streams.evaluation():
+            found.append(drawn())
+        numbers(streams.numpy("a"))
+        torch_numbers(streams, "b")
+    with Streams(1, 2).evaluation():
+        found.append(drawn())
+    assert len(set(found)) == 1
+    with Streams(1, 3).evaluation():
+        assert not set(drawn()) & set(found[0])
+    with Streams(1, 2).restarted("another"):
+        assert not set(drawn()) & set(found[0])
+
+
+def test_evaluations_do_not_change_other_streams_or_the_global_generators() -> None:
+    streams = Streams(1, 2)
+    first = torch_numbers(streams, "a", 3)
+    for generator in (random.seed, np.random.seed, torch.manual_seed):
+        generator(9)
+    expected = random.random(), float(np.random.rand()), float(torch.rand(()))
+    for generator in (random.seed, np.random.seed, torch.manual_seed):
+        generator(9)
+    with streams.evaluation():
+        drawn()
+        np.random.seed(0)  # as a library may do
+    assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == expected
+    assert first + torch_numbers(streams, "a", 5) == torch_numbers(Streams(1, 2), "a", 8)
+    assert streams.state_dict().keys() == {"numpy", "torch"}
+    assert set(streams.state_dict()["torch"]) == {"a"}
+
+
+def test_evaluation_within_another_starts_anew_and_lets_that_go_on() -> None:
+    def uniform() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    streams = Streams(1, 2)
+    with streams.evaluation():
+        alone = uniform(), uniform()
+    with streams.evaluation():
+        first = uniform()
+        with streams.evaluation():
+            assert uniform() == first
+        assert (first, uniform()) == alone
+
+
+def test_an_error_in_an_evaluation_restores_the_generators() -> None:
+    random.seed(4)
+    np.random.seed(4)
+    expected = random.random(), np.random.rand()
+    random.seed(4)
+    np.random.seed(4)
+    with pytest.raises(KeyError), Streams(1, 2).evaluation():
+        raise KeyError
+    assert (random.random(), np.random.rand()) == expected

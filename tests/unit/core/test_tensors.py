@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from p2pfl.messaging.tensor_file import Spool
 from p2pfl.tensors import (
     GROWTH,
     LIMIT,
@@ -21,6 +23,7 @@ from p2pfl.tensors import (
     clone,
     constants_of,
     digest,
+    displacement,
     diverged_entry,
     has_diverged,
     parameters_of,
@@ -117,14 +120,70 @@ def test_a_weighted_sum_may_overwrite_one_of_its_terms(terms: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [1, 7, 33, 1000, 70_001])
-def test_each_addition_of_a_weighted_sum_rounds_once(dtype: torch.dtype, size: int) -> None:
+def test_each_addition_of_a_weighted_sum_rounds_once_in_float32_at_least(dtype: torch.dtype, size: int) -> None:
     stream = torch.Generator().manual_seed(size)
     xs = [torch.randn(size, generator=stream).to(dtype) for _ in range(8)]
-    expected = xs[0] * 0.1
-    for x in xs[1:]:
+    wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in xs]
+    expected = wide[0] * 0.1
+    for x in wide[1:]:
         expected = torch.add(expected, x, alpha=0.13)
     total = weighted_sum([(0.1 if n == 0 else 0.13, {"x": x}) for n, x in enumerate(xs)])
-    assert torch.equal(total["x"], expected)
+    assert torch.equal(total["x"], expected.to(dtype))
+
+
+NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def spooled(spool: Spool, models: Mapping[int, Tensors]) -> Mapping[int, Tensors]:
+    return {j: spool.put(model) for j, model in models.items()}
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("peers", [3, 10, 101])
+def test_an_average_of_equal_narrow_models_equals_them(dtype: torch.dtype, on_disk: bool, peers: int) -> None:
+    stream = torch.Generator().manual_seed(peers)
+    x = {"x": (torch.randn(999, generator=stream) * 10 ** torch.randn(999, generator=stream)).to(dtype)}
+    models: Mapping[int, Tensors] = dict.fromkeys(range(peers), x)
+    models = spooled(Spool(), models) if on_disk else models
+    weights = {j: 0.1 + float(torch.rand((), generator=stream)) for j in models}
+    found = average(models, weights)["x"]
+    assert found.dtype is dtype
+    assert torch.equal(found.float(), x["x"].float())
+    out = clone(x)
+    average(models, weights, out)
+    assert torch.equal(out["x"].float(), x["x"].float())
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_average_of_narrow_models_is_rounded_once(dtype: torch.dtype, on_disk: bool) -> None:
+    stream = torch.Generator().manual_seed(1)
+    models: Mapping[int, Tensors] = {j: {"x": torch.randn(2000, generator=stream).to(dtype)} for j in range(16)}
+    exact = torch.stack([model["x"].double() for model in models.values()]).mean(0)
+    found = average(spooled(Spool(), models) if on_disk else models, dict.fromkeys(models, 1.0))["x"]
+    assert (found.float() == exact.float().to(dtype).float()).double().mean() > 0.999  # float32 rounds too, far finer
+
+
+def test_what_is_added_to_a_narrow_tensor_is_not_rounded_first() -> None:
+    terms = [(0.5, {"x": torch.tensor([1.0], dtype=torch.bfloat16)}), (128.0, {"x": torch.tensor([1.0 + 2.0**-9])})]
+    assert weighted_sum(terms)["x"].item() == 129.0  # 128.75; 128.5, rounded to even, if 1 + 2^-9 were rounded first
+
+
+def test_differences_of_narrow_tensors_are_exact() -> None:
+    now, before = {"x": torch.tensor([0.1], dtype=torch.bfloat16)}, {"x": torch.tensor([-77.0], dtype=torch.bfloat16)}
+    expected = now["x"].double().item() + 77.0
+    moved = displacement(now, before)
+    for difference in (subtract(now, before), moved):
+        assert difference["x"].item() == pytest.approx(expected, rel=1e-7)
+    weighted_sum([(1.0, before), (1.0, moved)], out=before)
+    assert torch.equal(before["x"], now["x"])
+
+
+def test_a_displacement_takes_the_memory_of_what_was_moved() -> None:
+    now = {"x": torch.tensor([3.0])}
+    assert displacement(now, {"x": torch.tensor([1.0])})["x"] is now["x"]
+    assert now["x"].tolist() == [2.0]
 
 
 class Read(dict[str, Tensor]):
@@ -187,7 +246,7 @@ def test_an_infinity_that_nothing_has_changed_has_no_difference() -> None:
     after = torch.tensor([-torch.inf, torch.nan, torch.inf, 4.0, 1.0])
     expected = torch.tensor([0.0, 0.0, 0.0, 3.0, -torch.inf])
     assert subtract({"a": after}, {"a": before})["a"].tolist() == expected.tolist()
-    assert subtract({"a": after}, {"a": before}, out={"a": after})["a"] is after
+    assert displacement({"a": after}, {"a": before})["a"] is after
     assert after.tolist() == expected.tolist()
 
 

@@ -14,8 +14,9 @@ from p2pfl.errors import Deadlock, NetError, NotANeighbor, Unexpected
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.net import MEMOIZED
+from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology, WeightedTopology
-from tests.bodies import LAYOUTS, PAIR, Word, complete, line, texts, vector
+from tests.bodies import LAYOUTS, PAIR, Vector, Word, complete, line, star, texts, vector
 from tests.mesh_fixtures import run_all
 
 
@@ -184,6 +185,41 @@ async def test_allreduce_sums_over_the_component_of_the_rounds_graph(local: Any)
     sums = await run_all(endpoints, lambda each: each.begin(0).allreduce(vector(each.me + 1.0, 0, 0), "sum"))
     assert [float(body.x[0]) for body in sums] == [3.0, 3.0, 3.0]
     assert [len(endpoint.sent) for endpoint in endpoints] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2])
+@pytest.mark.parametrize("topology", [line(6), star(6, hub=5)])
+async def test_allreduce_of_narrow_types_rounds_once(local: Any, dtype: torch.dtype, topology: Topology) -> None:
+    stream = torch.Generator().manual_seed(0)
+    values = [torch.rand(3, generator=stream).to(dtype) for _ in range(6)]
+    endpoints = await local.open(topology, [Layout.of(Vector(values[0]))])
+    exact = torch.stack([value.double() for value in values]).mean(0)
+    means = await run_all(endpoints, lambda each: each.begin(0).allreduce(Vector(values[each.me])))
+    for body in means:
+        assert body.x.dtype is dtype
+        assert torch.equal(body.x.float(), exact.float().to(dtype).float())
+    # A leaf sends its own tensors, which need no more bits; a sum needs float32.
+    sizes = {entry[1] // entry[0] for e in endpoints for kinds in e.sent.values() for entry in kinds.values()}
+    assert sizes <= {3 * dtype.itemsize, 12}
+    assert len(sizes) == 2
+
+
+async def test_allreduce_of_equal_narrow_tensors_returns_them(local: Any) -> None:
+    x = torch.tensor([0.1, 3.3, 1e-8]).bfloat16()
+    endpoints = await local.open(line(7), [Layout.of(Vector(x))])
+    means = await run_all(endpoints, lambda each: each.begin(0).allreduce(Vector(x)))
+    assert all(torch.equal(body.x, x) for body in means)
+
+
+async def test_allreduce_of_a_peer_alone_returns_its_narrow_tensors(local: Any) -> None:
+    endpoints = await local.open(PAIR, [Layout.of(Vector(torch.zeros(3).half()))])
+    for endpoint in endpoints:
+        endpoint.rounds = lambda t: Topology.from_edges(2, [])
+    for op in ("mean", "sum"):
+        x = torch.tensor([0.1, 2.0, 3.0]).half()
+        found = (await endpoints[0].begin(0).allreduce(Vector(x), op)).x
+        assert torch.equal(found, x)
+        assert found is not x
 
 
 async def test_late_joiners_are_not_part_of_a_rounds_graph(local: Any) -> None:
