@@ -127,7 +127,7 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
-def has_diverged(tensor: Tensor) -> bool:
+def has_diverged(tensor: object) -> bool:
     """Return whether an entry is NaN or infinite, or has the magnitude ``LIMIT`` or more in a float32 or narrower.
 
     float64 and complex numbers are not parameters of models: they may be sums, which can be large. The extra state of

@@ -327,8 +327,7 @@ def test_files_named_by_path_come_into_the_run_folder(make_folder: MakeFolder, t
     encoder = make_folder("pretrained", peers=2)
     encoder.peer(1).checkpoint.write_bytes(b"encoder")
     plain |= {"data": {"dataset": dataset}, "algorithm": {"name": "meta-l2c", "encoder": str(encoder.root)}}
-    name = "my_nets.Net(weights={!r}):fc".format
-    plain["models"] = {"members": ["tiny-cnn", name(str(tmp_path / "a.npz"))]}
+    plain["models"] = {"members": ["tiny-cnn", f"my_nets.Net(weights='{tmp_path}/a.npz'):fc"]}
     folder.run_file.write_text(yaml.safe_dump(plain))
 
     (line,) = copy_named_files(folder, tmp_path / "root")
@@ -339,7 +338,7 @@ def test_files_named_by_path_come_into_the_run_folder(make_folder: MakeFolder, t
     assert (folder.root / found["data_files"]["train"]).read_bytes() == b"b"
     assert found["data_files"]["test"] == dataset["data_files"]["test"]  # type: ignore[index]
     assert found["data_dir"] == dataset["data_dir"]
-    assert changed["models"]["members"] == ["tiny-cnn", name("files/3/a.npz")]
+    assert changed["models"]["members"] == ["tiny-cnn", "my_nets.Net(weights='files/3/a.npz'):fc"]
     copied = RunFolder.open(folder.root / changed["algorithm"]["encoder"])
     assert [files.checkpoint.read_bytes() for files in copied.peers()] == [b"encoder"]
 
