@@ -266,17 +266,18 @@ class Start:
 ORDINARY = Start()
 
 
-def has_diverged(tensor: Tensor, start: Start = ORDINARY) -> bool:
+def has_diverged(tensor: object, start: Start = ORDINARY) -> bool:
     """Return whether more entries are NaN or infinite than at the start, or one is too large.
 
-    In a float64 or complex tensor none is: it may hold sums, which can be large.
+    In a float64 or complex tensor none is: it may hold sums, which can be large. The extra state of a module, which
+    may be no tensor, never diverges.
     """
     return diverged_entry(tensor, start) is not None
 
 
-def diverged_entry(tensor: Tensor, start: Start = ORDINARY) -> float | None:
+def diverged_entry(tensor: object, start: Start = ORDINARY) -> float | None:
     """Return an entry that has diverged, as ``has_diverged`` defines it; None if none has."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if not isinstance(tensor, Tensor) or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     limit = start.limit if tensor.is_floating_point() and tensor.dtype.itemsize <= 4 else math.inf
     tensor = _comparable(tensor)

@@ -177,8 +177,8 @@ def models(
         for number, member in enumerate(group["members"]):
             rows.append([group["name"] if number == 0 else "", member["name"], *_cost_columns(member)])
     print_table(["group", "model", "parameters", "d", "FLOPs", "model", "head", "prototypes"], rows)
-    for unsupported in {member["error"] for group in described for member in group["members"] if "error" in member}:
-        echo(f"unsupported: {unsupported}", err=True)
+    for reason in {member["error"] for group in described for member in group["members"] if "error" in member}:
+        echo(f"unsupported: {reason}", err=True)
 
 
 def _cost_columns(cost: dict[str, Any]) -> list[str]:

@@ -101,7 +101,7 @@ class Trial:
             with self.seeded():
                 x, labels = self.batch(size)
                 loss = nn.functional.cross_entropy(self._output(model, x, when), labels)
-                called(self.name, lambda loss: loss.backward(), loss, when)
+                called(self.name, torch.autograd.backward, loss, when)
             untouched = [name for name in untouched if parameters[name].grad is None]
             if optimizer is not None:
                 called(self.name, lambda _: optimizer.step(), x, f"in a step of {type(optimizer).__name__}")
@@ -123,11 +123,7 @@ class Trial:
                 raise ModelError(f"{self.name!r}: {text} {error}") from None
         state = {key: value if isinstance(value, Tensor) else deepcopy(value) for key, value in state.items()}
         called(self.name, lambda _: copy.load_state_dict(state), torch.empty(0), "to restore its state")
-        outputs = []
-        for network in (model, copy):
-            network.train()
-            with self.seeded():
-                outputs.append(self._output(network, self.batch(2)[0], self._when("training on", 2, {})))
+        left, right = (self._again(network) for network in (model, copy))
         now, restored, shared = _attributes(model), _attributes(copy), _class_attributes(model)
         lost = [key for key, value in now.items() if value not in (before.get(key), restored.get(key))]
         lost += sorted(key for key, value in shared.items() if value != of_classes.get(key))
@@ -137,11 +133,17 @@ class Trial:
                 "from checkpoints goes on with other values: make them buffers (register_buffer), or return them in "
                 "get_extra_state"
             )
-        elif not torch.allclose(*outputs, rtol=0, atol=0, equal_nan=True):
+        elif not torch.allclose(left, right, rtol=0, atol=0, equal_nan=True):
             yield (
                 "two equal steps of training differ, as if it drew random numbers from NumPy or Python: draw them "
                 "from torch's global generator, e.g. by torch.rand, or the run cannot be repeated"
             )
+
+    def _again(self, model: Model) -> Tensor:
+        """Return the output in training for two samples, with equal random numbers of torch each time."""
+        model.train()
+        with self.seeded():
+            return self._output(model, self.batch(2)[0], self._when("training on", 2, {}))
 
     def _evaluate(self, model: Model, sizes: Sequence[int]) -> None:
         model.eval()

@@ -77,10 +77,11 @@ class ByWeight(Body):
 class Narrow(Plain):
     def __init__(self, num_classes: int, in_channels: int, dtype: str) -> None:
         super().__init__(num_classes, in_channels)
-        self.to(getattr(torch, dtype))
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.body[0].weight.dtype))
+        return super().forward(x.to(self.dtype))
 
 
 class Autocast(Plain):
@@ -124,7 +125,7 @@ class FrozenNorm(Plain):
 
 
 def scripted(num_classes: int, in_channels: int) -> nn.Module:
-    return torch.jit.script(Plain(num_classes, in_channels))  # type: ignore[no-any-return]
+    return torch.jit.script(Plain(num_classes, in_channels))
 
 
 def made(name: str) -> Model:
