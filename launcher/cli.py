@@ -25,6 +25,7 @@ def main() -> None:
 
     open_closed_streams()
     make_legible()
+    reject_deleted_folder()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts `p2pfl simulate … &` like this
         signal.signal(signal.SIGINT, signal.default_int_handler)  # `p2pfl stop` and sweeps stop it by this signal
     interrupt_by(signal.SIGHUP)
@@ -57,6 +58,14 @@ def reject_conflicting_distribution() -> None:
         "Both provide the package p2pfl, so neither can work. Remove both, then reinstall p2pfl-mesh:\n"
         f"    {sys.executable} -m pip uninstall p2pfl p2pfl-mesh"
     )
+
+
+def reject_deleted_folder() -> None:
+    """Exit with an explanation if the working directory was deleted: libraries such as MKL end the process then."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("error: the working directory was deleted; change to one that exists, e.g. `cd ~`")
 
 
 def _may_hold_it(folder: str) -> bool:

@@ -71,6 +71,16 @@ def test_launches_with_closed_standard_streams(closed: str, file: Path, tmp_path
         assert result.phase == "finished"
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["launch", "run.yaml"], ["peer", "--help"]])
+def test_a_deleted_working_directory_is_named(arguments: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "launcher.cli", *arguments]
+    code = 'cd "$0" && rmdir "$0" && exec "$@"'
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(["sh", "-c", code, str(tmp_path / "gone"), *command], capture_output=True, text=True)
+    assert done.stderr == "error: the working directory was deleted; change to one that exists, e.g. `cd ~`\n"
+    assert done.returncode == 1
+
+
 def test_a_peer_opens_no_file_as_a_closed_standard_stream(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
