@@ -239,6 +239,7 @@ class Runner:
                     job.stop()
                 continue
             self.progress.jobs.remove(job)
+            job.close()
             failure = job.failure()
             if not failure:
                 self._note_memory(job)
