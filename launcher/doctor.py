@@ -171,7 +171,7 @@ def _disk(out: Path) -> Iterator[Finding]:
 
 
 def _data_root() -> Iterator[Finding]:
-    from p2pfl.data.datasets import data_root
+    from p2pfl.data.cache_folder import data_root
 
     root = data_root(None)
     if root.is_dir():

@@ -100,11 +100,11 @@ def launch(
     """Create a run and run it on the hosts of a backend."""
 
     def prepare() -> tuple[RunFolder, Settings, list[str]]:
-        from p2pfl.data.datasets import data_root
+        from p2pfl.data.cache_folder import data_root
 
         run = request.load()
         check_start(run, range(run.peers), here=False)
-        folder = request.prepare(run)
+        folder = request.prepare(run, here=False)
         return folder, Settings.of(run), copy_named_files(folder, data_root(run.file.data.root))
 
     if unknown := [field for field in re.findall(r"{.*?}", host_dir or "") if field != "{host}"]:

@@ -6,7 +6,6 @@ they go on; the next sweep finds them by the locks on their logs and by their pe
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import shlex
@@ -24,11 +23,12 @@ from launcher.backends.registration import request
 from launcher.descriptors import ProcessEnd
 from launcher.errors import SweepError
 from launcher.sweep import memory
-from launcher.sweep.folder import SweepFolder, has_peers, peers_of
+from launcher.sweep.folder import ELSEWHERE, SweepFolder, has_peers, peers_of
 from launcher.views import formatting
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings, summarize
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
+from p2pfl.file_locks import lock
 from p2pfl.session.files import read_json, write_errors
 
 FIRST_SAMPLE = 0.5
@@ -83,7 +83,7 @@ class Job:
         with write_errors(log_path):
             log = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(log, fcntl.LOCK_EX)  # held by the command as long as it has its stderr open
+            lock(log, log_path, ELSEWHERE, wait=True)  # held by the command as long as it has its stderr open
             with write_errors(log_path):
                 os.write(log, f"$ p2pfl {shlex.join(arguments)}\n".encode())
             try:
