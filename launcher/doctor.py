@@ -171,14 +171,23 @@ def _disk(out: Path) -> Iterator[Finding]:
 
 
 def _data_root() -> Iterator[Finding]:
-    from p2pfl.data.cache_folder import data_root
+    from p2pfl.data.cache_folder import cache_folders, data_root, is_writable, writable
 
-    root = data_root(None)
-    if root.is_dir():
-        yield Finding("ok", "data", f"{root}: {len(list(root.iterdir()))} entries")
-    else:
+    try:
+        root, cache = data_root(None), writable(cache_folders())
+        text = f"{root}: {len(os.listdir(root))} entries"
+    except P2pflError as error:
+        yield Finding("problem", "data", str(error))
+        return
+    except OSError as error:
         advice = "set P2PFL_DATA to the folder with your datasets, or let p2pfl download them there"
-        yield Finding("warning", "data", f"{root} does not exist", advice)
+        yield Finding("warning", "data", f"{root}: {error.strerror}", advice)
+    else:
+        yield Finding("ok", "data", text)
+    if is_writable(cache):
+        yield Finding("ok", "cache", f"{cache}, for prepared datasets")
+    else:
+        yield Finding("problem", "cache", f"{cache} is not writable", "set P2PFL_CACHE to a writable folder")
 
 
 def _data(run: Run) -> Iterator[Finding]:

@@ -18,13 +18,16 @@ from pathlib import Path
 from p2pfl.errors import DataError, UnsuitableFileSystem
 from p2pfl.file_locks import lock
 
+NO_PLACE = Path(os.devnull) / "p2pfl" / "data"
+"""Cannot be created."""
+
 
 def data_root(root: Path | None = None) -> Path:
     """Return the folder with the datasets' files: ``root``, or else $P2PFL_DATA, or else <user cache>/p2pfl/data.
 
-    Raises DataError if there is no place for it.
+    It need not exist. If it cannot, because there is no place for it, the error of what needs it says what to set.
     """
-    folders = [root] if root is not None else _folders("P2PFL_DATA", "data")
+    folders = [root] if root is not None else _folders("P2PFL_DATA", "data") or [NO_PLACE]
     return next((folder for folder in folders if os.path.isdir(folder)), writable(folders))
 
 
@@ -33,12 +36,18 @@ def cache_folders() -> list[Path]:
 
     Raises DataError if there is no place for them.
     """
-    return _folders("P2PFL_CACHE", "decoded")
+    folders = _folders("P2PFL_CACHE", "decoded")
+    if not folders:
+        raise DataError(
+            "there is no place for the cache of datasets: no home folder, and no temporary folder that only this "
+            "user can write; set $P2PFL_CACHE to a writable folder"
+        )
+    return folders
 
 
 def writable(folders: list[Path]) -> Path:
     """Return the first folder that can be written or created; the first one if none can."""
-    return next(filter(_is_writable, folders), folders[0])
+    return next(filter(is_writable, folders), folders[0])
 
 
 def _folders(variable: str, name: str) -> list[Path]:
@@ -48,14 +57,9 @@ def _folders(variable: str, name: str) -> list[Path]:
     base = os.environ.get("XDG_CACHE_HOME")
     with suppress(RuntimeError):  # the user has no home folder
         found.append((Path(base) if base else Path.home() / ".cache") / "p2pfl" / name)
-    if not any(map(_is_writable, found)):
+    if not any(map(is_writable, found)):
         with suppress(OSError):  # nothing can be written anywhere
             found.append(_substitute() / name)
-    if not found:
-        raise DataError(
-            "there is no place for datasets: no home folder, and no temporary folder that can be written; set "
-            f"${variable} to a writable folder"
-        )
     return found
 
 
@@ -70,7 +74,8 @@ def _substitute() -> Path:
     return folder
 
 
-def _is_writable(folder: Path) -> bool:
+def is_writable(folder: Path) -> bool:
+    """Return whether a folder can be written, or created."""
     while not os.path.lexists(folder):
         folder = folder.parent
     return os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)

@@ -50,7 +50,7 @@ def test_nothing_prevents_a_small_run_here(file: Path, invoke: Invoke) -> None:
 def test_examines_the_host_without_a_run_file(invoke: Invoke) -> None:
     outcome = invoke("doctor", "--json")
     assert {finding["topic"] for finding in json.loads(outcome.stdout)} == {
-        *("Python", "torch", "GPU", "limits", "memory", "disk", "data")
+        *("Python", "torch", "GPU", "limits", "memory", "disk", "data", "cache")
     }
     assert outcome.exit_code == 0
 
