@@ -56,6 +56,7 @@ from typing import TYPE_CHECKING, Any
 
 import p2pfl
 from p2pfl import PeerId
+from p2pfl.control_groups import usable_cores
 from p2pfl.errors import P2pflError, RunFolderError, error_text
 from p2pfl.file_locks import require_locks
 from p2pfl.process_title import has_title, set_title
@@ -105,7 +106,7 @@ def hello() -> dict[str, Any]:
         "code": code_hash(),
         "address": os.environ.get("P2PFL_ADDRESS") or (connection[2] if len(connection) == 4 else None),
         "hostname": socket.gethostname(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
     }
 
 
