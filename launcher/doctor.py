@@ -20,9 +20,9 @@ from launcher.backends.checks import check_addresses, check_keys, check_ports
 from launcher.backends.limits import check_limits, task_limits
 from launcher.backends.mps import CONTROL
 from launcher.prepare import check_report
-from launcher.sweep import memory
 from launcher.tracking.processes import check_trackers
 from launcher.views import formatting
+from p2pfl.control_groups import available_memory, cores, cpu_quota, usable_cores
 from p2pfl.errors import P2pflError
 from p2pfl.session.files import obstacle
 
@@ -55,7 +55,7 @@ def examine(file: Path | None, sets: tuple[str, ...] = ()) -> list[Finding]:
     if any(finding.level == "problem" for finding in findings):
         return findings
     if file is None:
-        return [*findings, *_gpus(None), *_limits(), *_memory(None), *_disk(Path()), *_data_root()]
+        return [*findings, *_cpus(), *_gpus(None), *_limits(), *_memory(None), *_disk(Path()), *_data_root()]
     from p2pfl.run_file import load as run_files
 
     try:
@@ -63,7 +63,7 @@ def examine(file: Path | None, sets: tuple[str, ...] = ()) -> list[Finding]:
     except P2pflError as error:
         return [*findings, Finding("problem", "run file", str(error))]
     findings.append(Finding("ok", "run file", f"{file}: {run.peers} peers, {run.rounds} rounds, {run.name}"))
-    findings += [*_gpus(run), *_limits_of(run), *_memory(run), *_disk(run.file.out), *_data(run)]
+    findings += [*_cpus(), *_gpus(run), *_limits_of(run), *_memory(run), *_disk(run.file.out), *_data(run)]
     return [*findings, *_ports(run), *_keys(run), *_extras(run)]
 
 
@@ -88,6 +88,13 @@ def _torch() -> Iterator[Finding]:
     yield Finding("ok", "torch", f"{version}, {built}; torchvision {torchvision}")
 
 
+def _cpus() -> Iterator[Finding]:
+    text, quota = f"{cores()} cores", cpu_quota()
+    if quota is not None and quota.cpus < cores():
+        text = f"{usable_cores()} of {text} usable: {quota.file} allows {quota.cpus:g} CPUs"
+    yield Finding("ok", "CPU", text)
+
+
 def _gpus(run: Run | None) -> Iterator[Finding]:
     from p2pfl.session.gpus import NO_GPU, find_gpus, slices, torch_build
 
@@ -96,7 +103,7 @@ def _gpus(run: Run | None) -> Iterator[Finding]:
         if run is not None and run.file.device == "cuda":
             yield Finding("problem", "GPU", f"device: cuda, but {NO_GPU}")
         else:
-            yield Finding("ok", "GPU", f"none; peers compute on {len(os.sched_getaffinity(0))} CPU cores")
+            yield Finding("ok", "GPU", f"none; peers compute on {usable_cores()} CPU cores")
         if shutil.which("nvidia-smi") is not None:
             advice = "check `nvidia-smi`" if torch_build()[1] else "install a build of torch for CUDA"
             yield Finding("warning", "GPU", "there is a driver (nvidia-smi), but torch finds no GPU", advice)
@@ -131,7 +138,7 @@ def _limits_of(run: Run) -> Iterator[Finding]:
 
 
 def _memory(run: Run | None) -> Iterator[Finding]:
-    free = memory.available()
+    free = available_memory()
     if run is None:
         peers = max(0, free - WARM_MEMORY) // PEER_MEMORY
         yield Finding("ok", "memory", f"{formatting.size(free)} available: about {peers} peers with small models")
@@ -171,14 +178,23 @@ def _disk(out: Path) -> Iterator[Finding]:
 
 
 def _data_root() -> Iterator[Finding]:
-    from p2pfl.data.datasets import data_root
+    from p2pfl.data.cache_folder import cache_folders, data_root, is_writable, writable
 
-    root = data_root(None)
-    if root.is_dir():
-        yield Finding("ok", "data", f"{root}: {len(list(root.iterdir()))} entries")
-    else:
+    try:
+        root, cache = data_root(None), writable(cache_folders())
+        text = f"{root}: {len(os.listdir(root))} entries"
+    except P2pflError as error:
+        yield Finding("problem", "data", str(error))
+        return
+    except OSError as error:
         advice = "set P2PFL_DATA to the folder with your datasets, or let p2pfl download them there"
-        yield Finding("warning", "data", f"{root} does not exist", advice)
+        yield Finding("warning", "data", f"{root}: {error.strerror}", advice)
+    else:
+        yield Finding("ok", "data", text)
+    if is_writable(cache):
+        yield Finding("ok", "cache", f"{cache}, for prepared datasets")
+    else:
+        yield Finding("problem", "cache", f"{cache} is not writable", "set P2PFL_CACHE to a writable folder")
 
 
 def _data(run: Run) -> Iterator[Finding]:

@@ -65,10 +65,10 @@ class LaunchRequest:
         overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
         return run_files.load(self.file, [*self.sets, *overrides], os.environ)
 
-    def prepare(self, run: Run, *, simulated: bool = False) -> RunFolder:
-        """Create a run folder. Raises RunFolderError."""
+    def prepare(self, run: Run, *, simulated: bool = False, here: bool = True) -> RunFolder:
+        """Create a run folder, in which peers will run if ``here``. Raises RunFolderError."""
         log = self._log(run.peers)
-        folder = create(run, self.run_dir, launcher_pid=self.launcher_pid, simulated=simulated)
+        folder = create(run, self.run_dir, launcher_pid=self.launcher_pid, simulated=simulated, here=here)
         if log:
             folder.write_info({**folder.info, "log": log})
         return folder

@@ -186,6 +186,13 @@ class SpoolError(WriteError):
         RunFolderError.__init__(self, f"cannot spool models in {folder}: {error.strerror}; {advice}")
 
 
+class UnsuitableFileSystem(WriteError):
+    """A file system lacks what a run needs, such as locks."""
+
+    def __init__(self, path: Path, done: str, error: OSError, remedy: str) -> None:
+        RunFolderError.__init__(self, f"{path}: cannot be {done}: {error.strerror or error}; {remedy}")
+
+
 class AddressInUse(RunFolderError):
     """Another process listens at the address of a peer, perhaps only for a moment."""
 

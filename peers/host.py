@@ -56,7 +56,9 @@ from typing import TYPE_CHECKING, Any
 
 import p2pfl
 from p2pfl import PeerId
+from p2pfl.control_groups import usable_cores
 from p2pfl.errors import P2pflError, RunFolderError, error_text
+from p2pfl.file_locks import require_locks
 from p2pfl.process_title import has_title, set_title
 from p2pfl.run_file.addresses import is_ipv6
 from p2pfl.session.files import read_json, write_atomically, write_errors
@@ -106,7 +108,7 @@ def hello() -> dict[str, Any]:
         "code": code_hash(),
         "address": os.environ.get("P2PFL_ADDRESS") or (connection[2] if len(connection) == 4 else None),
         "hostname": socket.gethostname(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
     }
 
 
@@ -225,12 +227,16 @@ class HostProcess:
         Args:
             run: the id of the run.
         """
-        root = Path(folder).expanduser()
+        try:
+            root = Path(folder).expanduser()
+        except RuntimeError:
+            raise RunFolderError(f"{folder}: no such home folder; give another folder by --host-dir") from None
         if (info := root / "run.json").is_file() and _run_id(info.read_bytes()) != run:
             raise RunFolderError(
                 f"{root}: contains another run; give another folder by --host-dir, or remove it there"
             )
         self._shared = (read_json(root / TOKEN) or {}).get("token") == token
+        require_locks(root, "put run folders on file systems with locks, e.g. a local disk: --host-dir FOLDER")
         new = [peer for peer in peers if not RunFolder(root).peer(peer).journal.is_dir()]
         self._folder = RunFolder.create(root, peers, again=True)
         self._peers = list(peers)

@@ -84,7 +84,15 @@ def run_peer(
     except WriteError as error:
         report_error(str(error))
         return error.exit_code
-    if not lock_log(log):
+    try:
+        locked = lock_log(log)
+    except WriteError as error:
+        log.error("%s", error)
+        close_logger(log)
+        if echo is None:
+            report_error(str(error))
+        return error.exit_code
+    if not locked:
         status = files.status()
         pid = status.pid if status else "unknown"
         text = f"already running (process {pid}, perhaps on another host or in another container)"

@@ -11,15 +11,20 @@ reports a hang-up to those who have the FIFO open for reading, so that a hang-up
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import threading
 from contextlib import suppress
 from pathlib import Path
 
+from p2pfl.errors import UnsuitableFileSystem
+from p2pfl.file_locks import RUN_FOLDER, lock
 from p2pfl.session.files import write_errors
 from peers.free_memory import free_heap
 
+NO_FIFOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
+"""How file systems without FIFOs refuse to create one, e.g. FAT and some in user space."""
 FIRST_TIMEOUT = 1.0
 """Seconds in the queue after which a peer tries to take a slot out of turn; they double with each attempt.
 
@@ -38,7 +43,8 @@ class HostSlot:
 
     def __init__(self, folder: Path, count: int, prefix: str = "") -> None:
         self._turnstile = _Turnstile(folder / f"{prefix}turnstile")
-        self._readers = [_open_fifo(folder / f"{prefix}{number}.fifo") for number in range(count)]
+        fifos = [folder / f"{prefix}{number}.fifo" for number in range(count)]
+        self._readers = {_open_fifo(path): path for path in fifos}
         self._held: int | None = None
 
     async def acquire(self) -> None:
@@ -58,7 +64,7 @@ class HostSlot:
         """Wait until this peer is the first of the queue, or is and a slot is free. Return False after a timeout."""
         woken.clear()
         loop = asyncio.get_running_loop()
-        watched = self._readers if self._turnstile.passed else []
+        watched = list(self._readers) if self._turnstile.passed else []
         for reader in watched:
             loop.add_reader(reader, woken.set)
         try:
@@ -72,8 +78,8 @@ class HostSlot:
         return True
 
     def _take_free_slot(self) -> bool:
-        for reader in self._readers:
-            if (slot := _try_to_hold(reader)) is not None:
+        for reader, path in self._readers.items():
+            if (slot := _try_to_hold(reader, path)) is not None:
                 self._held = slot
                 return True
         return False
@@ -90,9 +96,12 @@ class _Turnstile:
 
     The kernel's queue has no way to withdraw from it. The thread of a request that was withdrawn stays, and unlocks
     at once when its turn comes; a new request before that takes its place in the queue. It does not delay the exit.
+
+    Where the lock fails, nobody queues: the slots have locks of their own.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         with write_errors(path):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._guard = threading.Lock()
@@ -106,15 +115,15 @@ class _Turnstile:
         with self._guard:
             self._request = asyncio.get_running_loop(), passed
             if not self._queued:
-                try:
-                    fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    self.passed = True
-                except BlockingIOError:
-                    self._queued = True
+                with suppress(UnsuitableFileSystem):
+                    self._queued = not lock(self._file, self._path)
+                self.passed = not self._queued
+                if self._queued:
                     threading.Thread(target=self._queue, name="compute slot", daemon=True).start()
 
     def _queue(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX)
         with self._guard:
             self._queued, self.passed = False, True
             if self._request is not None:
@@ -133,24 +142,34 @@ class _Turnstile:
 
     def _unlock(self) -> None:
         self.passed = False
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        with suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 def _open_fifo(path: Path) -> int:
     """Open a FIFO for reading, and create it if it does not exist."""
     with write_errors(path):
-        with suppress(FileExistsError):
+        try:
             os.mkfifo(path, 0o600)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            if error.errno not in NO_FIFOS:
+                raise
+            raise UnsuitableFileSystem(path, "created as a FIFO", error, RUN_FOLDER) from error
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
-def _try_to_hold(reader: int) -> int | None:
+def _try_to_hold(reader: int, path: Path) -> int | None:
     """Take the slot that ``reader`` reads if it is free. Return the descriptor that holds it."""
     # Opened anew: a copy of the descriptor would share its lock. Not by the path: the folder may have been removed.
     slot = os.open(f"/proc/self/fd/{reader}", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        locked = lock(slot, path)
+    except UnsuitableFileSystem:
+        os.close(slot)
+        raise
+    if not locked:
         os.close(slot)
         return None
     return slot

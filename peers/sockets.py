@@ -70,8 +70,8 @@ class Sockets:
         # All peers bind the same transport.host: none listens at an IPv6 address that its name may have too.
         resolver = Resolver(monotonic, log, ipv4_first=not is_ipv6(transport.host))
         self.addresses = AddressFiles(self.me, addresses, self.book, self.neighbors, resolver, monotonic)
-        self._wake = -1
-        """An eventfd."""
+        self._woken = self._wake = -1
+        """A pipe. Not an eventfd, which Python built with old headers lacks."""
         self._waking = threading.Lock()
 
     def now(self) -> float:
@@ -115,13 +115,13 @@ class Sockets:
 
     def start(self, io: Turns) -> None:
         """Start driving the I/O loop."""
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.thread = threading.Thread(target=self._drive, args=[io], name="p2pfl-io", daemon=True)
         self.thread.start()
 
     def _drive(self, io: Turns) -> None:
         guard = self._router.guard
-        for each in (self._wake, guard.monitor, self.monitors.fileno()):
+        for each in (self._woken, guard.monitor, self.monitors.fileno()):
             self.poller.register(each, zmq.POLLIN)
         if self._authenticator:
             self.poller.register(self._authenticator.socket, zmq.POLLIN)
@@ -131,8 +131,8 @@ class Sockets:
             timeout = next(io)
             while True:
                 ready = dict(self.poller.poll(int(timeout * 1000)))
-                if self._wake in ready:
-                    os.eventfd_read(self._wake)
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
                 if self._authenticator and self._authenticator.socket in ready:
                     self._authenticator.answer(self.limited_log)
                 owners = {self.owners[socket] for socket in ready if socket in self.owners}
@@ -156,9 +156,10 @@ class Sockets:
 
     def wake(self) -> None:
         """Have the I/O loop take a turn; called by the event loop, and by the timers of injected faults."""
-        with self._waking:  # the eventfd is not closed meanwhile
+        with self._waking:  # the pipe is not closed meanwhile
             if self._wake >= 0:  # otherwise the I/O thread has not started, or has ended
-                os.eventfd_write(self._wake, 1)
+                with suppress(BlockingIOError):  # full, so that a turn is due anyway
+                    os.write(self._wake, b"\0")
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Schedule a call on the event loop, in order, unless that has ended; called by the I/O loop."""
@@ -170,7 +171,8 @@ class Sockets:
         await asyncio.to_thread(self.thread.join)
         with self._waking:
             if self._wake >= 0:
+                os.close(self._woken)
                 os.close(self._wake)
-                self._wake = -1
+                self._woken = self._wake = -1
         self.monitors.close()
         self.context.destroy(linger=0)

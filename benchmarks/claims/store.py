@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims.summary import Summary, run_of
-from p2pfl.data.datasets import data_root
+from p2pfl.data.cache_folder import data_root
 
 CODE = 1
 

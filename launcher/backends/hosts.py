@@ -43,6 +43,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from launcher.descriptors import memory_file
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
@@ -207,7 +208,7 @@ def stream_of(command: Sequence[str]) -> HostStream:
 
     It runs in a session of its own: the terminal's Ctrl-C reaches the launcher only. Raises LaunchError.
     """
-    errors = os.memfd_create("p2pfl host")
+    errors = memory_file("p2pfl host")
     try:
         process = subprocess.Popen(
             command,

@@ -17,6 +17,7 @@ import psutil
 
 from launcher.errors import LaunchError
 from p2pfl import PeerId
+from p2pfl.control_groups import control_groups
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -84,23 +85,3 @@ def task_limits(root: Path = Path("/")) -> Iterator[TaskLimit]:
         with suppress(OSError, ValueError):  # no such file, or "max"
             value, used = int(file.read_text()), int((group / "pids.current").read_text())
             yield TaskLimit(str(file), value, used, f"echo {{value}} > {file}")
-
-
-def control_groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the control groups of this process that a controller may limit, from the innermost to the outermost.
-
-    Args:
-        root: contains ``proc`` and ``sys``.
-        controller: of version 1, e.g. ``pids``; the groups of version 2 are always among them.
-    """
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        mount = root / "sys/fs/cgroup"
-        if controllers:  # version 1
-            if controller not in controllers.split(","):
-                continue
-            mount /= controller
-        group = mount / path.lstrip("/")
-        while mount in (group, *group.parents):
-            yield group
-            group = group.parent

@@ -25,6 +25,7 @@ from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
+from p2pfl.file_locks import require_locks
 from p2pfl.session.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def resume(
         RunFolderError: the peers run on another host.
     """
     folder.require_local()
+    require_locks(folder.root)
     requests = register(folder, fresh=False)
     if folder.info.get("simulated"):
         if peers or restart != "on-failure":

@@ -102,7 +102,7 @@ def launch(
     def prepare() -> tuple[RunFolder, Settings, list[str]]:
         run = request.load()
         check_start(run, range(run.peers), here=False)
-        folder = request.prepare(run)
+        folder = request.prepare(run, here=False)
         return folder, Settings.of(run), copy_named_files(folder, run)
 
     if unknown := [field for field in re.findall(r"{.*?}", host_dir or "") if field != "{host}"]:

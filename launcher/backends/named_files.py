@@ -36,7 +36,7 @@ def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
     Returns:
         Lines about what is too large.
     """
-    from p2pfl.data.datasets import data_root
+    from p2pfl.data.cache_folder import data_root
     from p2pfl.models.import_path import parse
     from p2pfl.run_file.options import FILES
     from p2pfl.run_file.yaml_source import to_text

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends.hosts import BackendOptions, Host, HostStream
 from launcher.backends.ray_plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
 from launcher.child import in_child
+from launcher.descriptors import memory_file
 from launcher.errors import LaunchError
 from p2pfl.errors import MissingExtra
 
@@ -42,7 +43,7 @@ class Driver:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._errors = os.memfd_create("p2pfl ray")
+        self._errors = memory_file("p2pfl ray")
 
     @property
     def running(self) -> bool:

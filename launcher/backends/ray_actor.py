@@ -185,11 +185,13 @@ class HostActor:
 
     def _watch_raylet(self) -> None:
         """Kill the peers with the raylet, which is this process's parent."""
+        raylet = os.getppid()
         try:
-            raylet = os.pidfd_open(os.getppid())
-        except OSError:
-            return
-        select.select([raylet], [], [])
+            select.select([os.pidfd_open(raylet)], [], [])
+        except (AttributeError, OSError):  # Python or the kernel lacks it
+            waiting = threading.Event()
+            while os.getppid() == raylet:
+                waiting.wait(INTERVAL)
         for process in list(self._processes.values()):
             process.kill()
         os._exit(1)

@@ -23,13 +23,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import FileIO
 from multiprocessing.context import ForkProcess  # noqa: TID251  # only a type
 from typing import Literal, TypeVar
 
 from launcher.child import in_lasting_child
+from launcher.descriptors import ProcessEnd, memory_file
 from p2pfl import PeerId
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.session.run_folder import RunFolder
@@ -71,11 +72,8 @@ class _Fork:
     def wait(self, timeout: float | None = None) -> int:
         if timeout is not None and self._process.exitcode is None:
             # Not join(timeout): it waits for the end of a pipe that the peers hold open too.
-            descriptor = os.pidfd_open(self.pid)
-            try:
-                select.select([descriptor], [], [], timeout)
-            finally:
-                os.close(descriptor)
+            with closing(ProcessEnd(self.pid)) as end:
+                end.wait(timeout)
             if self._process.exitcode is None:
                 raise subprocess.TimeoutExpired("peers --warm", timeout)
         self._process.join()
@@ -97,7 +95,7 @@ class WarmProcess:
         self._environment = dict(environment or {})
         self.fork_requested = False
         # In memory, because the disk may be full. Closed in __exit__.
-        self._errors = os.fdopen(os.memfd_create("p2pfl warm"), "w+b")
+        self._errors = os.fdopen(memory_file("p2pfl warm"), "w+b")
         if start:
             self._start()
 

@@ -14,7 +14,6 @@ What has happened is read from the run folders only: nothing else would have to 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,12 +28,16 @@ import yaml
 from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.errors import SweepError
 from launcher.sweep.grid import NAME, Point
-from p2pfl.errors import RunFolderError
+from p2pfl.errors import RunFolderError, UnsuitableFileSystem
+from p2pfl.file_locks import lock
 from p2pfl.session.files import is_file, read_json, write_atomically, write_errors, write_json
 from p2pfl.session.run_folder import RunFolder
 
 State = Literal["waiting", "running", "interrupted", "finished"]
 """``interrupted``: it has begun, its processes have ended, and not every peer has finished."""
+
+ELSEWHERE = "put the sweep's folder on a file system with locks, e.g. a local disk: --out FOLDER"
+"""What to do if it cannot be locked."""
 
 
 @dataclass(frozen=True)
@@ -173,16 +176,16 @@ class SweepFolder:
 
     def command_runs(self, name: str) -> bool:
         """Return whether the command of a run still runs, whoever started it."""
+        path = self.log(name)
         try:
             # For writing: on NFS, an exclusive lock takes that.
-            file = os.open(self.log(name), os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # there is none, or it may only be read, and the run's own files tell
             return False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return not lock(file, path, ELSEWHERE)
+        except UnsuitableFileSystem:  # `p2pfl sweep` does not work on such a folder
             return False
-        except BlockingIOError:
-            return True
         finally:
             os.close(file)
 
@@ -208,16 +211,14 @@ class SweepFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other `p2pfl sweep` processes out. Raises SweepError if one is at work."""
+        """Keep other `p2pfl sweep` processes out. Raises SweepError if one is at work, or UnsuitableFileSystem."""
         path = self.root / "lock"
         with write_errors(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            try:
-                # A lock of this process: unlike that of flock, its children do not hold it when it is killed.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                raise SweepError(f"{self.root}: another `p2pfl sweep` works on this folder") from None
+            # A lock of this process: unlike that of flock, its children do not hold it when it is killed.
+            if not lock(file, path, ELSEWHERE, of_process=True):
+                raise SweepError(f"{self.root}: another `p2pfl sweep` works on this folder")
             yield
         finally:
             os.close(file)

@@ -7,6 +7,7 @@ parameters. Longer keys are applied on top of shorter ones, in whichever order t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ def _is_file(text: str) -> bool:
 
 def _value(option: str, key: str, text: str) -> Any:
     try:
-        content = Path(text).expanduser().read_text(encoding="utf-8") if _is_file(text) else text
+        content = Path(os.path.expanduser(text)).read_text(encoding="utf-8") if _is_file(text) else text
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise _error(option, key, f"{text}: cannot be read: {reason}") from None

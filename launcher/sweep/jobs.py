@@ -6,7 +6,6 @@ they go on; the next sweep finds them by the locks on their logs and by their pe
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import shlex
@@ -21,13 +20,15 @@ import psutil
 from launcher.backends.host_state import HostState
 from launcher.backends.processes import outcome
 from launcher.backends.registration import request
+from launcher.descriptors import ProcessEnd
 from launcher.errors import SweepError
 from launcher.sweep import memory
-from launcher.sweep.folder import SweepFolder, has_peers, peers_of
+from launcher.sweep.folder import ELSEWHERE, SweepFolder, has_peers, peers_of
 from launcher.views import formatting
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings, summarize
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
+from p2pfl.file_locks import lock
 from p2pfl.session.files import read_json, write_errors
 
 FIRST_SAMPLE = 0.5
@@ -45,6 +46,9 @@ class Job:
         adopt: an earlier sweep has started it, and was killed.
     """
 
+    end: ProcessEnd | None = None
+    """Of the command, if this process has started it."""
+
     def __init__(self, folder: SweepFolder, name: str, *, adopt: bool = False) -> None:
         self.name = name
         self.adopted = adopt
@@ -58,6 +62,9 @@ class Job:
         self._signals = 0
         self._signaled: set[tuple[psutil.Process, signal.Signals]] = set()
         self.process = None if adopt else self._start()
+        if self.process is not None:
+            with suppress(OSError):  # too many open files
+                self.end = ProcessEnd(self.process.pid)
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start or resume the run."""
@@ -76,7 +83,7 @@ class Job:
         with write_errors(log_path):
             log = os.open(log_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(log, fcntl.LOCK_EX)  # held by the command as long as it has its stderr open
+            lock(log, log_path, ELSEWHERE, wait=True)  # held by the command as long as it has its stderr open
             with write_errors(log_path):
                 os.write(log, f"$ p2pfl {shlex.join(arguments)}\n".encode())
             try:
@@ -91,6 +98,10 @@ class Job:
                 raise SweepError(f"its process cannot be started: {error.strerror}") from None
         finally:
             os.close(log)
+
+    def close(self) -> None:
+        if self.end is not None:
+            self.end.close()
 
     @property
     def seconds(self) -> float:
@@ -207,14 +218,5 @@ class Job:
 
 def wait(jobs: list[Job], timeout: float) -> None:
     """Wait until the command of a job ends, up to ``timeout`` seconds."""
-
-    files = []
-    try:
-        for job in jobs:
-            if job.process is not None and job.process.poll() is None:
-                with suppress(OSError):
-                    files.append(os.pidfd_open(job.process.pid))
-        select.select(files, [], [], timeout)
-    finally:
-        for file in files:
-            os.close(file)
+    running = [job.end for job in jobs if job.process is not None and job.process.poll() is None]
+    select.select([end for end in running if end is not None], [], [], timeout)

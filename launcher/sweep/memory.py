@@ -1,24 +1,17 @@
-"""How much memory runs take, and how much this host has left."""
+"""How much memory runs take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
-
-from launcher.backends.limits import control_groups
 
 MARGIN = 1.2
 """A run may take this many times what was measured of another: samples miss peaks."""
 RESERVE = 0.05
 """Fraction of the host's memory that runs leave free."""
-
-
-GROUPS = (("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"), ("", "memory.max", "memory.current"))
-"""Control groups of version 1 and 2: the controller, and the files with the limit and with what is in use."""
 
 
 def in_use(processes: Iterable[psutil.Process]) -> int:
@@ -28,32 +21,6 @@ def in_use(processes: Iterable[psutil.Process]) -> int:
         with suppress(psutil.Error):
             total += process.memory_full_info().pss
     return total
-
-
-def available(root: Path = Path("/")) -> int:
-    """Return the memory in bytes that new processes can have, within the host and this process's control groups.
-
-    Args:
-        root: contains ``proc`` and ``sys``.
-    """
-    free: int = psutil.virtual_memory().available
-    for controller, limit, used in GROUPS:
-        for group in control_groups(root, controller):
-            with suppress(OSError, ValueError, KeyError):  # no such file, or "max"
-                stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                taken = int((group / used).read_text()) - int(stat["inactive_file"])
-                free = min(free, int((group / limit).read_text()) - taken)
-    return free
-
-
-def total(root: Path = Path("/")) -> int:
-    """Return the memory in bytes of the host, or what this process's control groups allow if that is less."""
-    least: int = psutil.virtual_memory().total
-    for controller, limit, _ in GROUPS:
-        for group in control_groups(root, controller):
-            with suppress(OSError, ValueError):
-                least = min(least, int((group / limit).read_text()))
-    return least
 
 
 @dataclass

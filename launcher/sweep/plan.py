@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import SweepError
-from launcher.sweep.folder import Sweep, SweepFolder, is_sweep
+from launcher.sweep.folder import ELSEWHERE, Sweep, SweepFolder, is_sweep
 from launcher.sweep.grid import Axis, Point, by_depth, points, seeds_of
 from launcher.sweep.space import corners, parse
 from p2pfl.errors import Problem, RunFileError, RunFolderError
+from p2pfl.file_locks import require_locks
 from p2pfl.session.files import write_errors
 from p2pfl.session.run_folder import RunFolder
 
@@ -187,6 +188,7 @@ def _same(folder: SweepFolder, asked: Sweep) -> SweepFolder:
 
 def _create(root: Path) -> SweepFolder:
     """Create the folder. One whose creation was interrupted has only plans."""
+    require_locks(root, ELSEWHERE)
     try:
         root.mkdir(parents=True, exist_ok=True)
         other = sorted(entry.name for entry in root.iterdir() if entry.name != "plans")

@@ -5,7 +5,6 @@ What is finished is kept, what was interrupted is resumed, and what an earlier s
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from launcher.sweep.folder import SweepFolder
 from launcher.sweep.jobs import Job, wait
 from launcher.views.formatting import size
 from launcher.views.summary import settings
+from p2pfl.control_groups import available_memory, total_memory, usable_cores
 from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError, WriteError
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.stop_signals import asks_to_kill
@@ -132,7 +132,7 @@ class Runner:
         display: Display,
         most: int,
         finished: int = 0,
-        available: Callable[[], int] = memory.available,
+        available: Callable[[], int] = available_memory,
     ) -> None:
         self.progress = Progress(source.total, finished)
         self._folder = folder
@@ -196,7 +196,7 @@ class Runner:
                         self._source.back(name)
                         progress.waits = reason
                         return
-                    if self._estimate.exceeds(name, memory.total()):  # it would not fit later either
+                    if self._estimate.exceeds(name, total_memory()):  # it would not fit later either
                         self._end(Job(self._folder, name, adopt=True), f"not started: {reason}")
                         continue
                     raise SweepError(f"not started: {reason}")
@@ -215,7 +215,7 @@ class Runner:
         self._describe(name)
         running = {job.name: job.memory for job in self.progress.jobs}
         free = self._available()
-        if self._estimate.fits(name, running, free, memory.total()):
+        if self._estimate.fits(name, running, free, total_memory()):
             return ""
         needed = self._estimate.of(name)
         if needed is None:
@@ -240,6 +240,7 @@ class Runner:
                     job.stop()
                 continue
             self.progress.jobs.remove(job)
+            job.close()
             failure = job.failure()
             if not failure:
                 self._note_memory(job)
@@ -283,4 +284,4 @@ def default_jobs(folder: SweepFolder) -> int:
 
     A simulated run computes in one process. The peers of one launched run already share all cores.
     """
-    return len(os.sched_getaffinity(0)) if folder.sweep.simulate else 1
+    return usable_cores() if folder.sweep.simulate else 1

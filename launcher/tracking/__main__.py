@@ -6,7 +6,6 @@ RUN/tracking/NAME.log.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -23,6 +22,8 @@ from launcher.tracking.processes import TRACKED
 from launcher.views.logs import has_ended
 from launcher.views.summary import settings
 from p2pfl import PeerId
+from p2pfl.errors import P2pflError
+from p2pfl.file_locks import lock
 from p2pfl.process_title import set_title
 from p2pfl.session.files import read_json, write_json
 from p2pfl.session.record_file import RecordFile
@@ -45,10 +46,8 @@ def main(root: Path, entry: Mapping[str, Any]) -> None:
 
     path = folder.root / "tracking" / f"{entry['name']}.lock"
     path.parent.mkdir(exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # held until this process ends
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # held until this process ends
+    if not lock(held, path):
         sys.exit(TRACKED)  # by the launcher that `p2pfl join` has not replaced, or by `p2pfl track`
 
     def ended() -> bool:
@@ -127,6 +126,8 @@ if __name__ == "__main__":
     encode_as_utf8()
     try:
         main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    except P2pflError as error:
+        sys.exit(printable(" ".join(str(error).split())))
     except Exception as error:
         import traceback
 

@@ -18,11 +18,11 @@ of those below folders (loaders/fingerprint.py), so that changed files get a new
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import mmap
 import os
+import secrets
 import shutil
 import socket
 from collections.abc import Iterator
@@ -38,6 +38,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from p2pfl.data.cache_folder import cache_folders, data_root, locked, unwritable, writable
 from p2pfl.data.class_names import shown, without_samples
 from p2pfl.data.columns import Column, Columns
 from p2pfl.data.loaders import DatasetArrays, Inputs, Labels, Loader
@@ -192,10 +193,13 @@ def open_dataset(
         DataError: files are missing and cannot be downloaded, files are damaged, or the cache is not writable.
     """
     root = data_root(root)
-    cache = _from_environment("P2PFL_CACHE", "decoded")
-    if not _missing(loader, root) and (dataset := _load(name, cache / _key(name, loader, root))):
-        return dataset
-    with _lock(cache / f"{name}.lock"):
+    caches = cache_folders()
+    if not _missing(loader, root):
+        for entry in (cache / _key(name, loader, root) for cache in caches):
+            if dataset := _load(name, entry):
+                return dataset
+    cache = writable(caches)
+    with locked(cache / f"{name}.lock") as alone:
         # Check again: the previous holder of the lock may have finished the work.
         if missing := _missing(loader, root):
             _fetch(name, loader, root, download, missing, base)
@@ -204,21 +208,10 @@ def open_dataset(
             return dataset
         arrays = loader.read(root)
         _check(name, arrays)
-        _store(arrays, entry)
+        _store(name, arrays, entry, alone=alone)
         if dataset := _load(name, entry):
             return dataset
     raise DataError(f"{entry}: unreadable right after it was written; set $P2PFL_CACHE to another folder")
-
-
-def data_root(root: Path | None = None) -> Path:
-    """Return the folder with the datasets' files: ``root``, or else $P2PFL_DATA, or else <user cache>/p2pfl/data."""
-    return root or _from_environment("P2PFL_DATA", "data")
-
-
-def _from_environment(variable: str, default: str) -> Path:
-    if value := os.environ.get(variable):
-        return Path(value)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "p2pfl" / default
 
 
 def _missing(loader: Loader, root: Path) -> list[Path]:
@@ -309,9 +302,13 @@ def _check(name: str, arrays: Any) -> None:
         raise DataError(f"{name}: class_names should be a list of {arrays.classes} texts, one for each class")
 
 
-def _store(arrays: DatasetArrays, entry: Path) -> None:
-    """Write a cache entry atomically; replace a damaged one. The caller holds the lock."""
-    building = entry.with_name(f".{entry.name}.building")
+def _store(name: str, arrays: DatasetArrays, entry: Path, *, alone: bool) -> None:
+    """Write a cache entry atomically; replace a damaged one.
+
+    Args:
+        alone: the caller holds the lock. Otherwise another process may do the same, and be faster.
+    """
+    building = entry.with_name(f".{entry.name}.{secrets.token_hex(4)}.building")
     files = {name: array for name in _ARRAYS + _STYLES if (array := getattr(arrays, name)) is not None}
     if columns := arrays.columns.values():
         files["train_columns"] = np.stack([column.train for column in columns])
@@ -338,16 +335,24 @@ def _store(arrays: DatasetArrays, entry: Path) -> None:
         "notes": [*map(printable, map(str, arrays.notes)), *missing],
     }
     try:
-        for leftover in (building, entry):
-            if leftover.exists():
-                shutil.rmtree(leftover)
+        for leftover in entry.parent.glob(f".{entry.name}.*building") if alone else ():
+            shutil.rmtree(leftover)
         building.mkdir()
         for name, array in files.items():
             np.save(building / f"{name}.npy", array)
         (building / "metadata.json").write_text(json.dumps(metadata))
-        building.rename(entry)
+        try:
+            building.rename(entry)
+        except OSError:
+            if not entry.exists():
+                raise
+            if _load(name, entry):
+                shutil.rmtree(building)
+            else:  # it is damaged
+                shutil.rmtree(entry)
+                building.rename(entry)
     except OSError as error:
-        raise _unwritable(entry, error) from error
+        raise unwritable(entry, error) from error
 
 
 def _load(name: str, entry: Path) -> Dataset | None:
@@ -401,26 +406,6 @@ def _mean_and_std(images: Inputs) -> tuple[list[float], list[float]]:
         means.append(float(mean))
         stds.append(float(np.sqrt(variance)) or 1.0)
     return means, stds
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on ``path``; the kernel releases it when its holder exits."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _unwritable(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{path}: cannot write the cache of datasets: {error.strerror or error}; "
-        "set $P2PFL_CACHE to a writable folder"
-    )
 
 
 @contextmanager

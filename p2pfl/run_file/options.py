@@ -51,7 +51,12 @@ def expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         name = path.parts[0]
-        raise ValueError(f"{str(path)!r}: {name} is no user's home folder (a path in yours begins with ~/)") from None
+        reason = (
+            "this user has no home folder; write the path in full, or set HOME"
+            if name == "~"
+            else f"{name} is no user's home folder (a path in yours begins with ~/)"
+        )
+        raise ValueError(f"{str(path)!r}: {reason}") from None
 
 
 def _from_base(path: Path, info: ValidationInfo) -> Path:

@@ -58,7 +58,10 @@ class FileStore(BodyStore):
                 self._size = 0
             place = Place(self.current, -(-self._size // ALIGNMENT) * ALIGNMENT)
             if place.at + encoded.size >= SEGMENT:  # allocated at once: half the time
-                os.posix_fallocate(self._file, place.at, encoded.size)
+                with suppress(
+                    AttributeError, OSError
+                ):  # Python or the file system lacks it; the write tells what fails
+                    os.posix_fallocate(self._file, place.at, encoded.size)
             end = _write(self._file, list(encoded.parts()), place.at)
         self._size = end
         if end >= SEGMENT:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from p2pfl import PeerId
+from p2pfl.control_groups import usable_cores
 from p2pfl.errors import P2pflError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def peers_at_once(run: RunFile, gpus: int) -> int:
 
     A peer with small batches spends its time in launching kernels, on a core: more cores keep a GPU busier.
     """
-    by_cores = max(1, len(os.sched_getaffinity(0)) // run.threads // max(1, gpus))
+    by_cores = max(1, usable_cores() // run.threads // max(1, gpus))
     return run.slots or (run.gpu.peers_per_gpu if gpus else None) or by_cores
 
 

@@ -1,15 +1,16 @@
 """The machine of a virtual run (p2pfl/session/virtual.py): hosts, network, and what messages and peers cost on them.
 
 It is a YAML file of the keys of ``Machine``, each optional. Seconds of computing that it does not give are measured
-here, on one peer of each architecture; cores, memory and limits are those of this host. The other defaults are
-rounded from docs/benchmarks.md: two cores, small models, and no network between hosts but a fast one.
+here, on one peer of each architecture; cores, memory and limits are those of this host and of this process's control
+groups. The other defaults are rounded from docs/benchmarks.md: two cores, small models, and no network between hosts
+but a fast one.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.control_groups import control_groups, total_memory, usable_cores
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.run_file.options import Section, explain
 from p2pfl.run_file.yaml_source import Source
@@ -31,18 +33,19 @@ BATCHES, WARM_UP = 5, 2
 Seconds = NonNegativeFloat | dict[str, NonNegativeFloat]
 
 
-def _memory() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
 def _descriptors() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if most == resource.RLIM_INFINITY else most
 
 
 def _tasks() -> int:
-    kernel = Path("/proc/sys/kernel")
-    return min(int((kernel / name).read_text()) for name in ("pid_max", "threads-max"))
+    found = [Path("/proc/sys/kernel", name) for name in ("pid_max", "threads-max")]
+    found += [group / "pids.max" for group in control_groups(Path("/"), "pids")]
+    limits = []
+    for file in found:
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            limits.append(int(file.read_text()))
+    return min(limits)
 
 
 class Machine(Section):
@@ -50,9 +53,9 @@ class Machine(Section):
 
     hosts: PositiveInt = 1
     """Hosts; the peers are divided among them in blocks of equal size."""
-    cores: PositiveInt = Field(default_factory=lambda: os.cpu_count() or 1)
+    cores: PositiveInt = Field(default_factory=usable_cores)
     """Cores of a host; default: this one's."""
-    memory: PositiveFloat = Field(default_factory=_memory)
+    memory: PositiveFloat = Field(default_factory=total_memory)
     """Bytes of a host; default: this one's."""
     descriptors: PositiveInt = Field(default_factory=_descriptors)
     """Open files that a process may have, the hard limit; default: this host's."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p2pfl.errors import RunFolderError
+from p2pfl.file_locks import require_locks
 from p2pfl.session.files import obstacle, write_atomically, write_errors
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.run_info import describe_run
@@ -18,17 +19,25 @@ if TYPE_CHECKING:
 
 
 def create(
-    run: Run, root: Path | None = None, *, launcher_pid: int | None = None, simulated: bool = False
+    run: Run,
+    root: Path | None = None,
+    *,
+    launcher_pid: int | None = None,
+    simulated: bool = False,
+    here: bool = True,
 ) -> RunFolder:
     """Create the folder of a run.
 
     Args:
         root: new or empty; by default a new folder in the run file's ``out``.
+        here: peers will run in it, which need locks.
 
     Raises:
-        RunFolderError: it cannot be created, or is not empty.
+        RunFolderError: it cannot be created, is not empty, or its file system has no locks.
     """
     now = datetime.now().astimezone()  # noqa: TID251  # for people
+    if here:
+        require_locks(root or run.file.out)
     folder = RunFolder.create(root or create_unique(run, now), range(run.peers))
     folder.write_info({**describe_run(run, secrets.token_hex(8), now, launcher_pid), "simulated": simulated})
     write_run(folder, run)

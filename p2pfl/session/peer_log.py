@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TextIO
 
 from p2pfl import PeerId
+from p2pfl.file_locks import lock
 from p2pfl.session.files import write_errors
 from p2pfl.terminal import printable
 
@@ -108,14 +109,12 @@ def peer_logger(
 
 
 def lock_log(log: logging.Logger) -> bool:
-    """Lock the log file until it is closed. Return False if another process of this peer holds the lock."""
-    for handler in log.handlers:
-        if isinstance(handler, logging.FileHandler) and handler.stream is not None:
-            try:
-                fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-    return True
+    """Lock the log file until it is closed. Return False if another process of this peer holds the lock.
+
+    Raises UnsuitableFileSystem if it cannot be locked.
+    """
+    files = [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]
+    return all(lock(file.stream, Path(file.baseFilename)) for file in files if file.stream is not None)
 
 
 def details(*parts: str) -> dict[str, tuple[str, ...]]:

@@ -13,6 +13,7 @@ from datetime import datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from p2pfl.control_groups import usable_cores
 from p2pfl.run_file.config_hash import settings_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def describe_run(
         "started": (started or datetime.now().astimezone()).isoformat(timespec="seconds"),  # noqa: TID251  # for people
         "command": shlex.join(["p2pfl", *sys.argv[1:]]),
         "host": socket.gethostname(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "launcher_pid": launcher_pid or os.getpid(),
         "versions": _versions(),
     }

@@ -17,7 +17,6 @@ import pytest
 from launcher import doctor
 from launcher.doctor import Finding, examine
 from launcher.errors import LaunchError
-from launcher.sweep import memory
 from launcher.tracking import backends
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.load import from_dict
@@ -43,14 +42,27 @@ def test_nothing_prevents_a_small_run_here(file: Path, invoke: Invoke) -> None:
     assert outcome.exit_code == 0, outcome.stdout
     lines = outcome.stdout.splitlines()
     assert all(line.startswith("ok") for line in lines)
-    topics = ["Python", "torch", "run", "GPU", "limits", "memory", "disk", "data", "addresses", "ports", "keys"]
+    topics = [
+        "Python",
+        "torch",
+        "run",
+        "CPU",
+        "GPU",
+        "limits",
+        "memory",
+        "disk",
+        "data",
+        "addresses",
+        "ports",
+        "keys",
+    ]
     assert [line.split()[1] for line in lines] == topics
 
 
 def test_examines_the_host_without_a_run_file(invoke: Invoke) -> None:
     outcome = invoke("doctor", "--json")
     assert {finding["topic"] for finding in json.loads(outcome.stdout)} == {
-        *("Python", "torch", "GPU", "limits", "memory", "disk", "data")
+        *("Python", "torch", "CPU", "GPU", "limits", "memory", "disk", "data", "cache")
     }
     assert outcome.exit_code == 0
 
@@ -73,7 +85,7 @@ def test_an_invalid_run_file_is_a_problem(file: Path, invoke: Invoke) -> None:
 
 
 def test_says_what_prevents_a_run_and_what_to_do(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 500_000_000)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 500_000_000)
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000))
     with socket.socket() as taken:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from launcher.commands import sweep as sweep_command
 from launcher.errors import CompareError, SweepError
-from launcher.sweep import memory, runner, search
+from launcher.sweep import runner, search
 from launcher.sweep.folder import Sweep, SweepFolder
 from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
@@ -63,21 +63,6 @@ def test_counts_what_running_runs_may_still_grow_and_a_reserve() -> None:
     assert known.fits("a", {"b": 0}, free=int(2.91 * GB), total=10 * GB)
     assert not known.fits("a", {"b": 0}, free=int(2.89 * GB), total=10 * GB)
     assert known.fits("a", {"b": 2 * GB}, free=int(1.71 * GB), total=10 * GB)
-
-
-def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = tmp_path / "sys/fs/cgroup/job"
-    group.mkdir(parents=True)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
-    (group / "memory.max").write_text("5000\n")
-    (group / "memory.current").write_text("4000\n")
-    (group / "memory.stat").write_text("anon 1000\ninactive_file 500\n")
-    assert memory.available(tmp_path) == 1500
-    assert memory.total(tmp_path) == 5000
-    (group / "memory.max").write_text("max\n")
-    assert memory.available(tmp_path) > 10**6
-    assert memory.total(tmp_path) > 10**6
 
 
 # ---- what starts when --------------------------------------------------------------------------------------
@@ -148,7 +133,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
     FakeJob.peaks, FakeJob.failing, FakeJob.log = dict.fromkeys("abc", GB), set(), []
     monkeypatch.setattr(runner, "Job", FakeJob)
     monkeypatch.setattr(runner, "wait", lambda jobs, timeout: None)
-    monkeypatch.setattr(memory, "total", lambda: 10 * GB)
+    monkeypatch.setattr(runner, "total_memory", lambda: 10 * GB)
     return found
 
 

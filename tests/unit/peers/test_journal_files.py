@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -66,6 +67,24 @@ def test_a_partial_write_is_continued(folder: Path, monkeypatch: pytest.MonkeyPa
     write = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda file, parts, at: write(file, [parts[0][:7]], at))
     store, body = FileStore(folder), wire.encode(Named({"a": torch.ones(9), "b": torch.zeros(3)}))
+    assert bytes(store.read(store.write(body), 0, body.size)) == raw(body)
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOSYS, None])
+def test_a_large_body_is_written_where_space_cannot_be_allocated(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    """None: in builds of Python without the function."""
+
+    def refuse(file: int, at: int, size: int) -> None:
+        assert number is not None
+        raise OSError(number, os.strerror(number))
+
+    if number is None:
+        monkeypatch.delattr(os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    store, body = FileStore(folder), encoded(3, SEGMENT // 4)
     assert bytes(store.read(store.write(body), 0, body.size)) == raw(body)
 
 

@@ -1,0 +1,110 @@
+"""Descriptors of files in memory and of ends of processes, with and without what some builds of Python lack."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import subprocess
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from launcher.backends.warm import WarmProcess
+from launcher.descriptors import ProcessEnd, memory_file
+from launcher.errors import LaunchError
+from launcher.sweep.jobs import Job, wait
+
+WAYS = ["as it is", "absent", "refused"]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How memfd_create and pidfd_open work: as here, not in Python, or not in a sandbox."""
+
+    def refuse(*arguments: object) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    for name in ("memfd_create", "pidfd_open"):
+        if request.param == "absent":
+            monkeypatch.delattr(os, name)
+        elif request.param == "refused":
+            monkeypatch.setattr(os, name, refuse)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_file_in_memory_is_read_at_any_offset_and_has_no_name() -> None:
+    descriptor = memory_file("p2pfl test")
+    try:
+        os.write(descriptor, b"an error message")
+        assert os.pread(descriptor, 5, 3) == b"error"
+        assert os.fstat(descriptor).st_nlink == 0
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_without_memory_and_disk_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: object) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("launcher.descriptors.tempfile.TemporaryFile", full)
+    with pytest.raises(LaunchError, match="No space left on device; set TMPDIR to a folder with room"):
+        memory_file("p2pfl test")
+
+
+@pytest.mark.usefixtures("way")
+def test_the_end_of_a_process_can_be_selected_and_leaves_its_exit_code() -> None:
+    with subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        with closing(ProcessEnd(process.pid)) as end:
+            assert select.select([end], [], [], 0.05)[0] == []
+            process.stdin.close()
+            assert select.select([end], [], [], 60)[0] == [end]
+            assert process.wait() == 7
+
+
+@pytest.mark.usefixtures("way")
+def test_the_end_of_a_process_that_was_waited_for_can_be_selected() -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with closing(ProcessEnd(process.pid)) as end:
+        assert select.select([end], [], [], 60)[0] == [end]
+
+
+@pytest.mark.usefixtures("way")
+def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_ended() -> None:
+    """Else it would return at once, again and again, while peers of an ended command run."""
+    jobs = []
+    for command in ("exit 0", "read line"):
+        job = Job.__new__(Job)
+        job.process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
+        job.end = ProcessEnd(job.process.pid)
+        jobs.append(job)
+    ended, running = jobs
+    try:
+        wait(jobs, 60)
+        assert ended.process.wait(60) == 0
+        assert running.process.poll() is None
+        selected = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(select, "select", lambda readers, *others: selected.append(readers))
+            wait(jobs, 60)
+        assert selected == [[running.end]]
+    finally:
+        for job in jobs:
+            job.process.communicate()
+            job.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("way")
+def test_a_fork_becomes_the_warm_process_and_its_exit_is_noticed() -> None:
+    warm, answer = WarmProcess.after(lambda: 41 + 1)
+    with warm:
+        assert answer == 42
+        assert [event.event for event in warm.events(60)] == ["ready"]
+    assert warm.outcome == "exited with code 0"
