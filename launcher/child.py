@@ -57,6 +57,7 @@ def in_lasting_child(function: Callable[[], T], afterwards: Callable[[], None]) 
 
 
 def _call(function: Callable[[], object], sender: Connection, afterwards: Callable[[], None]) -> None:
+    multiprocessing.current_process().daemon = False  # plug-ins may start processes
     with suppress(KeyboardInterrupt):  # the parent has received it too
         try:
             sender.send((function(), None))

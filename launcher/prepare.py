@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing import active_children  # noqa: TID251  # unpickles nothing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +47,16 @@ class LaunchRequest:
         Raises:
             RunFileError: something is wrong with one of them.
         """
-        from p2pfl.session.build import check_models, load_data  # imports torch: not before the warm process
+        from p2pfl.plugins import end_loky, left_running  # imports torch: not before the warm process
+        from p2pfl.session.build import check_models, load_data
 
         run = self.check()
         dataset, subsets = load_data(run)
         for remark in check_models(run, dataset, subsets):
             echo(f"warning: {remark}", err=True)
+        end_loky()
+        if left := active_children():
+            raise run.error_at("plugins", LaunchError(f"a plug-in {left_running(left)}"))
         check_report(run)
         for note in dataset.notes:
             echo(f"note: {note}", err=True)

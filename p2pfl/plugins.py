@@ -19,7 +19,10 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import active_children  # noqa: TID251  # unpickles nothing
+from multiprocessing.process import BaseProcess  # noqa: TID251  # as above
 from types import FrameType
 from typing import Any, TypeVar, get_type_hints
 
@@ -223,17 +226,58 @@ def _checked_function(kind: str, name: str, parameters: str, checked: Callable[.
     def register(function: F) -> F:
         _check_call(function, parameters)
         value = checked(name, function, _location(function))
-        try:
-            value(torch.eye(4, requires_grad=kind == "loss"), torch.arange(4))
-        except PluginError:
-            raise
-        except Exception as error:
-            text = f"{kind} {name!r} fails for four samples of four classes: {type(error).__name__}: {error}"
-            raise PluginError(*(plugin_line(error) or _location(function)), " ".join(text.split())) from error
+
+        def attempt() -> None:
+            before = set(active_children())
+            try:
+                value(torch.eye(4, requires_grad=kind == "loss"), torch.arange(4))
+            except PluginError:
+                raise
+            except Exception as error:
+                text = f"{kind} {name!r} fails for four samples of four classes: {type(error).__name__}: {error}"
+                raise PluginError(*(plugin_line(error) or _location(function)), " ".join(text.split())) from error
+            end_loky()
+            if left := set(active_children()) - before:
+                raise PluginError(*_location(function), f"{kind} {name!r} {left_running(left)}")
+
+        module = sys.modules.get(function.__module__)
+        if getattr(getattr(module, "__spec__", None), "_initializing", False):
+            _attempts.append(attempt)
+        else:
+            attempt()
         _register(kind, name, value, function)
         return function
 
     return register
+
+
+_attempts: list[Callable[[], None]] = []
+"""Trials of functions whose modules are being imported: their processes would wait for the end of the import."""
+
+
+def try_functions() -> None:
+    """Call the functions that were registered during imports, which have ended. Raises PluginError."""
+    while _attempts:
+        _attempts.pop(0)()
+
+
+def end_loky() -> None:
+    """End the workers that joblib keeps for later calls: forks would wait for them for ever."""
+    if (loky := sys.modules.get("joblib.externals.loky.reusable_executor")) is not None:
+        with suppress(AttributeError):  # of another version
+            if loky._executor is not None:
+                loky._executor.shutdown(wait=True, kill_workers=True)
+
+
+def left_running(processes: Collection[BaseProcess]) -> str:
+    """Return what an error says about these processes, and kill those for which Python would wait at its exit."""
+    for process in processes:
+        if not process.daemon:
+            process.kill()
+    return (
+        f"leaves {len(processes)} processes running, which peers cannot use: they are forked from this process. End "
+        "them where they were started, e.g. `with multiprocessing.Pool(2) as pool:`"
+    )
 
 
 def _options_decorator(

@@ -33,6 +33,7 @@ from p2pfl.run_file.plugin_files import logging_warnings
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
+from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.files import allow_many_files
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
@@ -114,7 +115,7 @@ def run_peer(
             files.write_status(now)
 
     try:
-        with stop_by_exception(), logging_warnings(log):
+        with children_of_plugins(), stop_by_exception(), logging_warnings(log):
             files.clear_result()  # from an earlier process of this peer
             files.sweep()
             write_status("starting")

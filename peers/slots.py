@@ -17,6 +17,7 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
 from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import RUN_FOLDER, lock
@@ -46,6 +47,7 @@ class HostSlot:
         fifos = [folder / f"{prefix}{number}.fifo" for number in range(count)]
         self._readers = {_open_fifo(path): path for path in fifos}
         self._held: int | None = None
+        _SLOTS.add(self)
 
     async def acquire(self) -> None:
         """Wait for a slot. A cancelled call leaves the queue and holds none."""
@@ -89,6 +91,18 @@ class HostSlot:
             os.close(self._held)
             self._held = None
             free_heap()  # whoever computes next can use it
+
+
+_SLOTS: WeakSet[HostSlot] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Close the slots in a fork, e.g. of a plug-in's pool: it would hold them as long as it lives."""
+    for slot in _SLOTS:
+        slot.release()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Turnstile:

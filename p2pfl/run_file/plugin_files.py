@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
+from multiprocessing import active_children, spawn  # noqa: TID251  # unpickles nothing here
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, TextIO
 
 from p2pfl.errors import P2pflError, PluginError, Unexpected
-from p2pfl.plugins import TABLES
+from p2pfl.plugins import TABLES, end_loky, left_running, try_functions
 from p2pfl.run_file.options import OptionErrors, Table
 from p2pfl.run_file.plugin_sources import (
     FOLDER,
@@ -91,6 +92,18 @@ class _Finder(MetaPathFinder):
 
 
 _FINDER = _Finder()
+_preparation_data = spawn.get_preparation_data
+
+
+def _prepare_spawned(name: str) -> dict[str, Any]:
+    """Let processes that plug-ins start by the methods spawn and forkserver import the plug-ins' modules."""
+    data: dict[str, Any] = _preparation_data(name)
+    paths = [(Path(source.path), source.package) for name, source in _FINDER.sources.items() if "." not in name]
+    folders = [path.parents[1] if package and path.name == "__init__.py" else path.parent for path, package in paths]
+    return {**data, "sys_path": [*data["sys_path"], *dict.fromkeys(map(os.path.abspath, folders))]}
+
+
+spawn.get_preparation_data = _prepare_spawned
 _FILES: dict[str, str] = {}
 """All files of plug-ins that were loaded in this process, and how errors name them."""
 
@@ -105,6 +118,8 @@ class _Unit:
 
 
 _UNITS: dict[object, _Unit] = {}
+_REFUSED: list[ModuleType | None] = []
+"""Kept: a pool in a module that is collected before Python ends it prints a traceback."""
 _INSTALLED_ENTRIES: dict[str, list[Entry]] = {}
 """What installed modules have registered, which are imported once."""
 _DISPLACED: dict[str, ModuleType] = {}
@@ -210,12 +225,17 @@ def _import(plugin: Plugin) -> None:
         for table, name, value, defined in _INSTALLED_ENTRIES[plugin.name]:
             table.register(name, value, defined)
         return
-    before = _registered()
+    before, processes = _registered(), set(active_children())
     try:
         importlib.import_module(plugin.name)
+        try_functions()
+        end_loky()
+        if left := set(active_children()) - processes:
+            raise PluginError(_shown(_file_of(plugin), plugin.root), 1, f"importing it {left_running(left)}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: a script may end itself
+        _REFUSED.append(sys.modules.get(plugin.name))
         raise located(error) or PluginError(_shown(_file_of(plugin), plugin.root), 1, _text(error)) from error
     if not plugin.sources:
         _INSTALLED_ENTRIES[plugin.name] = _since(before)

@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import get_context  # noqa: TID251  # what it unpickles was pickled by a fork of this process
+from multiprocessing import current_process, get_context  # noqa: TID251  # what it unpickles was pickled by a fork of this process
 from multiprocessing.connection import Connection, wait  # noqa: TID251  # as above
 from multiprocessing.context import ForkProcess  # noqa: TID251  # as above
 from types import FrameType
@@ -32,6 +32,7 @@ from p2pfl import PeerId
 from p2pfl.errors import P2pflError, PluginError, RunFailed, error_text
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.journal import JournalEntry, Place
+from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.run_folder import Result
 from p2pfl.session.session import Session, Stopped
@@ -313,9 +314,11 @@ def _run_process(me: int, sessions: Sequence[Session], hub: ForkedHub, threads: 
     """Run the peers of process ``me``."""
     for number in (signal.SIGINT, signal.SIGHUP):  # they reach the whole group: the parent stops the others
         signal.signal(number, signal.SIG_IGN)
+    current_process().daemon = False  # plug-ins may start processes, as in one process
     hub.become(me)
     torch.set_num_threads(threads)
-    asyncio.run(_serve([sessions[peer] for peer in hub.owned(me)], hub))
+    with children_of_plugins():
+        asyncio.run(_serve([sessions[peer] for peer in hub.owned(me)], hub))
 
 
 async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:

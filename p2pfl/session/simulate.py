@@ -24,6 +24,7 @@ from p2pfl.run_file.config_hash import DIFFERENT
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
+from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.files import allow_many_files
 from p2pfl.session.forked import ForkedHub, failure_of, run_forked
 from p2pfl.session.gpus import NO_GPU
@@ -65,7 +66,8 @@ def simulate(
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
-    data = load_data(run, folder.root if folder else None, record=True)
+    with children_of_plugins():
+        data = load_data(run, folder.root if folder else None, record=True)
     sessions: list[Session] = []
     frozen: set[str | None] = set()
     with ExitStack() as files, _limit_of_files(folder, run.peers), deterministic(strictly=device.type == "cpu"):
@@ -109,7 +111,8 @@ def simulate(
         if isinstance(hub, ForkedHub):
             results = run_forked(sessions, hub, run.file.threads)
         else:
-            results = asyncio.run(_in_turns(sessions, hub))
+            with children_of_plugins():
+                results = asyncio.run(_in_turns(sessions, hub))
         for session in sessions:
             session.endpoint.journal.clear()  # nobody needs the last messages any more
     return results
