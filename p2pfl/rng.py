@@ -52,6 +52,9 @@ class Streams:
         self._evaluation: torch.Tensor | None = None
         """Where the stream for evaluations starts."""
 
+    def _start(self, name: str) -> torch.Tensor:
+        return _torch_state(_sequence(self.seed, _PEER, self.peer, name))
+
     def numpy(self, name: str) -> np.random.Generator:
         if name not in self._numpy:
             self._numpy[name] = self.fresh(name)
@@ -87,9 +90,6 @@ class Streams:
         with _global_rng(self._evaluation), python_seeded():
             yield
 
-    def _start(self, name: str) -> torch.Tensor:
-        return _torch_state(_sequence(self.seed, _PEER, self.peer, name))
-
     def state_dict(self) -> dict[str, Any]:
         """Return the positions of all streams used so far, as plain numbers and uint8 tensors."""
         return {
@@ -119,16 +119,16 @@ and loses nothing but the second of the two numbers that ``np.random.randn`` dra
 @contextmanager
 def python_seeded() -> Iterator[None]:
     """Seed the global generators of Python and NumPy from torch's, without a draw from it; restore them on exit."""
-    python, numpy = random.getstate(), np.random.get_bit_generator()
+    python, numpy = random.getstate(), np.random.get_bit_generator()  # type: ignore[attr-defined]
     spare = _SPARE.pop() if _SPARE else np.random.MT19937(0)
     try:
         seed = _next_number(torch.get_rng_state()) % 2**32
         random.seed(seed)
-        np.random.set_bit_generator(spare)
+        np.random.set_bit_generator(spare)  # type: ignore[attr-defined]
         np.random.seed(seed)
         yield
     finally:
-        np.random.set_bit_generator(numpy)
+        np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
         _SPARE.append(spare)
         random.setstate(python)
 

@@ -253,7 +253,9 @@ def _models(run: Collected, figures: Figures) -> str:
         ("points", "Embeddings and prototypes", absent.get("points", "")),
     ]
     drawn = [_titled(title, _figure(figures, key, title, why)) for key, title, why in parts]
-    return f'<div class="pair">{"".join(drawn[:2])}</div>{drawn[2]}'
+    kept = run.summary.statistics
+    noted = f'<p class="quiet">Batch-normalization statistics: {escape(kept)}.</p>' if kept else ""
+    return f'<div class="pair">{"".join(drawn[:2])}</div>{drawn[2]}{noted}'
 
 
 def _titled(title: str, content: str) -> str:

@@ -20,6 +20,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(line)
     if summary.weighted_accuracy is not None:
         console.print(f"accuracy weighted by test samples: {formatting.percent(summary.weighted_accuracy)} %")
+    if summary.statistics:
+        console.print(f"batch-normalization statistics: {summary.statistics}")
     if summary.traffic:
         console.print()
         console.print(_traffic_table(summary))

@@ -19,6 +19,7 @@
      "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
      "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
      "cost": {"cpu_seconds": 430.1, "cpu_joules": …},    sums over the peers; see p2pfl/session/cost.py
+     "statistics": "local" | "averaged" | …,    what becomes of batch-normalization statistics; "" without any
      "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
      "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
                        "inside": …, "across": …, "ratio": …} | null}
@@ -175,6 +176,7 @@ class Summary:
     cost: dict[str, float]
     traffic: dict[str, dict[str, int]]
     collaboration: Collaboration | None
+    statistics: str = ""
     unwritten: str = ""
     """Why summary.json could not be written; not part of it."""
 
@@ -303,6 +305,7 @@ def _summary(
         cost=_sums(result.cost for result in results),
         traffic=_traffic(results),
         collaboration=Collaboration.of(results),
+        statistics="; ".join(sorted({result.statistics for result in results if result.statistics})),
     )
 
 

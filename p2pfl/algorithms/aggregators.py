@@ -14,12 +14,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from p2pfl import PeerId, rng
+from p2pfl.learning.losses import Supervision
+from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.messaging.net import Net
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+@dataclass(frozen=True)
+class Aggregation(LocalTraining):
+    optimizer: OptimizerName = "sgd"
+    """sgd or adam; its state starts anew in each local training."""
+    momentum: NonNegativeFloat = 0.9
+    weight_decay: NonNegativeFloat = 5e-4
+    participation: Fraction = 0.5
+    """Senders per round, as a fraction of the peers that have joined (Fig. 19)."""
+    fixed_aggregator: bool = False
+    """Peer 0 aggregates in every round."""
+    supervision: Supervision = "wsm"
+    """Loss on the labels: re-weighted softmax, asymmetric, masked or plain cross-entropy."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ W are the graph's Metropolis weights, as in D-PSGD (dpsgd.py).
 Differs from the paper:
 
 - ``optimizer: adam`` may take the place of the momentum in line 4.
-- Batch-normalization statistics stay local; gradients are those of training mode, with the statistics of the batch.
+- Batch-normalization statistics stay local, or are averaged as in dpsgd.py (``share_statistics: true``); gradients
+  are those of training mode, with the statistics of the batch.
 - The weight of a neighbor whose model is missing or has diverged goes to the local model; a gradient that is missing
   or has diverged does not bind line 3. A peer whose local gradient has diverged takes no step; if its model has, it
   stays diverged.
@@ -41,7 +42,7 @@ from torch.func import functional_call
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
-from p2pfl.learning.optimizers import LocalTraining
+from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.tensors import Tensors, buffers_of, clone, displacement, has_diverged, parameters_of
@@ -52,7 +53,7 @@ REPLY_DEADLINES = 2.0
 
 
 @dataclass(frozen=True)
-class Hyper(LocalTraining):
+class Hyper(SharedModel):
     local_epochs: None = field(default=None)  # type: ignore[assignment]
     """Always null: a round is one step on one batch."""
     drop_last: None = field(default=None)  # type: ignore[assignment]
@@ -128,8 +129,9 @@ class CGA(Algorithm[Hyper]):
 
     async def round(self, t: int, net: Net) -> None:
         self.row = net.mixing_weights
-        x = parameters_of(self.model)
-        before = (await net.publish(Parameters(x))).values  # line 1
+        x, statistics = parameters_of(self.model), shared_statistics(self.model, self.hyper)
+        published = (await net.publish(Parameters(x | statistics))).values  # line 1
+        before = {name: published[name] for name in x}
         models = await net.gather(Parameters)
         gradients = self.gradients({j: body.values for j, body in models.items()})  # line 2
         local = gradients.pop(self.me)
@@ -138,10 +140,11 @@ class CGA(Algorithm[Hyper]):
         self.displace(local, [body.values for body in replies.values() if body.values])  # line 3
         step = displacement(x, before)  # v_i
         average_neighborhood(before, models, self.row, self.me, step=step, out=x)  # line 4
+        average_neighborhood(statistics, models, self.row, self.me)
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         x = parameters_of(self.model)
-        await net.broadcast(Parameters(x))
+        await net.broadcast(Parameters(shared_tensors(self.model, self.hyper)))
         models = await net.gather(Parameters)
         await work.train(steps=1, batch=self.hyper.batch, models=1 + len(models))
         gradient = {name: x[name] for name in self.trainable()}
@@ -190,7 +193,8 @@ class CGA(Algorithm[Hyper]):
     def layouts(self) -> Sequence[Layout]:
         x = parameters_of(self.model)
         whole = CrossGradient({name: x[name] for name in self.trainable()})
-        return [Layout.of(Parameters(x)), Layout.of(whole), Layout.of(CrossGradient({}))]
+        model = Layout.of(Parameters(shared_tensors(self.model, self.hyper)))
+        return [model, Layout.of(whole), Layout.of(CrossGradient({}))]
 
     def weights(self) -> Mapping[PeerId, float]:
         return with_self_weight(self.row, self.me)

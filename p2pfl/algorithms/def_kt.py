@@ -92,6 +92,7 @@ class DefKT(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     state = ("model",)
+    norm_statistics = "sent with the models"
 
     def setup(self) -> None:
         h = self.hyper

@@ -30,14 +30,13 @@ from pydantic import Field
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
-from p2pfl.learning.optimizers import LocalTraining
+from p2pfl.algorithms.shared_model import SharedModel, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
-from p2pfl.tensors import parameters_of
 
 
 @dataclass(frozen=True)
-class Hyper(LocalTraining):
+class Hyper(SharedModel):
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     """θ, restarted in each round; sgd only."""
 
@@ -59,7 +58,7 @@ class DFedAvgM(Algorithm[Hyper]):
         self.row: dict[PeerId, float] = {}
 
     async def round(self, t: int, net: Net) -> None:
-        x = parameters_of(self.model)
+        x = shared_tensors(self.model, self.hyper)
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())  # line 1
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)  # line 2
         received = await net.exchange(Parameters(x))  # line 3
@@ -68,10 +67,10 @@ class DFedAvgM(Algorithm[Hyper]):
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-        await net.exchange(Parameters(parameters_of(self.model)))
+        await net.exchange(Parameters(shared_tensors(self.model, self.hyper)))
 
     def layouts(self) -> Sequence[Layout]:
-        return [Layout.of(Parameters(parameters_of(self.model)))]
+        return [Layout.of(Parameters(shared_tensors(self.model, self.hyper)))]
 
     def weights(self) -> Mapping[PeerId, float]:
         return with_self_weight(self.row, self.me)

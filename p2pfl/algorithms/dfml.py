@@ -117,6 +117,7 @@ class DFML(Algorithm[Hyper]):
     Hyper = Hyper
     replies = True
     state = ("model", "peak", "peak_alpha", "peak_round")
+    norm_statistics = "sent with the models"
     dry_round = dry_rounds.dfml
 
     def setup(self) -> None:

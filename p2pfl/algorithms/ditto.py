@@ -24,7 +24,8 @@ Differs from the paper:
 - The local iterations are counted in epochs. v_i and w_i visit the samples in different orders.
 - The average is weighted by sample counts, as in FedAvg.
 - λ is given, not chosen on validation samples; the robust aggregations of the paper's comparisons are left out.
-- Optimizer state and batch-normalization statistics of the two models are separate.
+- Optimizer state and batch-normalization statistics of the two models are separate. With ``share_statistics: true``
+  those of w_i are averaged.
 - Training of v_i that diverges is rolled back; v_i is not trained while w_i is a diverged model.
 """
 
@@ -40,9 +41,10 @@ from torch import Tensor
 from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.shared_model import shared_tensors, shares_statistics
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
-from p2pfl.learning.trainer import clear_statistics
+from p2pfl.learning.trainer import reset_norms
 from p2pfl.messaging.net import Net
 from p2pfl.tensors import has_diverged, parameters_of
 
@@ -70,6 +72,7 @@ class Ditto(FedAvg):
     hyper: DittoHyper
     named_loss = True
     state = ("model", "optimizer", "averaged", "averaged_optimizer")
+    shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
 
     def setup(self) -> None:
         super().setup()  # of the model, v_i
@@ -109,11 +112,13 @@ class Ditto(FedAvg):
 
     def shared_part(self) -> dict[str, Tensor]:
         """Return the tensors to average, w_i."""
-        return parameters_of(self.averaged)
+        return shared_tensors(self.averaged, self.hyper)
 
     def reset_after_divergence(self) -> None:
         """Clear optimizer state and statistics of a diverged w_i, which the average of the others has replaced."""
-        clear_statistics(self.averaged, self.averaged_optimizer)
+        self.averaged_optimizer.state.clear()
+        if not shares_statistics(self.hyper):
+            reset_norms(self.averaged)
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The averaged model on the local test split, and on the whole test set."""

@@ -17,7 +17,8 @@ Differs from the paper:
 - ``local_steps`` > 1 adds the displacement of several local steps in line 3 instead of one gradient step.
 - ``local_epochs`` trains first and averages the trained models (adapt, then combine).
 - Each round draws batches from a new random permutation, so steps of different rounds sample with replacement.
-- Batch-normalization statistics stay local.
+- Batch-normalization statistics stay local. ``share_statistics: true`` averages them with the same weights; with
+  ``local_steps``, the neighbors' from before their step and the peer's own from after it.
 - The weight of a neighbor that is missing or has diverged goes to the local model.
 """
 
@@ -31,14 +32,14 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
-from p2pfl.learning.optimizers import LocalTraining
+from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.tensors import Tensors, displacement, parameters_of, weighted_sum
 
 
 @dataclass(frozen=True)
-class Hyper(LocalTraining):
+class Hyper(SharedModel):
     local_steps: PositiveInt | None = None
     """Gradient steps per round, added to the average of the old models. Default without local_epochs: 1, as in
     Algorithm 1."""
@@ -54,7 +55,7 @@ class Hyper(LocalTraining):
 
 @dataclass(frozen=True)
 class Parameters(Body):
-    """x_j: all parameters of the model by name, float32."""
+    """x_j: all parameters of the model by name, float32, and its statistics if these are shared."""
 
     values: dict[str, Tensor]
 
@@ -79,7 +80,7 @@ def average_neighborhood(
         step: line 3: it is added to the sum.
         out: receives the sum in place of ``x``.
     """
-    models = {j: body.values for j, body in received.items()} | {me: x}
+    models = {j: {name: body.values[name] for name in x} for j, body in received.items()} | {me: x}
     weights = with_self_weight({j: row[j] for j in received}, me)
     terms = [(weight, models[j]) for j, weight in weights.items()]
     weighted_sum(terms if step is None else [*terms, (1.0, step)], out=x if out is None else out)
@@ -104,20 +105,23 @@ class DPSGD(Algorithm[Hyper]):
 
     async def round(self, t: int, net: Net) -> None:
         self.row = net.mixing_weights
-        x = parameters_of(self.model)
+        x, statistics = parameters_of(self.model), shared_statistics(self.model, self.hyper)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-            received = await net.exchange(Parameters(x))
-            average_neighborhood(x, received, self.row, self.me)
+            received = await net.exchange(Parameters(x | statistics))
+            average_neighborhood(x | statistics, received, self.row, self.me)
         else:
-            before = (await net.publish(Parameters(x))).values  # while this peer trains, for line 2 of the neighbors
+            # While this peer trains, for line 2 of the neighbors.
+            published = (await net.publish(Parameters(x | statistics))).values
+            before = {name: published[name] for name in x}
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
             received = await net.gather(Parameters)
             step = displacement(x, before)
             average_neighborhood(before, received, self.row, self.me, step=step, out=x)  # lines 2 and 3
+            average_neighborhood(statistics, received, self.row, self.me)  # a variance plus a step might be negative
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
-        h, body = self.hyper, Parameters(parameters_of(self.model))
+        h, body = self.hyper, Parameters(shared_tensors(self.model, self.hyper))
         if h.local_epochs:
             await work.train(epochs=h.local_epochs, batch=h.batch)
             await net.exchange(body)
@@ -127,7 +131,7 @@ class DPSGD(Algorithm[Hyper]):
             await net.gather(Parameters)
 
     def layouts(self) -> Sequence[Layout]:
-        return [Layout.of(Parameters(parameters_of(self.model)))]
+        return [Layout.of(Parameters(shared_tensors(self.model, self.hyper)))]
 
     def weights(self) -> Mapping[PeerId, float]:
         return with_self_weight(self.row, self.me)

@@ -18,7 +18,8 @@ Differs from the paper:
 - Peers outside S_t neither train nor send, but receive and average, so that they start from the current model when
   selected. A peer that receives no model in a round keeps its own.
 - With a momentum, which the paper does not have, the optimizer's state persists across rounds.
-- Batch-normalization statistics stay local.
+- Batch-normalization statistics stay local, unless ``share_statistics: true`` averages them too; then those of a peer
+  that receives no model in a round stay.
 - A last training batch of a single sample is skipped, unless it is the only batch.
 - The average skips neighbors that miss the deadline and models that have diverged: a peer whose training diverged
   continues with the average of the others.
@@ -34,27 +35,33 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Fraction, Work
+from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import average, has_diverged, parameters_of
+from p2pfl.tensors import average, has_diverged
 
 
 @dataclass(frozen=True)
-class Hyper(LocalTraining):
+class Participation(LocalTraining):
     participation: Fraction = 1.0
     """C, fraction of the peers that train and send in a round."""
 
 
 @dataclass(frozen=True)
+class Hyper(Participation, SharedModel):
+    pass
+
+
+@dataclass(frozen=True)
 class Shared(Body):
-    """w_j, the parameters to average by name, float32; and n_j, its weight in the average."""
+    """w_j, the tensors to average by name, float32; and n_j, its weight in the average."""
 
     values: dict[str, Tensor]
     samples: int
 
 
-class FedAvg(Algorithm[Hyper]):
+class FedAvg(Algorithm[Participation]):
     """FedAvg, Algorithm 1."""
 
     name = "fedavg"
@@ -63,7 +70,7 @@ class FedAvg(Algorithm[Hyper]):
     authors = "McMahan, Moore, Ramage, Hampson, Agüera y Arcas"
     venue = "AISTATS 2017"
     url = "https://arxiv.org/abs/1602.05629"
-    Hyper = Hyper
+    Hyper: ClassVar[type[Participation]] = Hyper
     homogeneous = True
     trained_models: ClassVar[int] = 1
     """Models that line 2 trains on each batch."""
@@ -108,8 +115,15 @@ class FedAvg(Algorithm[Hyper]):
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def shared_part(self) -> dict[str, Tensor]:
-        """Return the tensors to average, w_i: all parameters of the model."""
-        return parameters_of(self.model)
+        """Return the tensors to average, w_i: all parameters of the model, and its statistics if these are shared."""
+        return shared_tensors(self.model, self.hyper)
+
+    def reset_after_divergence(self) -> None:
+        """Clear the optimizer's state, and the statistics unless the average has replaced them."""
+        if shares_statistics(self.hyper):
+            self.optimizer.state.clear()
+        else:
+            super().reset_after_divergence()
 
     def layouts(self) -> Sequence[Layout]:
         samples = self.sample_counts if self.weighted else range(1, 2)

@@ -19,7 +19,7 @@ Differs from the paper:
 
 - aggregators and senders are drawn from a stream that all peers share (aggregators.py); on a sparse graph senders are
   neighbors of the aggregator.
-- only parameters travel and are averaged; batch-normalization statistics stay local.
+- batch-normalization statistics stay local, unless ``share_statistics: true`` averages them too.
 - the optimizer's state is reset in each local training. (The paper does not specify this.)
 - the loss is a mean over the batch; Eq. 2 is a sum. A last batch of one sample is skipped if there are others.
 - a sender that gets no reply in time keeps its model; an aggregator continues with the models that arrived.
@@ -36,12 +36,11 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms.aggregators import AggregatorSchedule, Fraction
+from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule
 from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
-from p2pfl.learning.losses import Supervision
-from p2pfl.learning.optimizers import LocalTraining, OptimizerName
 from p2pfl.learning.trainer import reset_norms
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -50,17 +49,8 @@ from p2pfl.tensors import Tensors, assign, average, clone, has_diverged, paramet
 
 
 @dataclass(frozen=True)
-class Hyper(LocalTraining):
-    optimizer: OptimizerName = "sgd"
-    """sgd or adam; its state starts anew in each local training."""
-    momentum: NonNegativeFloat = 0.9
-    weight_decay: NonNegativeFloat = 5e-4
-    participation: Fraction = 0.5
-    """Senders per round, as a fraction of the peers that have joined (Fig. 19)."""
-    fixed_aggregator: bool = False
-    """Peer 0 aggregates in every round."""
-    supervision: Supervision = "wsm"
-    """Loss on the labels: re-weighted softmax, asymmetric, masked or plain cross-entropy."""
+class Hyper(Aggregation, SharedModel):
+    pass
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ def mean_model(cluster: Mapping[PeerId, Trained]) -> Tensors:
     return average(models, samples if any(samples.values()) else dict.fromkeys(samples, 1.0))
 
 
-class FedAvgDec(Algorithm[Hyper]):
+class FedAvgDec(Algorithm[Aggregation]):
     """Decentralized FedAvg, Algorithm 2."""
 
     name = "fedavg-dec"
@@ -109,7 +99,7 @@ class FedAvgDec(Algorithm[Hyper]):
     authors = "Khalil, Estiri, Beitollahi, Asadi, Hemati, Li, Zhang, Chen"
     venue = "TMLR 2024, Algorithm 2"
     url = "https://arxiv.org/abs/2402.01863"
-    Hyper = Hyper
+    Hyper: ClassVar[type[Aggregation]] = Hyper
     replies = True
     trained_models: ClassVar[int] = 1
     """Models that line 1 trains on each batch."""
@@ -178,8 +168,8 @@ class FedAvgDec(Algorithm[Hyper]):
             await net.gather(type(self.averaged({})), of=[assignment.aggregator], deadline_factor=deadline_factor)
 
     def shared_part(self, model: Model) -> dict[str, Tensor]:
-        """Return the tensors of a model that travel and are averaged: its parameters."""
-        return parameters_of(model)
+        """Return the tensors of a model that travel and are averaged: parameters, and shared statistics."""
+        return shared_tensors(model, self.hyper)
 
     def trained(self, model: Model) -> Trained:
         """Return a model as it is sent to the aggregator."""
@@ -199,7 +189,7 @@ class FedAvgDec(Algorithm[Hyper]):
         """Continue from what came back (line 4). The statistics of a model that has diverged start anew."""
         diverged = any(map(has_diverged, self.sent.state_dict().values()))
         assign(self.shared_part(self.sent), averaged.values)
-        if diverged:
+        if diverged and not shares_statistics(self.hyper):
             reset_norms(self.sent)  # the optimizer's state starts anew in each training
 
     def local_training(self) -> None:

@@ -49,7 +49,7 @@ from p2pfl.tensors import clone
 
 
 @dataclass(frozen=True)
-class ContrastiveHyper(fedavg.Hyper):
+class ContrastiveHyper(fedavg.Participation):
     preset: Literal["default", "official"] = "default"
     """default: what works best here; official: the released code. Other keys override it."""
     optimizer: OptimizerName = "adam"

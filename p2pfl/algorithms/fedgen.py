@@ -51,7 +51,7 @@ from p2pfl.tensors import Tensors, clone
 
 
 @dataclass(frozen=True)
-class GeneratorHyper(fedavg.Hyper):
+class GeneratorHyper(fedavg.Participation):
     generated: NonNegativeFloat = 1.0
     """Weight of the loss on generated features in line 1; 0 is LG-FedAvg."""
     noise: PositiveInt = 32

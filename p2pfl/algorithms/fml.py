@@ -45,12 +45,12 @@ from torch.nn.functional import kl_div
 from p2pfl import rng
 from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.shared_model import shared_tensors
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.models import MODELS, Model, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.run_file.options import OptionErrors
-from p2pfl.tensors import parameters_of
 
 Weight = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -94,6 +94,7 @@ class Memes(FedAvg):
     named_loss = True
     trained_models = 2
     state: ClassVar[tuple[str, ...]] = ("model", "meme", "optimizer")
+    shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
 
     def setup(self) -> None:
         self.meme = self.initial_meme()
@@ -121,8 +122,8 @@ class Memes(FedAvg):
         """Return the terms of both models' losses; no term of one has a gradient in the other."""
 
     def shared_part(self) -> dict[str, Tensor]:
-        """Return the tensors to average, m_i: all parameters of the meme."""
-        return parameters_of(self.meme)
+        """Return the tensors to average, m_i: all parameters of the meme, and its statistics if these are shared."""
+        return shared_tensors(self.meme, self.hyper)
 
     def predict_meme(self, x: Tensor) -> Tensor:
         """Return the meme's class scores [B, K]."""

@@ -62,6 +62,7 @@ class FMLDec(FedAvgDec):
     hyper: MutualHyper
     trained_models = 2
     state: ClassVar[tuple[str, ...]] = ("model", "meme")
+    shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
 
     def setup(self) -> None:
         self.meme = self.initial(self.hyper.meme)

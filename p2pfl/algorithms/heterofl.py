@@ -45,7 +45,8 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl import PeerId
-from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Hyper, Trained
+from p2pfl.algorithms.aggregators import Aggregation
+from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Trained
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
@@ -62,7 +63,8 @@ class HeteroFL(FedAvgDec):
     authors = "Diao, Ding, Tarokh"
     venue = "ICLR 2021"
     url = "https://arxiv.org/abs/2010.01264"
-    Hyper = Hyper
+    Hyper = Aggregation
+    norm_statistics = "estimated anew on local samples"
 
     def setup(self) -> None:
         models = map(super().initial, dict.fromkeys(self.architectures))

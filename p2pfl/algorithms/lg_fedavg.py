@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from p2pfl import rng
-from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.fedavg import FedAvg, Participation
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.tensors import parameters_of
 
@@ -40,6 +40,7 @@ class LGFedAvg(FedAvg):
     authors = "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency"
     venue = "arXiv 2020"
     url = "https://arxiv.org/abs/2001.01523"
+    Hyper = Participation
     homogeneous = False
     linear_heads = True
     equal_features = True

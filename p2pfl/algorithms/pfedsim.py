@@ -43,9 +43,10 @@ from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.mapl_graph import head_similarity
+from p2pfl.algorithms.shared_model import shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import average, parameters_of
+from p2pfl.tensors import average
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,15 @@ class PFedSim(FedAvg):
         self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
 
     def local_model(self) -> Trained:
-        return Trained(parameters_of(self.model.backbone), self.model.linear_head.weight.detach())
+        return Trained(self.shared_backbone(), self.model.linear_head.weight.detach())
+
+    def shared_backbone(self) -> dict[str, Tensor]:
+        return shared_tensors(self.model.backbone, self.hyper)
 
     def aggregate(self, models: Mapping[PeerId, Trained]) -> None:
         """Lines 3 to 5."""
         self.phi = similarity_weights({j: body.head for j, body in models.items()}, self.me)
-        average({j: body.backbone for j, body in models.items()}, self.phi, out=parameters_of(self.model.backbone))
+        average({j: body.backbone for j, body in models.items()}, self.phi, out=self.shared_backbone())
 
     def layouts(self) -> Sequence[Layout]:
         return [*super().layouts(), Layout.of(self.local_model())]

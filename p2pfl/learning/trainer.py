@@ -33,12 +33,16 @@ class Trainer:
         after_batch: called after each batch; may raise to stop training.
         loss_name: the loss on the labels, of the table LOSSES.
         drop_last: whether epochs leave out a last batch that is smaller than the others.
+        norm_statistics: what becomes of the model's batch-normalization statistics, for people to read.
+        shared_norm_statistics: the same with ``share_statistics: true``.
     """
 
     optimizer: torch.optim.Optimizer
     views: int = 1
     loss_name: str = DEFAULT
     drop_last: bool = False
+    norm_statistics: str = "local"
+    shared_norm_statistics: str = "averaged"
 
     def __init__(self, model: Model, data: PeerData, streams: Streams) -> None:
         self.model = model

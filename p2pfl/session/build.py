@@ -12,6 +12,7 @@ import torch
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.algorithms.shared_model import shares_statistics
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import ChangedDataset, DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
@@ -26,7 +27,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.session.files import write_atomically
 from p2pfl.session.method_results import check_setup
 from p2pfl.session.pretrained import load_pretrained
-from p2pfl.tensors import digest, frozen_of
+from p2pfl.tensors import digest, frozen_of, statistics_of
 
 DATASET = "dataset.sha256"
 """The file of a run folder with the hash of the dataset that its peers learn from."""
@@ -199,6 +200,9 @@ def _make_algorithm(
         with streams.restarted("setup"):
             algorithm = run.algorithm(run.hyper, context)
         check_setup(algorithm)
+        if algorithm.homogeneous and shares_statistics(run.hyper) and not statistics_of(algorithm.model):
+            text = f"{algorithm.model.name} has no batch-normalization statistics; remove this key"
+            raise OptionErrors([(("share_statistics",), text)])
         load_pretrained(algorithm)
     except OptionErrors as errors:
         raise run.option_errors_at("algorithm", errors) from None

@@ -20,6 +20,7 @@ from p2pfl.session.method_results import weights_of
 from p2pfl.session.metrics import RoundRecord, Totals, number
 from p2pfl.session.peer_log import details
 from p2pfl.session.run_folder import FINAL, PeerFolder, Phase, Result, Status
+from p2pfl.tensors import statistics_of
 
 STATUS_EVERY = 0.25
 """Minimum seconds between two updates of the status file: phases may last milliseconds."""
@@ -194,7 +195,15 @@ def make_result(
         seconds=totals.seconds,
         cost=totals.cost,
         error=error,
+        statistics=_norm_statistics(algorithm),
     )
+
+
+def _norm_statistics(algorithm: Algorithm[Any]) -> str:
+    if not statistics_of(algorithm.model):
+        return ""
+    shared = getattr(algorithm.hyper, "share_statistics", False)
+    return algorithm.shared_norm_statistics if shared else algorithm.norm_statistics
 
 
 def _with_string_keys(counts: Counts) -> dict[str, dict[str, list[int]]]:

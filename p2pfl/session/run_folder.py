@@ -131,6 +131,7 @@ class Result:
         expired: messages that arrived too late, or were not taken in their round, since the last start.
         seconds: time spent by phase.
         cost: sums over the rounds of seconds of CPU and GPU and joules; p2pfl/session/cost.py lists them.
+        statistics: what becomes of batch-normalization statistics, e.g. ``local``; empty if the model has none.
     """
 
     peer: PeerId
@@ -160,6 +161,7 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     error: str = ""
+    statistics: str = ""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def make(method: Any, dtype: torch.dtype, **hyper: Any) -> list[Any]:
         (heterofl.HeteroFL, {"weight_decay": 0.0}),
         (l2c.L2C, {"weight_decay": 0.0}),
     ],
-    ids=lambda value: value.name if isinstance(value, type) else "",
+    ids=lambda value: getattr(value, "name", ""),
 )
 def test_equal_narrow_models_stay_as_they_are(method: Any, hyper: dict[str, Any], dtype: torch.dtype) -> None:
     peers = make(method, dtype, **hyper)

@@ -60,7 +60,8 @@ def test_policy_allows_the_two_scripts_of_the_page_and_no_request(folder: RunFol
 
 @pytest.mark.usefixtures("short_library")
 def test_text_of_peers_is_escaped_wherever_it_is_shown(make_folder: MakeFolder, tmp_path: Path) -> None:
-    made = make_folder(results={0: {"model": HOSTILE, "accuracy": 0.5}, 1: {"phase": "failed", "error": HOSTILE}})
+    one = {"model": HOSTILE, "accuracy": 0.5, "statistics": HOSTILE}
+    made = make_folder(results={0: one, 1: {"phase": "failed", "error": HOSTILE}})
     write_records(made, [record(0, 0, loss={HOSTILE: 1.0}, sent={"1": {HOSTILE: [1, 2, 3]}}), record(1, 0)])
     made.peer(0).log.write_text(f"2026-11-21T02:41:00.000 WARNING {HOSTILE}\n")
     made.write_info({**made.info, "versions": {HOSTILE: HOSTILE}, "started": HOSTILE, "command": HOSTILE})
@@ -70,7 +71,8 @@ def test_text_of_peers_is_escaped_wherever_it_is_shown(make_folder: MakeFolder, 
     assert len(found.scripts) == 3
     assert "img" not in {tag for tag, _ in found.attributes}
     assert not [key for _, attributes in found.attributes for key in attributes if key.startswith("on")]
-    assert found.text.count("<img src=x onerror=alert(2)>") >= 6
+    assert found.text.count("<img src=x onerror=alert(2)>") >= 7
+    assert "Batch-normalization statistics: " in found.text
     assert "\x1b" not in found.text
     data = json.loads(next(text for attributes, text in found.scripts if attributes.get("id") == "data"))
     assert data["charts"]["loss0"]

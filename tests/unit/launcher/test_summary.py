@@ -114,6 +114,28 @@ def test_summarizes_results_of_earlier_versions(make_folder: MakeFolder) -> None
     assert summary.masked_accuracies == {}
 
 
+@pytest.mark.parametrize(
+    ("kept", "shown"),
+    [
+        ({0: "local", 1: "local", 2: ""}, "batch-normalization statistics: local\n"),  # one model has none
+        ({0: "averaged"}, "batch-normalization statistics: averaged\n"),
+        ({0: "", 1: ""}, None),
+        ({}, None),  # as earlier versions
+    ],
+)
+def test_says_what_became_of_batch_normalization_statistics(
+    kept: dict[int, str], shown: str | None, make_folder: MakeFolder
+) -> None:
+    results = {
+        peer: {**fields, **({"statistics": kept[peer]} if peer in kept else {})} for peer, fields in FOUR.items()
+    }
+    summary = summarize(folder := make_folder(peers=4, results=results))
+    text = printed(summary)
+    assert ("statistics" in text) == (shown is not None)
+    assert (shown or "") in text
+    assert json.loads(folder.summary.read_text())["statistics"] == summary.statistics
+
+
 def test_names_the_peers_whose_messages_were_lost(make_folder: MakeFolder) -> None:
     results = {
         0: {"dropped": {"3": 5, "7": 1}},

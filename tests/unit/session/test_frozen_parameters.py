@@ -192,7 +192,7 @@ def test_what_is_frozen_later_is_still_exchanged() -> None:
 
 def test_a_frozen_parameter_that_trains_later_is_an_error() -> None:
     model = partly()
-    model.backbone[1].bias.requires_grad_(True)
+    model.get_parameter("backbone.1.bias").requires_grad_(True)
     with pytest.raises(ModelError, match=r"'backbone\.1\.bias' was frozen when the model was built, but trains now"):
         parameters_of(model)
     with pytest.raises(ModelError, match=r"'1\.bias' was frozen"):
