@@ -10,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
+from p2pfl.models import Model
 from p2pfl.rng import Streams
 from p2pfl.run_file.options import Options
 from tests.simulation.schedule import Schedule
@@ -78,12 +79,13 @@ class DigestAlgorithm(Algorithm[Options]):
     def __init__(self, host: Host, me: PeerId, streams: Streams) -> None:
         self.host = host
         self.prunes = bool(host.schedule.prune_rounds)  # type: ignore[misc]
-        nothing = cast(Any, SimpleNamespace(name="digest", group=0))
+        model = Model("digest", nn.Identity(), 1, 1, nn.Identity())
+        data = cast(Any, SimpleNamespace(group=0))
         peers = host.schedule.topology.peers
         device = torch.device("cpu")
         super().__init__(
             Options(),
-            Context(me, peers, 0, nothing, nothing, streams, device, ("digest",) * peers, lambda _: nothing),
+            Context(me, peers, 0, model, data, streams, device, ("digest",) * peers, lambda _: model),
         )
 
     def setup(self) -> None:

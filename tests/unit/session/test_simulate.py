@@ -236,5 +236,5 @@ def test_algorithm_that_needs_validation_samples_requires_them(
     with pytest.raises(RunFileError, match=r"partition\.validation: local .* 4 of 4 peers have none \(0, 1, 2, 3\);"):
         simulate(run)
     run = make_run(algorithm="local", data={"partition": {**partition, "validation": 0.1}})
-    with pytest.raises(RunFileError, match=r"1 of 4 peers have none \(3\); hold out .* one or more"):
+    with pytest.raises(RunFileError, match=r"1 of 4 peers have none \(3\); hold out .* so that each peer has one"):
         simulate(run)
