@@ -14,6 +14,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.learning.peer_data import TestedOn
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.rng import Streams
@@ -78,7 +79,7 @@ class DigestAlgorithm(Algorithm[Options]):
     def __init__(self, host: Host, me: PeerId, streams: Streams) -> None:
         self.host = host
         self.prunes = bool(host.schedule.prune_rounds)  # type: ignore[misc]
-        nothing = cast(Any, SimpleNamespace(name="digest", group=0))
+        nothing = cast(Any, SimpleNamespace(name="digest", group=0, tested_on=TestedOn("", "", "")))
         peers = host.schedule.topology.peers
         device = torch.device("cpu")
         super().__init__(
