@@ -108,20 +108,6 @@ def statistics_of(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def statistics_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the running means and variances of batch normalization, without a copy.
-
-    The number of batches that they are of, ``num_batches_tracked``, is not among them.
-    """
-    return {
-        f"{prefix}.{name}" if prefix else name: tensor
-        for prefix, part in module.named_modules()
-        if isinstance(part, nn.modules.batchnorm._NormBase)  # instance normalization too
-        for name, tensor in (("running_mean", part.running_mean), ("running_var", part.running_var))
-        if tensor is not None
-    }
-
-
 @torch.no_grad()
 def assign(target: Tensors, values: Tensors) -> None:
     """Copy ``values`` into ``target`` in place."""

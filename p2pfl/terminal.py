@@ -46,16 +46,27 @@ def wants_color() -> bool:
 
 def make_legible(*, one_column: bool = False) -> None:
     """Let no standard stream raise UnicodeEncodeError: replace what its encoding lacks, as ``legible`` does."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure") and stream.errors != "surrogateescape":
-            stream.reconfigure(errors="p2pfl-columns" if one_column else "p2pfl")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # In the locale C in UTF-8 mode, undecodable bytes of file names are printed as they are.
+        if stream is not None and (stream.encoding, stream.errors) != ("utf-8", "surrogateescape"):
+            _configure(name, stream.encoding, "p2pfl-columns" if one_column else "p2pfl")
 
 
 def encode_as_utf8() -> None:
     """Write to standard streams, which are files of a run, in UTF-8 whatever the locale."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        _configure(name, "utf-8", "backslashreplace")
+
+
+def _configure(name: str, encoding: str, errors: str) -> None:
+    stream = getattr(sys, name)
+    if not hasattr(stream, "reconfigure"):
+        return
+    try:
+        stream.reconfigure(encoding=encoding, errors=errors)
+    except OSError:  # its descriptor was that of a file and is now that of a pipe, of which the stream does not know
+        setattr(sys, name, os.fdopen(stream.fileno(), "w", 1, encoding=encoding, errors=errors, closefd=False))
 
 
 def legible(text: str, stream: TextIO, *, one_column: bool = False) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.learning.peer_data import TestedOn
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
@@ -80,7 +81,7 @@ class DigestAlgorithm(Algorithm[Options]):
         self.host = host
         self.prunes = bool(host.schedule.prune_rounds)  # type: ignore[misc]
         model = Model("digest", nn.Identity(), 1, 1, nn.Identity())
-        data = cast(Any, SimpleNamespace(group=0))
+        data = cast(Any, SimpleNamespace(group=0, tested_on=TestedOn("", "", "")))
         peers = host.schedule.topology.peers
         device = torch.device("cpu")
         super().__init__(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -57,6 +59,15 @@ def test_letters_that_an_encoding_lacks_become_similar_ones(encoding: str, shown
     assert written(stream) == shown.encode(encoding, "backslashreplace")
 
 
+def test_the_error_handler_of_the_locale_c_is_replaced_but_in_utf_8(stdout: Stream) -> None:
+    for encoding, shown in (("ascii", rb"o\udce9"), ("utf-8", b"\xc3\xb6\xe9")):
+        stream = stdout(encoding)
+        stream.reconfigure(errors="surrogateescape")
+        make_legible()
+        print("ö\udce9", end="")
+        assert written(stream) == shown
+
+
 def test_columns_keep_their_widths(stdout: Stream) -> None:
     stream = stdout("ascii")
     assert legible("a…b → 数é│█", stream, one_column=True) == "a.b > ??e|#"
@@ -70,6 +81,23 @@ def test_output_of_a_peer_is_utf_8(stdout: Stream) -> None:
     encode_as_utf8()
     print("größe … \ud800", end="")
     assert written(stream) == "größe … ".encode() + rb"\ud800"
+
+
+@pytest.mark.parametrize("configure", [make_legible, encode_as_utf8])
+def test_a_stream_whose_file_has_become_a_pipe_is_replaced(
+    configure: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    receives, sends = os.pipe()
+    with (tmp_path / "out").open("w", encoding="iso-8859-1") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        print("before", flush=True)
+        os.dup2(sends, stream.fileno())
+        os.close(sends)
+        configure()
+        print("größe", flush=True)
+    found = "größe\n".encode("utf-8" if configure is encode_as_utf8 else "iso-8859-1")
+    assert os.read(receives, 100) == found
+    os.close(receives)
 
 
 def test_a_stream_without_an_encoding_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
