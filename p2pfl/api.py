@@ -12,7 +12,6 @@ whether a script has a ``__main__`` guard.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +43,13 @@ from p2pfl.session.build import check_models, has_models_of_users, load_data
 from p2pfl.session.new_run import create, create_unique, write_run
 from p2pfl.session.record_file import RecordFile
 from p2pfl.session.run_folder import Result, RunFolder, Status, require_empty
-from p2pfl.session.simulate import simulate
+from p2pfl.session.simulate import simulate, without_event_loop
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["LaunchedRun", "PlannedRun", "RecordedRun", "load", "open_run"]
 
-T = TypeVar("T")
 
 POLL = 0.1
 """Seconds between two looks at the files of a run."""
@@ -153,7 +151,7 @@ class PlannedRun:
         folder = create(self._run, None if run_dir is None else Path(run_dir), simulated=True)
         threads = torch.get_num_threads()
         try:
-            results = _without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
+            results = without_event_loop(lambda: simulate(self._run, folder, after_round), interrupted)
         finally:
             torch.set_num_threads(threads)
         if failed := [f"peer {result.peer}: {result.error}" for result in results if result.phase == "failed"]:
@@ -185,34 +183,6 @@ class PlannedRun:
         except BaseException:
             launched.stop()
             raise
-
-
-def _without_event_loop(function: Callable[[], T], interrupted: threading.Event) -> T:
-    """Call a function that starts an event loop: in a thread if one is running in this one, as in Jupyter."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return function()
-    outcome: list[T] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            outcome.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call, name="p2pfl simulate")
-    thread.start()
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        interrupted.set()  # it ends after its round
-        thread.join()
-        raise
-    if errors:
-        raise errors[0]
-    return outcome[0]
 
 
 class RecordedRun:

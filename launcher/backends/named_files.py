@@ -38,7 +38,7 @@ def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
     """
     from p2pfl.data.cache_folder import data_root
     from p2pfl.models.import_path import parse
-    from p2pfl.run_file.options import FILES
+    from p2pfl.run_file.paths import FILES
     from p2pfl.run_file.yaml_source import to_text
 
     plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))

@@ -16,7 +16,8 @@ from p2pfl.errors import DataError, Problem, RunFileError
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file import config_hash
 from p2pfl.run_file.graphs import Graph, Schedule
-from p2pfl.run_file.options import FILES, Loc, OptionErrors, Options
+from p2pfl.run_file.options import Loc, OptionErrors, Options
+from p2pfl.run_file.paths import FILES
 from p2pfl.run_file.plugin_files import activate
 from p2pfl.run_file.plugin_sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils.deterministic
@@ -34,6 +35,8 @@ from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
 
 _memory: Any = torch.utils.deterministic  # a module whose attribute torch does not declare
+
+T = TypeVar("T")
 
 
 def simulate(
@@ -189,3 +192,31 @@ def deterministic(*, strictly: bool = True, fill: bool = False) -> Iterator[None
     finally:
         torch.set_deterministic_debug_mode(before)
         _memory.fill_uninitialized_memory = filled
+
+
+def without_event_loop(function: Callable[[], T], interrupted: threading.Event) -> T:
+    """Call a function that starts an event loop: in a thread if one is running in this one, as in Jupyter."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return function()
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call, name="p2pfl simulate")
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        interrupted.set()  # it ends after its round
+        thread.join()
+        raise
+    if errors:
+        raise errors[0]
+    return outcome[0]

@@ -17,7 +17,8 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
 from p2pfl.run_file.graphs.static import peer_id, unreadable
 from p2pfl.run_file.graphs.time_varying import TimeVaryingGraph, topology_of
-from p2pfl.run_file.options import ExpandedPath, Table
+from p2pfl.run_file.options import Table
+from p2pfl.run_file.paths import ExpandedPath
 
 _tables: list[Table[type[Graph]]] = []
 
