@@ -151,7 +151,7 @@ def test_no_command_prints_control_characters(name: str, hostile: Hostile, invok
 def test_every_command_prints_in_any_encoding(name: str, hostile: Hostile) -> None:
     if name == "report" and importlib.util.find_spec("vl_convert") is None:
         pytest.skip("needs the extra report")
-    runs = [["--help"], *ARGUMENTS[name](hostile)]
+    runs: list[list[object]] = [["--help"], *ARGUMENTS[name](hostile)]
     for charset in ("ascii", "iso-8859-1"):
         runner = CliRunner(charset=charset)  # stdout is strict, as a terminal's is
         for arguments in runs:
