@@ -11,7 +11,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Callable
-from typing import TextIO
+from typing import IO
 
 _SIMILAR = {
     "…": "...",
@@ -69,7 +69,7 @@ def _configure(name: str, encoding: str, errors: str) -> None:
         setattr(sys, name, os.fdopen(stream.fileno(), "w", 1, encoding=encoding, errors=errors, closefd=False))
 
 
-def legible(text: str, stream: TextIO, *, one_column: bool = False) -> str:
+def legible(text: str, stream: IO[str], *, one_column: bool = False) -> str:
     """Replace what the encoding of ``stream`` lacks by something similar, in ASCII.
 
     Args:

@@ -137,7 +137,7 @@ def check_keys(run: Run, peers: Iterable[PeerId]) -> None:
             # libzmq checks whether private and public keys match; the launcher does not import it.
             command = [sys.executable, "-P", "-m", "peers.keys", "--check", str(transport.keys), *map(str, peers)]
             stdin = json.dumps([key.hex() for key in public])
-            done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode:
                 raise KeysError(done.stderr.strip().removeprefix("error: "))
         except KeysError as error:

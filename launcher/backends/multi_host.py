@@ -374,7 +374,7 @@ def _make_keys(folder: RunFolder, peers: int) -> str:
             if new.is_dir():
                 shutil.rmtree(new)
         command = [sys.executable, "-P", "-m", "peers.keys", str(new), *map(str, range(peers))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             raise KeysError(done.stderr.strip().removeprefix("error: "))
         with write_errors(target):
@@ -385,7 +385,7 @@ def _make_keys(folder: RunFolder, peers: int) -> str:
 def _this_version() -> dict[str, Any]:
     """Return the versions and the code that the hosts must have too, from a process like theirs."""
     command = [sys.executable, "-P", "-c", "import json; from peers.host import hello; print(json.dumps(hello()))"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise LaunchError(f"this Python cannot start peers: {done.stderr.strip()}")
     found: dict[str, Any] = json.loads(done.stdout)

@@ -135,7 +135,12 @@ def has_gpu(job: Mapping[str, str]) -> bool:
 def _scontrol(*arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["scontrol", *arguments], capture_output=True, text=True, timeout=CONTROL_TIMEOUT, check=False
+            ["scontrol", *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CONTROL_TIMEOUT,
+            check=False,
         )
     except OSError as error:
         raise LaunchError(f"scontrol: {error.strerror}; is Slurm installed here?") from None

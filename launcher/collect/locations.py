@@ -356,7 +356,13 @@ def _compose() -> list[str]:
 def _output(command: Sequence[str], folder: Path | None = None, environment: dict[str, str] | None = None) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=folder,
+            env=environment,
         )
     except OSError as error:
         raise CollectError(f"{error.filename or command[0]}: {error.strerror}") from None

@@ -84,19 +84,21 @@ def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_en
         job.process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
         job.end = ProcessEnd(job.process.pid)
         jobs.append(job)
-    ended, running = jobs
+    ended, running = (job.process for job in jobs)
+    assert ended is not None
+    assert running is not None
     try:
         wait(jobs, 60)
-        assert ended.process.wait(60) == 0
-        assert running.process.poll() is None
+        assert ended.wait(60) == 0
+        assert running.poll() is None
         selected = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(select, "select", lambda readers, *others: selected.append(readers))
             wait(jobs, 60)
-        assert selected == [[running.end]]
+        assert selected == [[jobs[1].end]]
     finally:
-        for job in jobs:
-            job.process.communicate()
+        for process, job in zip((ended, running), jobs, strict=True):
+            process.communicate()
             job.close()
 
 

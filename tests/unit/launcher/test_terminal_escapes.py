@@ -107,6 +107,7 @@ ARGUMENTS: dict[str, Callable[[Hostile], list[list[object]]]] = {
     "launch": lambda it: [[it.broken], [it.file, "--set", f"rounds={EVIL}"], [it.file, "--log-level", EVIL]],
     "list": lambda it: [[it.runs], [it.runs / f"missing{NAME}"]],
     "logs": lambda it: [[it.one], [it.one, "--peer", 0, "--grep", "evil"], [it.one, "--since", EVIL], [it.runs]],
+    "model": lambda it: [[it.one, "--peer", 0, "-o", it.out], [it.one, "--peer", 0, "-o", it.file], [it.runs]],
     "models": lambda it: [["--plugin", it.runs / f"{NAME}.py"], [EVIL]],
     "names": lambda it: [["--plugin", it.runs / f"{NAME}.py"], [EVIL], ["graph", EVIL]],
     "new": lambda it: [[it.out], [it.one]],
@@ -151,7 +152,7 @@ def test_no_command_prints_control_characters(name: str, hostile: Hostile, invok
 def test_every_command_prints_in_any_encoding(name: str, hostile: Hostile) -> None:
     if name == "report" and importlib.util.find_spec("vl_convert") is None:
         pytest.skip("needs the extra report")
-    runs = [["--help"], *ARGUMENTS[name](hostile)]
+    runs: list[list[object]] = [["--help"], *ARGUMENTS[name](hostile)]
     for charset in ("ascii", "iso-8859-1"):
         runner = CliRunner(charset=charset)  # stdout is strict, as a terminal's is
         for arguments in runs:
