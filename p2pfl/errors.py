@@ -11,7 +11,8 @@
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
     │   │   ├── UnsuitableFileSystem  the file system has no locks
     │   │   ├── JournalError    a message that a neighbor still needs was deleted from disk
-    │   │   └── SpoolError      received models cannot be written to the temporary folder
+    │   │   ├── SpoolError      received models cannot be written to the temporary folder
+    │   │   └── UnsuitableFileSystem  a file system has no locks, or no FIFOs
     │   ├── CheckpointError     a checkpoint is unreadable or belongs to another run
     │   ├── AddressInUse        another process listens at the address of a peer
     │   └── AlreadyRunning      another process runs the peer
