@@ -9,7 +9,6 @@
     ├── ModelError              a network does not fit the images or the method
     ├── RunFolderError          a run folder cannot be read or written, or lacks what the command needs
     │   ├── WriteError          a file in it cannot be written: disk full, no permission, folder deleted
-    │   │   ├── UnsuitableFileSystem  the file system has no locks
     │   │   ├── JournalError    a message that a neighbor still needs was deleted from disk
     │   │   ├── SpoolError      received models cannot be written to the temporary folder
     │   │   └── UnsuitableFileSystem  a file system has no locks, or no FIFOs
