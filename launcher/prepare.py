@@ -44,13 +44,13 @@ class LaunchRequest:
         Raises:
             RunFileError: something is wrong with one of them.
         """
-        from p2pfl.plugins import end_loky, left_running  # imports torch: not before the warm process
+        from p2pfl.plugins import end_servers, left_running  # imports torch: not before the warm process
         from p2pfl.session.build import check_models, load_data
 
         run = self.check()
         dataset, _ = load_data(run)
         check_models(run, dataset)
-        end_loky()
+        end_servers()
         if left := active_children():
             raise run.error_at("plugins", LaunchError(f"a plug-in {left_running(left)}"))
         check_report(run)
