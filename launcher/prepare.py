@@ -47,14 +47,14 @@ class LaunchRequest:
         Raises:
             RunFileError: something is wrong with one of them.
         """
-        from p2pfl.plugins import end_loky, left_running  # imports torch: not before the warm process
+        from p2pfl.plugins import end_servers, left_running  # imports torch: not before the warm process
         from p2pfl.session.build import check_models, load_data
 
         run = self.check()
         dataset, subsets = load_data(run)
         for remark in check_models(run, dataset, subsets):
             echo(f"warning: {remark}", err=True)
-        end_loky()
+        end_servers()
         if left := active_children():
             raise run.error_at("plugins", LaunchError(f"a plug-in {left_running(left)}"))
         check_report(run)

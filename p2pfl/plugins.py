@@ -236,7 +236,7 @@ def _checked_function(kind: str, name: str, parameters: str, checked: Callable[.
             except Exception as error:
                 text = f"{kind} {name!r} fails for four samples of four classes: {type(error).__name__}: {error}"
                 raise PluginError(*(plugin_line(error) or _location(function)), " ".join(text.split())) from error
-            end_loky()
+            end_servers()
             if left := set(active_children()) - before:
                 raise PluginError(*_location(function), f"{kind} {name!r} {left_running(left)}")
 
@@ -261,8 +261,11 @@ def try_functions() -> None:
         _attempts.pop(0)()
 
 
-def end_loky() -> None:
-    """End the workers that joblib keeps for later calls: forks would wait for them for ever."""
+def end_servers() -> None:
+    """End the processes that joblib and the method forkserver keep for later calls: forks cannot use them."""
+    if (server := sys.modules.get("multiprocessing.forkserver")) is not None:
+        with suppress(AttributeError, ChildProcessError):  # of another version; inherited from another process
+            server._forkserver._stop()
     if (loky := sys.modules.get("joblib.externals.loky.reusable_executor")) is not None:
         with suppress(AttributeError):  # of another version
             if loky._executor is not None:

@@ -25,7 +25,7 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any, TextIO
 
 from p2pfl.errors import P2pflError, PluginError, Unexpected
-from p2pfl.plugins import TABLES, end_loky, left_running, try_functions
+from p2pfl.plugins import TABLES, end_servers, left_running, try_functions
 from p2pfl.run_file.options import OptionErrors, Table
 from p2pfl.run_file.plugin_sources import (
     FOLDER,
@@ -229,7 +229,7 @@ def _import(plugin: Plugin) -> None:
     try:
         importlib.import_module(plugin.name)
         try_functions()
-        end_loky()
+        end_servers()
         if left := set(active_children()) - processes:
             raise PluginError(_shown(_file_of(plugin), plugin.root), 1, f"importing it {left_running(left)}")
     except KeyboardInterrupt:

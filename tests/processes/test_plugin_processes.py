@@ -43,6 +43,7 @@ def pooled(scores, labels):
 POOL = "    with mp.Pool(2) as pool:\n        return sum(pool.map(double, [1, 2, 3]))\n"
 EXECUTOR = "    with ProcessPoolExecutor(2) as pool:\n        return sum(pool.map(double, [1, 2, 3]))\n"
 SPAWNED = '    with mp.get_context("spawn").Pool(1) as pool:\n        return sum(pool.map(double, [1, 2, 3]))\n'
+SERVED = SPAWNED.replace("spawn", "forkserver")
 KEPT = "    global KEPT\n    KEPT = mp.Pool(2)\n    return sum(KEPT.map(double, [1, 2, 3]))\n"
 IMPORTED = "    return 1.0\n\nKEPT = mp.Pool(2)\n"
 
@@ -58,7 +59,7 @@ def command(folder: Path, name: str, plugin: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("name", ["simulate", "simulate --jobs 2", "launch"])
-@pytest.mark.parametrize("plugin", [POOL, EXECUTOR, SPAWNED], ids=["pool", "executor", "spawned"])
+@pytest.mark.parametrize("plugin", [POOL, EXECUTOR, SPAWNED, SERVED], ids=["pool", "executor", "spawn", "forkserver"])
 def test_a_metric_may_start_processes(tmp_path: Path, name: str, plugin: str) -> None:
     done = command(tmp_path, name, plugin)
     assert done.returncode == 0, done.stderr
