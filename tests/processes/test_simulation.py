@@ -27,6 +27,7 @@ from p2pfl.session import forked, metrics
 from p2pfl.session.forked import ForkedHub
 from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate, simulation_device
+from p2pfl.stop_signals import stop_signals
 from tests.conftest import tree
 from tests.fast_python.fixture import FastPython
 from tests.golden.runs import MAPL
@@ -110,7 +111,7 @@ def test_no_signal_is_lost_while_the_processes_start(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert {status.phase for files in folder.peers() if (status := files.status())} == {"stopped"}
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(forked.STOPS)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(stop_signals())
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------
