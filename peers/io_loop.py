@@ -283,7 +283,7 @@ class IoLoop:
         hint = next(filter(None, map(self._loopback_hint, named)), "")
         others = f" and {len(connections) - NAMED} others" if len(connections) > NAMED else ""
         addresses = self.world.addresses
-        unwritten = any(not each.address and not addresses.is_fixed(each.peer) for each in connections)
+        unwritten = any(addresses.given(each.peer) is None for each in connections)
         where = f"; each peer writes its address to {addresses.folder} unless transport.hosts has it" * unwritten
         self.log.info("neighbors not reached yet: %s%s%s%s", ", ".join(names), others, where, hint)
 
