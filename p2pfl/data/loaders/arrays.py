@@ -107,7 +107,8 @@ def as_column(where: str, train: Array, test: Array) -> Column:
     """Encode values [N] of both splits: integers or text. Raises DataError, also if one is missing."""
     for split, array in (("training", train), ("test", test)):
         if array.dtype.kind not in "iuUb" or array.ndim != 1:
-            raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected integers or text [N]")
+            one = "; a sample has one input: concatenate several to one array" if array.ndim > 1 else ""
+            raise DataError(f"{where} is {array.dtype} {list(array.shape)}; expected integers or text [N]{one}")
         sample = first_missing(array)
         if sample is not None:
             found = repr(str(array[sample]))
