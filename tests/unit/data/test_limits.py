@@ -45,12 +45,12 @@ def table(text: str) -> Callable[[Path], object]:
 
 
 def frames(folder: Path) -> object:
-    (folder / "a").mkdir()
-    (folder / "b").mkdir()
+    for name in ("a", "b"):
+        (folder / "images" / name).mkdir(parents=True)
     first, second = (Image.fromarray(np.full((8, 8), value, np.uint8)) for value in (0, 255))
-    first.save(folder / "a" / "1.gif", save_all=True, append_images=[second])
-    first.save(folder / "b" / "1.png")
-    return open_dataset("folder", DATASETS["folder"].parse({"path": ".", "test": 0.5}), folder, download=False)
+    first.save(folder / "images" / "a" / "1.gif", save_all=True, append_images=[second])
+    first.save(folder / "images" / "b" / "1.png")
+    return open_dataset("folder", DATASETS["folder"].parse({"path": "images", "test": 0.5}), folder, download=False)
 
 
 ragged = np.empty(6, object)
