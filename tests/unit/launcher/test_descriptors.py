@@ -78,7 +78,7 @@ def test_the_end_of_a_process_that_was_waited_for_can_be_selected() -> None:
 @pytest.mark.usefixtures("way")
 def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_ended() -> None:
     """Else it would return at once, again and again, while peers of an ended command run."""
-    jobs = []
+    jobs: list[Any] = []
     for command in ("exit 0", "read line"):
         job = Job.__new__(Job)
         job.process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
