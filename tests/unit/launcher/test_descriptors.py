@@ -6,6 +6,8 @@ import errno
 import os
 import select
 import subprocess
+import threading
+import time
 from contextlib import closing
 from typing import Any
 
@@ -79,15 +81,19 @@ def test_the_end_of_a_process_that_was_waited_for_can_be_selected() -> None:
 def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_ended() -> None:
     """Else it would return at once, again and again, while peers of an ended command run."""
     jobs: list[Any] = []
-    for command in ("exit 0", "read line"):
-        job = Job.__new__(Job)
-        job.process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
+    for _ in range(2):
+        job: Any = Job.__new__(Job)
+        job.process = subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE)
         job.end = ProcessEnd(job.process.pid)
         jobs.append(job)
     ended, running = jobs
     try:
+        ending = threading.Timer(0.1, ended.process.stdin.close)  # while `wait` waits
+        ending.start()
+        began = time.monotonic()
         wait(jobs, 60)
-        assert ended.process.wait(60) == 0
+        assert time.monotonic() - began < 50
+        assert ended.process.wait(60) == 7
         assert running.process.poll() is None
         selected = []
         with pytest.MonkeyPatch.context() as patch:
@@ -96,7 +102,8 @@ def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_en
         assert selected == [[running.end]]
     finally:
         for job in jobs:
-            job.process.communicate()
+            job.process.stdin.close()
+            job.process.wait()
             job.close()
 
 
