@@ -6,6 +6,8 @@ import errno
 import os
 import select
 import subprocess
+import threading
+import time
 from contextlib import closing
 from typing import Any
 
@@ -78,27 +80,30 @@ def test_the_end_of_a_process_that_was_waited_for_can_be_selected() -> None:
 @pytest.mark.usefixtures("way")
 def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_ended() -> None:
     """Else it would return at once, again and again, while peers of an ended command run."""
-    jobs = []
-    for command in ("exit 0", "read line"):
-        job = Job.__new__(Job)
-        job.process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE)
+    jobs: list[Any] = []
+    for _ in range(2):
+        job: Any = Job.__new__(Job)
+        job.process = subprocess.Popen(["sh", "-c", "read line; exit 7"], stdin=subprocess.PIPE)
         job.end = ProcessEnd(job.process.pid)
         jobs.append(job)
-    ended, running = (job.process for job in jobs)
-    assert ended is not None
-    assert running is not None
+    ended, running = jobs
     try:
+        ending = threading.Timer(0.1, ended.process.stdin.close)  # while `wait` waits
+        ending.start()
+        began = time.monotonic()
         wait(jobs, 60)
-        assert ended.wait(60) == 0
-        assert running.poll() is None
+        assert time.monotonic() - began < 50
+        assert ended.process.wait(60) == 7
+        assert running.process.poll() is None
         selected = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(select, "select", lambda readers, *others: selected.append(readers))
             wait(jobs, 60)
-        assert selected == [[jobs[1].end]]
+        assert selected == [[running.end]]
     finally:
-        for process, job in zip((ended, running), jobs, strict=True):
-            process.communicate()
+        for job in jobs:
+            job.process.stdin.close()
+            job.process.wait()
             job.close()
 
 
