@@ -41,6 +41,18 @@ def main() -> None:
         # Errors of run folders are WriteErrors; this one is of standard output, or of a temporary file.
         sys.stdout = None  # otherwise Python writes the rest at its exit, and fails again
         sys.exit(f"error: the output cannot be written: {error.strerror}")
+    finally:
+        drop_closed_streams()
+
+
+def drop_closed_streams() -> None:
+    """Drop the streams of a closed terminal: Python would fail to write to them at its exit, with status 120."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            os.write(number, b"")
+        except OSError as error:
+            if error.errno == errno.EIO:
+                setattr(sys, name, None)
 
 
 def reject_conflicting_distribution() -> None:

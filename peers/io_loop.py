@@ -295,7 +295,11 @@ class IoLoop:
 
     def _loopback_hint(self, connection: Connection) -> str:
         """Say why a peer on another host is not found at an address of this one, e.g. 127.0.1.1 of Debian's hosts."""
-        if not connection.address or not leads_here(host := split(connection.address)[0]):
+        try:
+            host = split(connection.address or "")[0]
+        except ValueError:  # unknown, or not of TCP
+            return ""
+        if not leads_here(host):
             return ""
         given = self.world.addresses.given(connection.peer)
         remedy = "" if given == connection.address else "correct the line of its name in /etc/hosts here, or "

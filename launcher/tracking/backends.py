@@ -179,7 +179,9 @@ class MLflow:
     def write(self, stream: str, t: int, values: Values) -> None:
         at = int(1000 * now())
         pending = self._pending.setdefault(stream, [])
-        pending += [self._metric(_mlflow_name(name), value, at, t) for name, value in values.items()]
+        pending += [
+            self._metric(_mlflow_name(name, pooled=stream == "all"), value, at, t) for name, value in values.items()
+        ]
         if len(pending) >= self.BATCH:
             self._send(stream)
 
@@ -211,9 +213,14 @@ class MLflow:
             self._client.set_terminated(run, "FINISHED" if finished else "FAILED")
 
 
-def _mlflow_name(name: str) -> str:
-    """Replace what MLflow does not allow, and slashes, which make folders, so that different names stay different."""
-    return re.sub(r"[^\w. -]", lambda found: f"_{ord(found[0]):x}_", name)
+def _mlflow_name(name: str, *, pooled: bool = False) -> str:
+    """Replace what MLflow does not allow, and slashes, which make folders, so that different names stay different.
+
+    Args:
+        pooled: what follows the last slash is the peer, which gets a folder.
+    """
+    metric, slash, peer = name.rpartition("/") if pooled else (name, "", "")
+    return re.sub(r"[^\w. -]", lambda found: f"_{ord(found[0]):x}_", metric) + slash + peer
 
 
 BACKENDS: dict[str, type[Backend]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

@@ -88,6 +88,9 @@ class SimulatedWorld:
     def address_of(self, peer: PeerId) -> str | None:
         return self.network.addresses.get(peer)
 
+    def given(self, peer: PeerId) -> str | None:
+        return self.address_of(peer)
+
     def look(self, among: Collection[PeerId]) -> tuple[Collection[PeerId], Collection[PeerId]]:
         return self.network.addresses, self.network.declared_dead
 
