@@ -152,12 +152,14 @@ def weighted_sum(terms: Sequence[tuple[float, Tensors]], out: Tensors | None = N
 
 def _sum(weights: Sequence[float], first: Tensor, others: Iterable[Tensor]) -> Tensor:
     total = widened(first) * weights[0]
-    constant = None if is_finite(first) else ~first.isfinite()
+    # With positive weights, a common infinity stays by itself; 0 · −∞ is NaN.
+    ordinary = all(weight > 0.0 for weight in weights) or is_finite(first)
+    constant = None if ordinary else ~widened(first).isfinite()
     for weight, tensor in zip(weights[1:], others, strict=True):
         # Not ``total += weight * x``, which rounds twice where this rounds once.
         total.add_(tensor.to(total), alpha=weight)
         if constant is not None:
-            constant &= _same(tensor.to(first), first)
+            constant &= _same(tensor.to(first), first) | (tensor == 0)  # 0: a step that leaves it as it is
     return total if constant is None else torch.where(constant, first, total)  # 0 · −∞ is NaN
 
 

@@ -108,7 +108,7 @@ def run_peer(
         now = Status(me, os.getpid(), phase, error=error, since=monotonic())
         if (last := files.status()) is not None:
             kept = ["t", "rounds_done", "bytes_out", "bytes_in", "messages_out", "starts"]
-            kept += ["accuracy", "masked_accuracy", "unmasked_accuracy", "tested_on"]
+            kept += ["accuracy", "masked_accuracy", "unmasked_accuracy", "tested_on", "skipped"]
             resumes = last.resumes_at_start() if phase == "starting" else last.resumes
             now = replace(now, resumes=resumes, **{name: getattr(last, name) for name in kept})
         with suppress(WriteError):

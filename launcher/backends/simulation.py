@@ -107,6 +107,7 @@ def _check_device(run: Run, jobs: int) -> None:
 def _run(
     run: Run, folder: RunFolder, console: Console, jobs: int, watching: Watching, seconds_before: float = 0.0
 ) -> Summary:
+    from p2pfl.session.child_processes import children_of_plugins
     from p2pfl.session.simulate import simulate as run_peers
 
     print_run_path(folder, console)
@@ -118,7 +119,8 @@ def _run(
         me = os.getpid()
         display = Display(progress, folder, range(run.peers), run.rounds, lambda status: status.pid != me)
         try:
-            run_peers(run, folder, lambda peer, t: display.update(), jobs)
+            with children_of_plugins():
+                run_peers(run, folder, lambda peer, t: display.update(), jobs)
         except KeyboardInterrupt:
             progress.print("stopped")
         display.update(now=True)

@@ -133,7 +133,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         """What ``layouts`` has returned."""
         self._spool = Spool()
         self.setup()
-        for module in self._modules():
+        for module in self.modules():
             module.eval()
         self.note_start()
 

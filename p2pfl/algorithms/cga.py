@@ -183,13 +183,17 @@ class CGA(Algorithm[Hyper]):
 
     def displace(self, local: Tensors, others: Sequence[Tensors]) -> None:
         """Lines 3 and 4: move the model by v_i, unless the local gradient is missing or has diverged."""
-        if not local or not self.outcomes.note(TRAININGS, self.what_diverged(parameters_of(self.model), local)):
+        if not local:
+            return
+        if diverged := self.what_diverged(parameters_of(self.model), local):
+            self.outcomes.note(TRAININGS, diverged)
             return
         direction = projected(local, others, self.hyper.margin)
         for name, parameter in self.model.named_parameters():
             parameter.grad = direction.get(name)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.outcomes.note(TRAININGS, self.what_diverged(parameters_of(self.model)))
 
     def layouts(self) -> Sequence[Layout]:
         x = parameters_of(self.model)

@@ -209,7 +209,7 @@ class DFML(Algorithm[Hyper]):
         senders = self.schedule.sender_count(net.peers)
         peaks = self.hyper.peak_updates or (round(net.peers / senders) if 2 * senders < net.peers else 1)
         if alpha >= self.peak_alpha or self.hyper.is_among_largest(peaks, t):
-            self.peak.load_state_dict(self.model.state_dict())
+            self.peak.load_state_dict(clone(self.model.state_dict()))  # a copy of extra state, too
             self.peak_alpha, self.peak_round = max(self.peak_alpha, alpha), t
 
     def predict_peak(self, x: Tensor) -> Tensor:

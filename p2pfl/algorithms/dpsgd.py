@@ -112,11 +112,11 @@ class DPSGD(Algorithm[Hyper]):
             received = await net.exchange(Parameters(x | statistics))
             average_neighborhood(x | statistics, received, self.row, self.me)
         else:
-            self.is_usable(Parameters(x | statistics))
             # While this peer trains, for line 2 of the neighbors.
             published = (await net.publish(Parameters(x | statistics))).values
             before = {name: published[name] for name in x}
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
+            self.is_usable(Parameters(x | statistics))
             received = await net.gather(Parameters)
             step = displacement(x, before)
             average_neighborhood(before, received, self.row, self.me, step=step, out=x)  # lines 2 and 3

@@ -338,8 +338,8 @@ def _store(name: str, arrays: DatasetArrays, entry: Path, *, alone: bool) -> Non
         for leftover in entry.parent.glob(f".{entry.name}.*building") if alone else ():
             shutil.rmtree(leftover)
         building.mkdir()
-        for name, array in files.items():
-            np.save(building / f"{name}.npy", array)
+        for file, array in files.items():
+            np.save(building / f"{file}.npy", array)
         (building / "metadata.json").write_text(json.dumps(metadata))
         try:
             building.rename(entry)

@@ -206,16 +206,16 @@ class Trainer:
     @contextmanager
     def training(self) -> Iterator[None]:
         """Put all modules in training mode, and back in evaluation mode on exit."""
-        for module in self._modules():
+        for module in self.modules():
             module.train()
         try:
             yield
         finally:
-            for module in self._modules():
+            for module in self.modules():
                 module.eval()
                 module.zero_grad(set_to_none=True)  # takes as much memory as the model
 
-    def _modules(self) -> Iterator[nn.Module]:
+    def modules(self) -> Iterator[nn.Module]:
         return (value for value in vars(self).values() if isinstance(value, nn.Module))
 
 

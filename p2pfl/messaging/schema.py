@@ -321,8 +321,3 @@ def what_diverged(body: Body, layouts: Iterable[Layout] = ()) -> str:
     specs = {path: TensorSpec(tensor.dtype, tuple(tensor.shape)) for path, tensor in tensors.items()}
     alike = (each for each in layouts if each.body is type(body) and each.mismatch(specs, plain) is None)
     return next(alike, Layout(type(body), {}, {})).what_diverged(tensors, plain)
-
-
-def is_finite(body: Body) -> bool:
-    """Return whether no number in the body is NaN or infinite, and no tensor has diverged (``has_diverged``)."""
-    return not what_diverged(body)

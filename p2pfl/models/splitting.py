@@ -105,7 +105,8 @@ def find_layout(
     whole, changed, returns = {}, False, list[str]()
     for mode in MODES:
         given = batch.clone()
-        whole[mode] = output = _outputs(name, network, given, mode, inputs)
+        with kept_random_states():
+            whole[mode] = output = _outputs(name, network, given, mode, inputs)
         _check_output(name, network, output, (2, classes), mode, inputs)
         changed = changed or given._version != 0
         if mode == "evaluation":
@@ -116,28 +117,31 @@ def find_layout(
     layout = Layout(where, 0, copies=(changed, False))
     backbone, last = layout.split(other)
     for mode in MODES:
-        try:
-            features = _outputs(name, backbone, batch.clone(), mode, inputs)
-        except (ModelError, PluginError) as error:
-            text = str(error.__cause__).partition("\n")[0]
-            raise _not_the_output(name, where, f" (without it: {type(error.__cause__).__name__}: {text})") from error
-        if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
-            shape = type(features).__name__ if not isinstance(features, Tensor) else list(features.shape)
-            text = f"{name!r} passes {shape} to its head {where!r} instead of [2, features]"
-            raise ModelError(f"{text}; name another part as `head`")
-        dtypes = {features.dtype, whole[mode].dtype, next(last.parameters()).dtype}
-        if isinstance(returned.get(where), Tensor):
-            dtypes.add(returned[where].dtype)
-        given = features.detach().to(next(last.parameters()).dtype, copy=True)
-        logits = _outputs(name, last, given, mode, f"its features, as its head {where!r},")
-        layout = Layout(
-            where,
-            features.shape[1],
-            layout.converts or dtypes != {torch.float32},
-            (changed, layout.copies[1] or given._version != 0),
-        )
-        if not _is_close(logits, whole[mode], dtypes):
-            raise _not_the_output(name, where, " in training" if mode == "training" else "")
+        with kept_random_states():  # once for both: the head draws after the backbone
+            try:
+                features = _outputs(name, backbone, batch.clone(), mode, inputs)
+            except (ModelError, PluginError) as error:
+                text = str(error.__cause__).partition("\n")[0]
+                raise _not_the_output(
+                    name, where, f" (without it: {type(error.__cause__).__name__}: {text})"
+                ) from error
+            if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != 2:
+                shape = type(features).__name__ if not isinstance(features, Tensor) else list(features.shape)
+                text = f"{name!r} passes {shape} to its head {where!r} instead of [2, features]"
+                raise ModelError(f"{text}; name another part as `head`")
+            dtypes = {features.dtype, whole[mode].dtype, next(last.parameters()).dtype}
+            if isinstance(returned.get(where), Tensor):
+                dtypes.add(returned[where].dtype)
+            given = features.detach().to(next(last.parameters()).dtype, copy=True)
+            logits = _outputs(name, last, given, mode, f"its features, as its head {where!r},")
+            layout = Layout(
+                where,
+                features.shape[1],
+                layout.converts or dtypes != {torch.float32},
+                (changed, layout.copies[1] or given._version != 0),
+            )
+            if not _is_close(logits, whole[mode], dtypes):
+                raise _not_the_output(name, where, " in training" if mode == "training" else "")
     return layout
 
 
@@ -205,7 +209,7 @@ def _not_the_output(name: str, where: str, hint: str = "") -> ModelError:
 def _outputs(name: str, network: nn.Module, batch: Tensor, mode: str, what: str) -> Any:
     """Return the output for a batch as a run computes it. Raises ModelError, PluginError."""
     network.train(mode == "training")
-    with kept_random_states(), torch.set_grad_enabled(mode == "training"):
+    with torch.set_grad_enabled(mode == "training"):
         return called(name, network, batch, f"for {what}" if mode == "evaluation" else f"in training for {what}")
 
 

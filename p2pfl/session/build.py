@@ -285,8 +285,9 @@ def _make_algorithm(
         with streams.restarted("setup"):
             algorithm = run.algorithm(run.hyper, context)
         check_setup(algorithm)
-        if algorithm.homogeneous and shares_statistics(run.hyper) and not statistics_of(algorithm.model):
-            text = f"{algorithm.model.name} has no batch-normalization statistics; remove this key"
+        sent = getattr(algorithm, "meme", algorithm.model if algorithm.homogeneous else None)
+        if sent is not None and shares_statistics(run.hyper) and not statistics_of(sent):
+            text = f"{sent.name} has no batch-normalization statistics; remove this key"
             raise OptionErrors([(("share_statistics",), text)])
         load_pretrained(algorithm)
     except OptionErrors as errors:

@@ -12,6 +12,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker  # noqa: TID251  # starts nothing
+from pathlib import Path
 
 import psutil
 import torch
@@ -26,24 +28,39 @@ _fork = threading.local()
 
 
 @contextmanager
-def children_of_plugins() -> Iterator[None]:
-    """Prepare what is forked inside, and kill what still runs at the end of those that plug-ins have started."""
+def children_of_plugins(*, kill: bool = True) -> Iterator[None]:
+    """Prepare what is forked inside, and kill what still runs at the end of those that plug-ins have started.
+
+    Args:
+        kill: this process is p2pfl's, so that what starts inside belongs to plug-ins. Otherwise nothing is killed.
+    """
     global _depth
-    before = _children()
+    before = _children() if kill else set()
     _depth += 1
     try:
         yield
     finally:
         _depth -= 1
-        for child in _children() - before:
-            with suppress(psutil.Error):
-                child.kill()
+        for pid in _children() - before if kill else ():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _children() -> set[psutil.Process]:
-    with suppress(psutil.Error):
-        return set(psutil.Process().children(recursive=True))
-    return set()
+def _children() -> set[int]:
+    """Return the processes below this one, but for the one in which multiprocessing tracks shared memory."""
+    found: set[int] = set()
+    todo = [os.getpid()]
+    try:
+        while todo:
+            for file in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+                with suppress(OSError):  # a thread or process that has just ended
+                    todo += (new := {int(pid) for pid in file.read_text().split()} - found)
+                    found |= new
+        if not Path("/proc/self/task", str(os.getpid()), "children").exists():  # a kernel without it: look at all
+            found = {child.pid for child in psutil.Process().children(recursive=True)}
+    except psutil.Error:
+        return set()
+    return found - {getattr(resource_tracker._resource_tracker, "_pid", None)}
 
 
 def _before_fork() -> None:
@@ -64,7 +81,8 @@ def _in_fork() -> None:
     signal.set_wakeup_fd(-1)
     numbers = stop_signals()
     for number in numbers:
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # its parent ends it
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     torch.set_num_threads(1)
     if _fork.parent is not None:  # otherwise it would be killed at the end of the thread that has forked it

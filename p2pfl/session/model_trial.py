@@ -236,6 +236,13 @@ def _class_attributes(model: Model) -> dict[str, str]:
 
 def _plain(value: object) -> str | None:
     """Describe a value made of numbers, strings, tensors and random generators; None if it is something else."""
+    try:
+        return _description(value)
+    except RecursionError:  # it holds itself
+        return None
+
+
+def _description(value: object) -> str | None:
     match value:
         case None | bool() | int() | float() | complex() | str() | bytes() | np.generic():
             return repr(value)
@@ -252,9 +259,9 @@ def _plain(value: object) -> str | None:
         case random.Random():
             return repr(value.getstate())
         case list() | tuple() | deque():
-            return repr([_plain(item) for item in value])
+            return repr([_description(item) for item in value])
         case set() | frozenset():
             return repr(sorted(map(repr, value)))
         case Mapping():
-            return repr([(repr(key), _plain(item)) for key, item in value.items()])
+            return repr([(repr(key), _description(item)) for key, item in value.items()])
     return None

@@ -208,7 +208,7 @@ def make_result(
 
 
 def _norm_statistics(algorithm: Algorithm[Any]) -> str:
-    if not statistics_of(algorithm.model):
+    if not any(map(statistics_of, algorithm.modules())):
         return ""
     shared = getattr(algorithm.hyper, "share_statistics", False)
     return algorithm.shared_norm_statistics if shared else algorithm.norm_statistics

@@ -69,7 +69,7 @@ def simulate(
     if jobs > 1 and folder is None:
         raise ValueError("several processes exchange messages by the files of a run folder")
     torch.set_num_threads(1 if jobs > 1 else run.file.threads)
-    with children_of_plugins():
+    with children_of_plugins(kill=False):
         data = load_data(run, folder.root if folder else None, record=True)
     sessions: list[Session] = []
     frozen: set[str | None] = set()
@@ -114,7 +114,7 @@ def simulate(
         if isinstance(hub, ForkedHub):
             results = run_forked(sessions, hub, run.file.threads)
         else:
-            with children_of_plugins():
+            with children_of_plugins(kill=False):
                 results = asyncio.run(_in_turns(sessions, hub))
         for session in sessions:
             session.endpoint.journal.clear()  # nobody needs the last messages any more

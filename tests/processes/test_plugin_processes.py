@@ -117,6 +117,26 @@ def test_what_still_runs_at_the_end_is_killed_and_nothing_else(until: Any) -> No
         earlier.kill()
 
 
+def test_in_a_process_of_the_user_nothing_is_killed() -> None:
+    with children_of_plugins(kill=False):
+        child = subprocess.Popen(["sleep", "600"])
+    assert child.poll() is None
+    child.kill()
+    child.wait()
+
+
+def test_a_fork_ignores_the_interrupt_that_its_parent_ignores() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with children_of_plugins():
+            pid = os.fork()
+            if not pid:
+                os._exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 ORPHAN = """
 import os, signal
 from p2pfl.session.child_processes import children_of_plugins

@@ -99,7 +99,7 @@ def _remedy(labels: Array) -> str:
         return "; a sample has one class, not one per tag, token or pixel"
     if labels.dtype.kind == "f":
         whole = bool(np.isfinite(labels).all()) and np.array_equal(labels, np.rint(labels))
-        return ": use y.astype(int)" if whole else "; measurements and NaN are no classes"
+        return ": use y.astype(int)" if whole else "; measurements and NaN are not classes"
     return ": use y.astype(str)" if labels.dtype.kind == "S" else ""
 
 

@@ -211,10 +211,15 @@ def test_methods_that_average_whole_models_have_the_option() -> None:
     assert not dpsgd.Hyper.parse({}).share_statistics
 
 
-def test_a_model_without_batch_normalization_is_refused() -> None:
-    run = from_dict(tree(algorithm={"name": "fedavg", "share_statistics": True}, models="mlp-16"))
+@pytest.mark.parametrize(
+    ("algorithm", "models", "without"),
+    [("fedavg", "mlp-16", "mlp-16"), ("fml", "tiny-cnn", "tiny-mixer"), ("fml-dec", "tiny-cnn", "tiny-mixer")],
+)
+def test_a_model_without_batch_normalization_is_refused(algorithm: str, models: str, without: str) -> None:
+    options = {"meme": without} if algorithm != "fedavg" else {}
+    run = from_dict(tree(algorithm={"name": algorithm, "share_statistics": True, **options}, models=models))
     data = load_data(run)
-    with pytest.raises(RunFileError, match=r"share_statistics: mlp-16 has no batch-normalization statistics"):
+    with pytest.raises(RunFileError, match=rf"share_statistics: {without} has no batch-normalization statistics"):
         make_algorithm(run, 0, data, torch.device("cpu"), Streams(0, 0))
 
 

@@ -235,6 +235,13 @@ def test_an_entry_that_is_infinite_in_all_models_stays_so_in_their_average(
     torch.testing.assert_close(models[1]["a"], expected, equal_nan=True)
 
 
+def test_an_infinity_that_no_step_changes_stays_whatever_the_weights() -> None:
+    local, other, step = (
+        {"a": torch.tensor(values)} for values in ([-torch.inf, 1.0], [-torch.inf, 3.0], [0.0, 1.0])
+    )
+    assert weighted_sum([(0.0, local), (1.0, other), (1.0, step)])["a"].tolist() == [-torch.inf, 4.0]
+
+
 def test_an_entry_that_is_infinite_in_some_models_is_so_in_their_average() -> None:
     models = {0: {"a": torch.tensor([-torch.inf, torch.inf, 1.0])}, 1: {"a": torch.tensor([0.0, -torch.inf, 3.0])}}
     found = average(models, {0: 1.0, 1: 1.0})["a"]

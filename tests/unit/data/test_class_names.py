@@ -99,7 +99,7 @@ def test_npz_labels_may_be_text_or_booleans(root: Path, train: Any, test: Any, n
         ([[0, 1], [1, 1]], {}, r"\[2, 2\]; .*; a sample has one class, not one per tag, token or pixel"),
         ([[[0, 1]], [[1, 1]]], {}, r"\[2, 1, 2\]; .*; a sample has one class, not one per tag, token or pixel"),
         ([0.0, 1.0], {}, r"y_train is float64 \[2\]; .*: use y\.astype\(int\)"),
-        ([0.5, 1.0], {}, "measurements and NaN are no classes"),
+        ([0.5, 1.0], {}, "measurements and NaN are not classes"),
         ([b"a", b"b"], {}, r"use y\.astype\(str\)"),
         (["a", "nan"], {}, "y: training sample 1, counted from 0, is 'nan', which marks a missing value"),
         ([-1, 1], {}, "npz: training labels range from -1 to 1, but classes is 2; labels count from 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def arrays(
     parts = {"x": np.zeros((6, 2)) if x is None else x, "y": np.arange(6) % 2 if y is None else y, **others}
 
     def opened(folder: Path) -> object:
-        named = {f"{name}_{split}": array for name, array in parts.items() for split in ("train", "test")}
+        named: Any = {f"{name}_{split}": array for name, array in parts.items() for split in ("train", "test")}
         np.savez(folder / "d.npz", **named)
         return open_dataset("npz", DATASETS["npz"].parse({"path": "d.npz"}), folder, download=False)
 
@@ -67,7 +68,7 @@ CASES: list[tuple[str, Callable[[Path], object]]] = [
     ("has text", table("a,y\nsome text,0\nmore text,1\n")),
     ("it contains Python objects", arrays(ragged)),
     ("2 values for 3 columns", table("a,b,y\n1,2,0\n1,1\n")),
-    ("measurements and NaN are no classes", arrays(y=np.linspace(0, 1, 6))),
+    ("measurements and NaN are not classes", arrays(y=np.linspace(0, 1, 6))),
     ("labels must be classes", table("a,y\n1,0.5\n2,0.25\n")),
     ("a sample has one class", arrays(y=np.ones((6, 3), int))),
     ("a sample has one class", arrays(y=np.zeros((6, 8, 8), int))),

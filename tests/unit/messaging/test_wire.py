@@ -24,7 +24,6 @@ from p2pfl.messaging.schema import (
     Body,
     Layout,
     MessageSchema,
-    is_finite,
     tensors_of,
     what_diverged,
     with_tensors,
@@ -196,8 +195,8 @@ def test_a_body_is_usable_unless_a_number_is_not_finite_or_a_parameter_too_large
     usable = all(math.isfinite(x.real) and math.isfinite(x.imag) for x in numbers)
     if tensor.is_floating_point() and tensor.dtype.itemsize <= 4:
         usable &= all(abs(x) < LIMIT for x in numbers)
-    assert is_finite(Sample(tensor)) == is_finite(Words(named={"w": tensor})) == usable
-    assert not is_finite(Words(real=math.nan))
+    assert (not what_diverged(Sample(tensor))) == (not what_diverged(Words(named={"w": tensor}))) == usable
+    assert what_diverged(Words(real=math.nan)) == "real is nan"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

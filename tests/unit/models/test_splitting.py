@@ -46,6 +46,19 @@ class HeadFirst(Body):
         return logits
 
 
+class DropsInBoth(Body):
+    """Its head draws random numbers after the backbone has drawn some."""
+
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__(num_classes, in_channels)
+        self.body.append(nn.Dropout(0.5))
+        self.fc = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, num_classes))  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.body(x))
+        return logits
+
+
 class TupleInTraining(Plain):
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
@@ -137,6 +150,10 @@ def test_head_is_the_linear_layer_whose_output_is_returned() -> None:
     assert (model.head_path, model.features, model.linear_head.out_features) == ("fc", 16, 10)
     x = torch.rand(3, 1, 8, 8)
     assert torch.equal(model(x), model.head(model.backbone(x)))
+
+
+def test_backbone_and_head_may_both_draw_random_numbers() -> None:
+    assert isinstance(made("DropsInBoth:fc").head[0], nn.Dropout)  # type: ignore[index]
 
 
 def test_a_network_can_be_its_own_head() -> None:

@@ -129,6 +129,14 @@ def test_a_peer_whose_every_training_is_rolled_back_fails_and_has_served_its_nei
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["dpsgd", "cga", "fedavg"])
+def test_a_run_whose_every_training_diverges_fails_whenever_models_are_sent(make_run: MAKE, name: str) -> None:
+    results = simulate(make_run(algorithm={"name": name, "lr": 1e20}, peers=3, rounds=4))
+    assert [result.phase for result in results] == ["failed"] * 3
+    assert all("because values had diverged" in result.error for result in results)
+
+
+@pytest.mark.exhaustive
 def test_a_peer_that_recovers_finishes(make_run: MAKE) -> None:
     results, _ = diverging(make_run(**FEDSIM), {2: [1e30, 1e30, 0.01]})
     assert [result.phase for result in results] == ["finished"] * 3

@@ -85,6 +85,12 @@ class Attributes(Net):
         return super().forward(x)
 
 
+class Cyclic(Net):
+    def add(self):
+        self.links = []
+        self.links.append(self.links)
+
+
 class Cached(Net):
     def forward(self, x):
         self.features = self.body(x)
@@ -140,7 +146,7 @@ def remarks(project: Project, name: str, run: str = RUN) -> list[str]:
     return list(check_models(checked, *load_data(checked)))
 
 
-@pytest.mark.parametrize("name", ["Net", "Cached", "Extra"])
+@pytest.mark.parametrize("name", ["Net", "Cached", "Cyclic", "Extra"])
 def test_usual_models_are_not_remarked(name: str, project: Project) -> None:
     assert remarks(project, name) == []
 
