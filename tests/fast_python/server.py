@@ -215,11 +215,13 @@ def leave(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
     atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:  # nobody reads it
         code = 120
     with suppress(OSError):
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
