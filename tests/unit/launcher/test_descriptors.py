@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
@@ -13,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.warm import WarmProcess
 from launcher.descriptors import ProcessEnd, memory_file
 from launcher.errors import LaunchError
 from launcher.sweep.jobs import Job, wait
@@ -107,11 +107,30 @@ def test_waiting_for_jobs_ends_with_the_first_one_and_ignores_those_that_have_en
             job.close()
 
 
+WARM = """
+import errno, os, sys
+
+def refuse(*arguments):
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+for name in ("memfd_create", "pidfd_open"):
+    if sys.argv[1] == "absent":
+        delattr(os, name)
+    elif sys.argv[1] == "refused":
+        setattr(os, name, refuse)
+
+from launcher.backends.warm import WarmProcess
+
+warm, answer = WarmProcess.after(lambda: 41 + 1)
+with warm:
+    print(answer, [event.event for event in warm.events(60)])
+print(warm.outcome)
+"""
+"""In a process without the threads of the tests', which a fork would not have."""
+
+
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("way")
-def test_a_fork_becomes_the_warm_process_and_its_exit_is_noticed() -> None:
-    warm, answer = WarmProcess.after(lambda: 41 + 1)
-    with warm:
-        assert answer == 42
-        assert [event.event for event in warm.events(60)] == ["ready"]
-    assert warm.outcome == "exited with code 0"
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fork_becomes_the_warm_process_and_its_exit_is_noticed(way: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WARM, way], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("42 ['ready']\nexited with code 0\n", "")
