@@ -59,7 +59,15 @@ def command(folder: Path, name: str, plugin: str) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("name", ["simulate", "simulate --jobs 2", "launch"])
-@pytest.mark.parametrize("plugin", [POOL, EXECUTOR, SPAWNED, SERVED], ids=["pool", "executor", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        pytest.param(POOL, id="pool"),
+        pytest.param(EXECUTOR, id="executor"),
+        pytest.param(SPAWNED, id="spawn", marks=pytest.mark.slow),  # each pool imports torch anew
+        pytest.param(SERVED, id="forkserver", marks=pytest.mark.slow),
+    ],
+)
 def test_a_metric_may_start_processes(tmp_path: Path, name: str, plugin: str) -> None:
     done = command(tmp_path, name, plugin)
     assert done.returncode == 0, done.stderr
