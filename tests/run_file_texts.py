@@ -25,6 +25,17 @@ algorithm: {name: mapl, warmup: 2}
 device: cpu
 """
 
+SMALLEST = """\
+name: smallest
+rounds: 1
+peers: 2
+graph: complete
+data: {dataset: digits, partition: {name: iid, per_peer: 20}}
+models: tiny-cnn
+algorithm: fedavg
+"""
+"""A run of a second, for tests of what surrounds it."""
+
 TOP = (
     "name, seed, rounds, peers, graph, data, models, algorithm, plugins, joins_at, transport, chaos, device, gpu, "
     "threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, checkpoint_copies, track, "

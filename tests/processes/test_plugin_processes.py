@@ -16,19 +16,9 @@ import pytest
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.run_folder import RunFolder
 from peers.slots import HostSlot
+from tests.run_file_texts import SMALLEST
 
-RUN = """
-name: pools
-rounds: 1
-peers: 2
-graph: complete
-slots: 1
-data: {dataset: digits, partition: {name: iid, per_peer: 20}}
-models: tiny-cnn
-algorithm: fedavg
-plugins: [pools.py]
-metrics: [pooled]
-"""
+RUN = f"{SMALLEST}slots: 1\nplugins: [pools.py]\nmetrics: [pooled]\n"
 HEAD = """
 import multiprocessing as mp
 from concurrent.futures import ProcessPoolExecutor

@@ -10,22 +10,14 @@ from pathlib import Path
 import pytest
 
 from p2pfl.session.run_folder import RunFolder
+from tests.run_file_texts import SMALLEST
 
-RUN = """
-name: old
-rounds: 1
-peers: 2
-graph: complete
-data: {dataset: digits, partition: {name: iid, per_peer: 20}}
-models: tiny-cnn
-algorithm: fedavg
-"""
 LACKING = ("memfd_create", "pidfd_open", "eventfd", "eventfd_read", "eventfd_write")
 
 
 @pytest.mark.parametrize("command", ["launch", "simulate --jobs 2", "sweep --seeds 1"])
 def test_runs_work_without_functions_that_some_builds_lack(tmp_path: Path, command: str) -> None:
-    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "run.yaml").write_text(SMALLEST)
     (tmp_path / "sitecustomize.py").write_text(f"import os\nfor name in {LACKING}: delattr(os, name)\n")
     name, *options = command.split()
     into = ["--out", "out"] if name == "sweep" else ["--run-dir", "out"]

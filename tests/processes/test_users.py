@@ -11,18 +11,10 @@ from pathlib import Path
 import pytest
 
 from p2pfl.session.run_folder import RunFolder
+from tests.run_file_texts import SMALLEST
 
 UID = 54321
 AS_ANOTHER = ["unshare", "--user", f"--map-user={UID}"]
-RUN = """
-name: nobody
-rounds: 1
-peers: 2
-graph: complete
-data: {dataset: digits, partition: {name: iid, per_peer: 20}}
-models: tiny-cnn
-algorithm: fedavg
-"""
 
 
 def another_user() -> bool:
@@ -33,7 +25,7 @@ def another_user() -> bool:
 
 @pytest.mark.skipif(not another_user(), reason="user namespaces are not permitted")
 def test_every_kind_of_run_works_without_a_name_and_a_home(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "run.yaml").write_text(SMALLEST)
     (tmp_path / "tmp").mkdir()
     environment = {"PATH": os.defpath, "TMPDIR": str(tmp_path / "tmp")}
     for command in (

@@ -10,6 +10,7 @@ from p2pfl.run_file.load import load
 from p2pfl.session.build import check_models, load_data
 from p2pfl.session.simulate import simulate
 from tests.plugin_fixtures import Project
+from tests.run_file_texts import SMALLEST
 
 NETS = """\
 import random
@@ -129,16 +130,11 @@ class FromNumPy(Net):
         return super().forward(x + float(np.random.rand()) * self.training)
 """
 
-RUN = """\
-name: nets
-peers: 2
-rounds: 1
-graph: complete
-data: {dataset: digits, partition: {name: iid, per_peer: 21}}
-models: my_nets.Net
-algorithm: {name: fedavg, batch: 16}
-device: cpu
-"""
+RUN = (
+    SMALLEST.replace("tiny-cnn", "my_nets.Net")
+    .replace("per_peer: 20", "per_peer: 21")
+    .replace("fedavg", "{name: fedavg, batch: 16}")
+)
 
 
 def remarks(project: Project, name: str, run: str = RUN) -> list[str]:
