@@ -47,19 +47,21 @@ def children_of_plugins(*, kill: bool = True) -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    """Return the processes below this one, but for the one in which multiprocessing tracks shared memory."""
+    """Return the processes below this one, but for the one in which multiprocessing tracks shared memory.
+
+    psutil reads all processes of the host, as other peers of the mesh would too: only where the kernel does not tell.
+    """
+    if not os.path.exists("/proc/thread-self/children"):
+        with suppress(psutil.Error):
+            return {child.pid for child in psutil.Process().children(recursive=True)}
+        return set()
     found: set[int] = set()
     todo = [os.getpid()]
-    try:
-        while todo:
-            for file in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
-                with suppress(OSError):  # a thread or process that has just ended
-                    todo += (new := {int(pid) for pid in file.read_text().split()} - found)
-                    found |= new
-        if not Path("/proc/self/task", str(os.getpid()), "children").exists():  # a kernel without it: look at all
-            found = {child.pid for child in psutil.Process().children(recursive=True)}
-    except psutil.Error:
-        return set()
+    while todo:
+        for file in Path(f"/proc/{todo.pop()}/task").glob("*/children"):
+            with suppress(OSError):  # a thread or process that has just ended
+                todo += (new := {int(pid) for pid in file.read_text().split()} - found)
+                found |= new
     return found - {getattr(resource_tracker._resource_tracker, "_pid", None)}
 
 
