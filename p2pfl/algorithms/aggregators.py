@@ -33,7 +33,7 @@ class Aggregation(LocalTraining):
     participation: Fraction = 0.5
     """Senders per round, as a fraction of the peers that have joined (Fig. 19)."""
     fixed_aggregator: bool = False
-    """Peer 0 aggregates in every round."""
+    """Peer 0 aggregates in every round (Fig. 13)."""
     supervision: Supervision = "wsm"
     """Loss on the labels: re-weighted softmax, asymmetric, masked or plain cross-entropy."""
 

@@ -215,10 +215,10 @@ class Algorithm(Trainer, ABC, Generic[H]):
         ``Net`` drops received bodies that have diverged. The local one is dropped too: a peer whose training diverged
         continues with those of the others.
         """
-        return {**received, self.me: local} if self.is_usable(local) else dict(received)
+        return {**received, self.me: local} if self.note_contribution(local) else dict(received)
 
-    def is_usable(self, local: Body) -> bool:
-        """Return whether receivers use a body of this peer, and count it: they drop one that has diverged."""
+    def note_contribution(self, local: Body) -> bool:
+        """Count a body that this peer sends; return whether it is usable: receivers drop one that has diverged."""
         return self.outcomes.note(CONTRIBUTIONS, what_diverged(local, self.accepted))
 
     # ---- state

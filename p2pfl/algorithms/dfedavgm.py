@@ -61,7 +61,7 @@ class DFedAvgM(Algorithm[Hyper]):
         x = shared_tensors(self.model, self.hyper)
         self.optimizer = self.hyper.make_optimizer(self.model.parameters())  # line 1
         self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)  # line 2
-        self.is_usable(Parameters(x))
+        self.note_contribution(Parameters(x))
         received = await net.exchange(Parameters(x))  # line 3
         self.row = net.mixing_weights
         average_neighborhood(x, received, self.row, self.me)  # line 4

@@ -49,12 +49,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
 from p2pfl.algorithms import dry_rounds, presets
-from p2pfl.algorithms.aggregators import AggregatorSchedule, Assignment, Fraction
+from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule, Assignment
 from p2pfl.algorithms.alpha_schedule import AlphaSchedule
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
@@ -63,7 +63,7 @@ from p2pfl.algorithms.presets import Presets
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
-from p2pfl.learning.optimizers import LocalTraining, OptimizerName
+from p2pfl.learning.optimizers import OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
@@ -72,17 +72,11 @@ from p2pfl.tensors import clone, constants_of, frozen_of
 
 
 @dataclass(frozen=True)
-class Hyper(AlphaSchedule, LocalTraining):
+class Hyper(AlphaSchedule, Aggregation):
     preset: Literal["default", "paper"] = "default"
     """default: what works best here; paper: the formulas as printed. Other keys override it."""
     optimizer: OptimizerName = "sgd"
     """sgd or adam; its state starts anew in each local training and at each aggregation."""
-    momentum: NonNegativeFloat = 0.9
-    weight_decay: NonNegativeFloat = 5e-4
-    participation: Fraction = 0.5
-    """Senders per round, as a fraction of the peers that have joined (Fig. 19)."""
-    fixed_aggregator: bool = False
-    """Peer 0 aggregates in every round (Fig. 13)."""
     supervision: Supervision = "wsm"
     """Loss on the labels: re-weighted softmax, asymmetric cross-entropy (over the batch's classes), masked
     cross-entropy (over the peer's classes) or plain cross-entropy (Table 9, Fig. 25)."""
@@ -157,7 +151,7 @@ class DFML(Algorithm[Hyper]):
         """Send the model to the aggregator and adopt the reply; return whether a model came back."""
         aggregator, w = assignment.aggregator, self.model
         pupil = Pupil.of(w)
-        self.is_usable(pupil)
+        self.note_contribution(pupil)
         await net.send(aggregator, pupil)
         reply = await net.gather(Taught, of=[aggregator], deadline_factor=self.schedule.reply_deadlines(net))
         updated = [taught for taught in reply.values() if taught.parameters]

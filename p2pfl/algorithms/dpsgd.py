@@ -18,7 +18,7 @@ Differs from the paper:
 - ``local_epochs`` trains first and averages the trained models (adapt, then combine).
 - Each round draws batches from a new random permutation, so steps of different rounds sample with replacement.
 - Batch-normalization statistics stay local. ``share_statistics: true`` averages them with the same weights; with
-  ``local_steps``, the neighbors' from before their step and the peer's own from after it.
+  ``local_steps``, the neighbors' from before their step and the local ones from after it.
 - The weight of a neighbor that is missing or has diverged goes to the local model.
 """
 
@@ -108,7 +108,7 @@ class DPSGD(Algorithm[Hyper]):
         x, statistics = parameters_of(self.model), shared_statistics(self.model, self.hyper)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
-            self.is_usable(Parameters(x | statistics))
+            self.note_contribution(Parameters(x | statistics))
             received = await net.exchange(Parameters(x | statistics))
             average_neighborhood(x | statistics, received, self.row, self.me)
         else:
@@ -116,7 +116,7 @@ class DPSGD(Algorithm[Hyper]):
             published = (await net.publish(Parameters(x | statistics))).values
             before = {name: published[name] for name in x}
             self.train(steps=self.hyper.local_steps or 1, batch=self.hyper.batch)  # line 1
-            self.is_usable(Parameters(x | statistics))
+            self.note_contribution(Parameters(x | statistics))
             received = await net.gather(Parameters)
             step = displacement(x, before)
             average_neighborhood(before, received, self.row, self.me, step=step, out=x)  # lines 2 and 3

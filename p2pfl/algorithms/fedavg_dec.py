@@ -141,7 +141,7 @@ class FedAvgDec(Algorithm[Aggregation]):
                 self.adopt(averaged[self.me])
             await net.scatter({n: averaged.get(n, self.averaged({})) for n in assignment.senders})  # line 4
         else:
-            self.is_usable(local)
+            self.note_contribution(local)
             await net.send(assignment.aggregator, local)  # line 2
             deadline_factor = self.schedule.reply_deadlines(net)
             reply = await net.gather(

@@ -172,7 +172,7 @@ class MAPL(Algorithm[Hyper]):
             if h.prune:
                 net.receive_only_from(j for j in net.sources if self.w[j] > 0)
         own = self.local_prototypes()
-        self.is_usable(own)
+        self.note_contribution(own)
         received = await net.exchange(own)  # line 7
         own.values.copy_(aggregate(own, received, self.w, self.me))  # line 8
         if h.message_budget:
@@ -223,7 +223,7 @@ class MAPL(Algorithm[Hyper]):
     def learn_graph(self, heads: Mapping[PeerId, Head]) -> None:
         """CGL over {i} and the neighbors whose heads arrived; the others keep their weights."""
         h, head, start = self.hyper, self.local_head().weight, self.head_start
-        if not self.is_usable(self.local_head()):
+        if not self.note_contribution(self.local_head()):
             return
         ids = sorted([*heads, self.me])
         others = {j: body.weight.to(self.device) - start for j, body in heads.items()}

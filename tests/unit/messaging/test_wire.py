@@ -190,7 +190,7 @@ def test_a_field_that_cannot_be_sent_raises_type_error_with_its_name(value: Any)
 @pytest.mark.exhaustive
 @property_of
 @given(tensors())
-def test_a_body_is_usable_unless_a_number_is_not_finite_or_a_parameter_too_large(tensor: Tensor) -> None:
+def test_a_body_note_contribution_unless_a_number_is_not_finite_or_a_parameter_too_large(tensor: Tensor) -> None:
     numbers = [complex(x) for x in (tensor.to(torch.complex128) if tensor.numel() else tensor).reshape(-1).tolist()]
     usable = all(math.isfinite(x.real) and math.isfinite(x.imag) for x in numbers)
     if tensor.is_floating_point() and tensor.dtype.itemsize <= 4:

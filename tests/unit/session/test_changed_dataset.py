@@ -66,7 +66,7 @@ def test_dataset_with_another_time_of_change_is_the_same(folder: RunFolder) -> N
     assert len(list(evaluate_run(load(folder.run_file), folder))) == 2
 
 
-def test_run_of_an_earlier_version_is_usable(folder: RunFolder) -> None:
+def test_run_of_an_earlier_version_note_contribution(folder: RunFolder) -> None:
     (folder.root / DATASET).unlink()
     assert len(list(evaluate_run(load(folder.run_file), folder))) == 2
     assert not (folder.root / DATASET).exists()
