@@ -15,7 +15,7 @@ from p2pfl.tensors import parameters_of, statistics_of
 class SharedModel(LocalTraining):
     share_statistics: bool = False
     """Send and average the running means and variances of batch normalization too, with the weights of the
-    parameters; otherwise each peer keeps its own."""
+    parameters; otherwise they stay local."""
 
 
 def shares_statistics(hyper: Options) -> bool:

@@ -25,7 +25,7 @@ NO_PLACE = Path(os.devnull) / "p2pfl" / "data"
 def data_root(root: Path | None = None) -> Path:
     """Return the folder with the datasets' files: ``root``, or else $P2PFL_DATA, or else <user cache>/p2pfl/data.
 
-    It need not exist. If it cannot, because there is no place for it, the error of what needs it says what to set.
+    It need not exist. Where none can be created, the error of the first write names the variable to set.
     """
     folders = [root] if root is not None else _folders("P2PFL_DATA", "data") or [NO_PLACE]
     return next((folder for folder in folders if os.path.isdir(folder)), writable(folders))

@@ -1,4 +1,4 @@
-"""Names of classes that can be printed, and what to say about classes without samples."""
+"""Printable names of classes, and notes on classes without samples."""
 
 from __future__ import annotations
 

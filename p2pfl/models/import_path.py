@@ -195,8 +195,8 @@ def _means_inputs(parameter: inspect.Parameter, beside: Collection[str]) -> bool
 def _hint(spec: ImportPath, error: Exception) -> str:
     if spec.path.startswith("torchvision.") and {"weights", "pretrained"} & set(spec.arguments):
         return (
-            "; weights of torchvision are for its own classes: load them in a module of yours, which replaces the "
-            "last layer (docs/guide/own-model.md, Pretrained weights)"
+            "; weights of torchvision fit the 1000 classes of ImageNet: load them in a module of yours that replaces "
+            "the last layer (docs/guide/own-model.md, Pretrained weights)"
         )
     if isinstance(error, FileNotFoundError):
         return "; a path in `args` starts from the folder of the run file"

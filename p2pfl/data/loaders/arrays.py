@@ -42,7 +42,7 @@ def _looks_like(array: Array) -> str:
         case (("U" | "S" | "O" | "T"), _):
             text = "text or lists: turn them into tokens, integers [N, L], or embeddings, float [N, D]"
         case "c", _:
-            text = "complex numbers: pass real and imaginary parts as numbers of their own"
+            text = "complex numbers: pass real and imaginary parts as separate numbers"
         case (("M" | "m" | "V"), _):
             text = "dates or records: turn them into numbers"
         case "b", 2:
@@ -52,13 +52,13 @@ def _looks_like(array: Array) -> str:
         case "u", 2 if array.dtype == np.uint8:
             text = "vectors or tokens as bytes: pass numbers as float32, or tokens as int64"
         case _, n if n > 4:
-            text = "volumes or video: choose slices or frames, each an image of its own, or compute features"
+            text = "volumes or video: choose slices or frames, each as a separate image, or compute features"
         case _, 4 if array.dtype == np.uint8 and shape[1] in (1, 3):
             text = "images with channels first: put them last, array.transpose(0, 2, 3, 1)"
         case _, 4 if shape[3] in (2, 4) and array.dtype == np.uint8:
             text = "images with transparency or more channels: keep 1 or 3 of them"
         case _, 4 if not {1, 3, 4} & {shape[1], shape[3]}:
-            text = "volumes or video: choose slices or frames, each an image of its own, or compute features"
+            text = "volumes or video: choose slices or frames, each as a separate image, or compute features"
         case "f", 4:
             text = "images of floating-point numbers: scale them to 0 … 255 by limits common to all, as uint8"
         case (("i" | "u"), 3 | 4) if array.dtype != np.uint8:

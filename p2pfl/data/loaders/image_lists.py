@@ -55,7 +55,7 @@ def list_images(folder: Path, classes: Sequence[str], *, may_lack: bool = False)
     """
     if not classes:
         raise DataError(
-            f"{printable(str(folder))}: no folders of classes; put the images of each class into one of its own"
+            f"{printable(str(folder))}: no folders of classes; put the images of each class into a separate folder"
         )
     depth = len(folder.parts)
     images: dict[str, list[Path]] = {name: [] for name in classes}

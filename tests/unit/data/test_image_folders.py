@@ -109,9 +109,7 @@ def test_files_beside_others_that_are_not_read_are_named(pics: Path, read: Open)
 
 def test_a_folder_without_classes_is_an_error(root: Path, read: Open) -> None:
     photo(root / "pics" / "1.png", 1)
-    with pytest.raises(
-        DataError, match=f"^{root}/pics: no folders of classes; put the images of each class into one"
-    ):
+    with pytest.raises(DataError, match=f"^{root}/pics: no folders of classes; put the images of each class into a"):
         read()
 
 
