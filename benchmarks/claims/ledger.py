@@ -18,7 +18,7 @@ from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict, interva
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary
 from launcher.comparison.groups import value_text, varied
-from launcher.flat import flatten
+from launcher.formatting.flat import flatten
 from launcher.sweep.grid import short
 
 BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by make claims -->"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from launcher import formatting
 from launcher.backends.checks import check_addresses, check_complete, check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.mps import multi_process_service
@@ -19,7 +20,6 @@ from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import tracking
-from launcher.views import formatting
 from launcher.views.progress import print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching

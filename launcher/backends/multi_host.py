@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from launcher import formatting
 from launcher.backends import hosts as backends
 from launcher.backends.checks import check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
@@ -33,7 +34,6 @@ from launcher.child import in_child
 from launcher.errors import HostsGone, LaunchError
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import tracking
-from launcher.views import formatting
 from launcher.views.progress import print_run_path
 from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching

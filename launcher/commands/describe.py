@@ -182,7 +182,7 @@ def models(
 
 
 def _cost_columns(cost: dict[str, Any]) -> list[str]:
-    from launcher.views.formatting import count, size
+    from launcher.formatting import count, size
 
     if "error" in cost:
         return ["–"] * 6

@@ -179,7 +179,7 @@ MASKED = click.option(
 def _check_picture(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
     """Reject a picture that cannot be written before anything is computed."""
     if file is not None:
-        from launcher.views.pictures import format_of
+        from launcher.formatting.pictures import format_of
 
         try:
             format_of(file)

@@ -27,8 +27,8 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
 
     DIR may be the folder of a sweep.
     """
+    from launcher.formatting import percent
     from launcher.runs import find_runs
-    from launcher.views.formatting import percent
 
     root = folder or Path("runs")
     # The default folder does not exist before the first launch, which is no error.
@@ -150,8 +150,8 @@ def _print_digests(folder: RunFolder, as_json: bool) -> None:
 def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from launcher.formatting import ids
     from launcher.views.digests import compare
-    from launcher.views.formatting import ids
 
     compared = compare(open_run(run), open_run(other))
     if as_json:

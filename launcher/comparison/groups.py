@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
-from launcher.flat import flatten
+from launcher.formatting.flat import flatten
 from launcher.sweep.grid import Point, short
 from launcher.views.summary import masked_test, settings
 from p2pfl.run_file.options import did_you_mean

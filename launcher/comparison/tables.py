@@ -13,7 +13,7 @@ from launcher.comparison.groups import value_text
 from launcher.comparison.results import Difference, GroupLine, Results
 from launcher.comparison.statistics import Statistic
 from launcher.errors import CompareError
-from launcher.views.formatting import duration, percent, size
+from launcher.formatting import duration, percent, size
 from p2pfl.run_file.options import unknown
 from p2pfl.terminal import printable
 

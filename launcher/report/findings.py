@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from launcher.backends.processes import RUNNING
+from launcher.formatting import duration, ids, percent
 from launcher.report.history import History, means
 from launcher.report.learned import Learned
-from launcher.views.formatting import duration, ids, percent
 from launcher.views.print_summary import restarted
 from launcher.views.skipped import skipped_lines
 from launcher.views.summary import Summary

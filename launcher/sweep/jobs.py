@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import psutil
 
+from launcher import formatting
 from launcher.backends.host_state import HostState
 from launcher.backends.processes import outcome
 from launcher.backends.registration import request
@@ -24,7 +25,6 @@ from launcher.descriptors import ProcessEnd
 from launcher.errors import SweepError
 from launcher.sweep import memory
 from launcher.sweep.folder import ELSEWHERE, SweepFolder, has_peers, peers_of
-from launcher.views import formatting
 from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings, summarize
 from p2pfl.errors import P2pflError, RunFolderError, WriteError

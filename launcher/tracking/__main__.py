@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.flat import flatten
+from launcher.formatting.flat import flatten
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from rich.table import Table
 
+from launcher import formatting
 from launcher.errors import CompareError
-from launcher.flat import flatten
-from launcher.views import formatting
+from launcher.formatting.flat import flatten
 from launcher.views.summary import MetricSpread, Spread, Summary, current_summary, settings
 from p2pfl.session.run_folder import RunFolder
 

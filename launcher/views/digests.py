@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.views.formatting import ids
+from launcher.formatting import ids
 from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher.views import formatting
+from launcher import formatting
 from launcher.views.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder

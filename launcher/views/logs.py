@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from launcher.backends.processes import is_alive
 from launcher.backends.registration import find_launcher
-from launcher.views.formatting import ids
+from launcher.formatting import ids
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.session.peer_log import LEVELS, rotated

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.views import formatting
+from launcher import formatting
 from launcher.views.snapshot import Snapshot
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder, Status

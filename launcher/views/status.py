@@ -14,10 +14,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from launcher import formatting
 from launcher.backends.host_state import HostState
 from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.backends.registration import find_launcher
-from launcher.views import formatting
 from launcher.views.skipped import skipped_lines
 from launcher.views.summary import settings
 from p2pfl import PeerId

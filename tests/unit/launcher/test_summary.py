@@ -12,8 +12,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from launcher.formatting.heat_map import draw
 from launcher.views.compare import lines
-from launcher.views.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from launcher.views.summary import Collaboration, Spread, Summary, summarize
 from p2pfl.messaging.topology import Topology
