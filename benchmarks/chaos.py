@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
 from p2pfl.session import metrics
 from p2pfl.session.run_folder import RunFolder
 

@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol
 import psutil
 from rich.console import Console
 
-from launcher.backends.processes import HOST_LOST, find_process, outcome
 from launcher.backends.warm import Event
 from launcher.errors import LaunchError
+from launcher.facts.processes import HOST_LOST, find_process, outcome
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId

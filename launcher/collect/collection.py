@@ -20,7 +20,7 @@ from launcher import formatting
 from launcher.collect.limits import DEFAULT_MAX_BYTES, MAX_PEERS, Limit
 from launcher.collect.locations import Folder, Location, LocationSpec, parse
 from launcher.errors import CollectError
-from launcher.views.summary import Summary, settings, summarize
+from launcher.facts.summary import Summary, settings, summarize
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.session.files import write_atomically

@@ -94,7 +94,7 @@ def compare(
     finish.
     """
     from launcher.comparison.results import Options
-    from launcher.sweep.folder import is_sweep
+    from launcher.facts.sweep_folder import is_sweep
 
     members = open_all(runs)
     if not members:

@@ -59,7 +59,7 @@ def open_run(run: Path) -> RunFolder:
 
 def open_all(runs: Iterable[Path]) -> list[tuple[RunFolder, Point | None]]:
     """Open runs as ``open_run`` does; a sweep stands for its runs that have begun. Raises RunFolderError."""
-    from launcher.sweep.folder import expand
+    from launcher.facts.sweep_folder import expand
 
     found = expand(runs)
     for folder, _ in found:
@@ -68,7 +68,7 @@ def open_all(runs: Iterable[Path]) -> list[tuple[RunFolder, Point | None]]:
 
 
 def _refresh(folder: RunFolder) -> None:
-    from launcher.backends.host_state import NAME
+    from launcher.facts.host_state import NAME
 
     if (folder.root / NAME).exists():
         from launcher.backends.multi_host import refresh

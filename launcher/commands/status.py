@@ -21,8 +21,8 @@ def show(run: Path, as_json: bool) -> None:
     The run may be unfinished, and anybody may have started its peers. Nothing in RUN changes. Exit with 1 if a peer
     has not finished.
     """
+    from launcher.facts.summary import current_summary
     from launcher.views.print_summary import failure_lines, print_summary
-    from launcher.views.summary import current_summary
 
     summary = current_summary(open_run(run))
     if as_json:

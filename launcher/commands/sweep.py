@@ -14,7 +14,7 @@ import click
 from launcher.commands.group import JSON, SETS, echo, make_console, open_run, require_file
 
 if TYPE_CHECKING:
-    from launcher.sweep.folder import SweepFolder
+    from launcher.facts.sweep_folder import SweepFolder
     from launcher.sweep.runner import Progress
 
 ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "space")
@@ -172,7 +172,7 @@ def _run_task(folder: SweepFolder, task: int) -> None:
 def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder:
     """Return the folder of the sweep, which is created if it is new."""
     from launcher.child import in_child
-    from launcher.sweep.folder import SweepFolder
+    from launcher.facts.sweep_folder import SweepFolder
 
     if file.is_dir():
         given = [name for name in ONLY_NEW if wanted[name]]
@@ -219,7 +219,7 @@ def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder
 def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
     """Refuse launched runs at the same time on the same ports."""
     from launcher.errors import SweepError
-    from launcher.views.summary import settings
+    from launcher.facts.summary import settings
     from p2pfl.session.run_folder import RunFolder
 
     if folder.sweep.simulate or (jobs or 1) == 1:

@@ -28,9 +28,9 @@ def track(run: Path, names: tuple[str, ...], pooled: bool, project: str | None) 
     For a run without `track` in its run file, or whose peers were started by hand, or whose tracker failed: what a
     tracker has received already is not sent again. Ctrl-C ends it, and not the run.
     """
+    from launcher.facts.summary import settings
     from launcher.tracking.backends import require
     from launcher.tracking.processes import Trackers
-    from launcher.views.summary import settings
 
     if not names and (pooled or project):
         raise click.UsageError("--pooled and --project need --to")

@@ -10,9 +10,9 @@ from typing import Any
 
 from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
+from launcher.facts.summary import masked_test, settings
 from launcher.formatting.flat import flatten
 from launcher.sweep.grid import Point, short
-from launcher.views.summary import masked_test, settings
 from p2pfl.run_file.options import did_you_mean
 from p2pfl.session.run_folder import RunFolder
 

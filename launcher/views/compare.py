@@ -14,8 +14,8 @@ from rich.table import Table
 
 from launcher import formatting
 from launcher.errors import CompareError
+from launcher.facts.summary import MetricSpread, Spread, Summary, current_summary, settings
 from launcher.formatting.flat import flatten
-from launcher.views.summary import MetricSpread, Spread, Summary, current_summary, settings
 from p2pfl.session.run_folder import RunFolder
 
 S = TypeVar("S", Spread, MetricSpread)

@@ -20,7 +20,7 @@ from typing import Any
 from rich.table import Table
 
 from launcher import formatting
-from launcher.views.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
+from launcher.facts.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder
 

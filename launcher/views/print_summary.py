@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from launcher import formatting
-from launcher.backends.processes import NOT_COLLECTED, RUNNING
+from launcher.facts.processes import NOT_COLLECTED, RUNNING
+from launcher.facts.skipped import skipped_lines
+from launcher.facts.summary import Collaboration, PeerSummary, Summary
 from launcher.formatting import heat_map
 from launcher.views.evaluation import RunEvaluation
-from launcher.views.skipped import skipped_lines
-from launcher.views.summary import Collaboration, PeerSummary, Summary
 
 
 def print_summary(summary: Summary, console: Console) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher import formatting
-from launcher.views.snapshot import Snapshot
+from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder, Status
 from p2pfl.terminal import printable

@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher import formatting
-from launcher.backends.host_state import HostState
-from launcher.backends.processes import find_process, is_alive, outcome
-from launcher.backends.registration import find_launcher
-from launcher.views.skipped import skipped_lines
-from launcher.views.summary import settings
+from launcher.facts.host_state import HostState
+from launcher.facts.processes import find_process, is_alive, outcome
+from launcher.facts.registration import find_launcher
+from launcher.facts.skipped import skipped_lines
+from launcher.facts.summary import settings
 from p2pfl import PeerId
 from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder, Status
 from p2pfl.terminal import printable

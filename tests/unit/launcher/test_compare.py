@@ -11,8 +11,8 @@ import yaml
 from rich.console import Console
 
 from launcher.errors import CompareError
+from launcher.facts.summary import summarize
 from launcher.views.compare import lines, table
-from launcher.views.summary import summarize
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 

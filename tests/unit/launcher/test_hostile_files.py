@@ -12,8 +12,8 @@ import yaml
 
 from launcher import commands
 from launcher.commands.group import make_console
+from launcher.facts.snapshot import Snapshot
 from launcher.views.progress import LineProgress, LiveProgress
-from launcher.views.snapshot import Snapshot
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke
 

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from launcher import formatting
 from launcher.commands.group import make_console
+from launcher.facts.snapshot import Snapshot
 from launcher.views import progress
 from launcher.views.progress import Clock, Display, LineProgress, LiveProgress, print_run_path, progress_on
-from launcher.views.snapshot import Snapshot
 from p2pfl.session.run_folder import Status
 from tests.launcher_fixtures import MakeFolder
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from launcher.backends.host_state import HostState
+from launcher.facts.host_state import HostState
 from launcher.views.status import Hold, PeerLine, RunStatus, holds, render
 from p2pfl.session.run_folder import Origin, Status
 from tests.launcher_fixtures import Invoke, MakeFolder

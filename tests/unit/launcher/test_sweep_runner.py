@@ -22,8 +22,8 @@ from rich.console import Console
 
 from launcher.commands import sweep as sweep_command
 from launcher.errors import CompareError, SweepError
+from launcher.facts.sweep_folder import Sweep, SweepFolder
 from launcher.sweep import runner, search
-from launcher.sweep.folder import Sweep, SweepFolder
 from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate

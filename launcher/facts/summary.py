@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from launcher import formatting
-from launcher.backends.processes import RUNNING, is_alive, outcome
+from launcher.facts.processes import RUNNING, is_alive, outcome
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.session.files import read_json, write_json

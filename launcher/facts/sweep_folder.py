@@ -25,8 +25,8 @@ from typing import Any, Literal
 import psutil
 import yaml
 
-from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.errors import SweepError
+from launcher.facts.processes import find_process, is_alive, outcome
 from launcher.sweep.grid import NAME, Point
 from p2pfl.errors import RunFolderError, UnsuitableFileSystem
 from p2pfl.file_locks import lock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from launcher.facts.summary import settings
 from launcher.formatting import ids
-from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.session.run_folder import RunFolder
 

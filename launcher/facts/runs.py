@@ -12,10 +12,10 @@ from typing import Literal
 
 import psutil
 
-from launcher.backends.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, find_process, is_alive, outcome
-from launcher.backends.registration import find_launcher, request
-from launcher.views.snapshot import Snapshot
-from launcher.views.summary import settings
+from launcher.facts.processes import NOT_COLLECTED, UNFINISHED, UNKNOWN, find_process, is_alive, outcome
+from launcher.facts.registration import find_launcher, request
+from launcher.facts.snapshot import Snapshot
+from launcher.facts.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.session.files import is_file
