@@ -14,10 +14,10 @@ from launcher.commands.group import JSON, MASKED, FiniteNumber, echo, make_conso
 
 if TYPE_CHECKING:
     from launcher.comparison.groups import Member
+    from launcher.comparison.lines import Line
     from launcher.comparison.results import Options, Results
     from launcher.comparison.tables import Format
     from launcher.sweep.grid import Point
-    from launcher.views.compare import Line
     from p2pfl.session.run_folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -126,9 +126,9 @@ def show(
         more: further keys of the JSON object.
     """
     from launcher.comparison.groups import Member
+    from launcher.comparison.lines import differences, lines
     from launcher.comparison.results import results
     from launcher.comparison.tables import texts
-    from launcher.views.compare import differences, lines
 
     folders = [folder for folder, _ in members]
     compared = lines(folders, masked)
@@ -156,9 +156,9 @@ def _has_groups(members: Sequence[Any]) -> bool:
 
 def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
     from launcher.comparison.groups import value_text, varied
+    from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
     from launcher.comparison.test_sets import differing, names
-    from launcher.views.compare import differences, extra_metrics_table, metrics_table, table
 
     console = make_console()
     sets = names([[member] for member in members], compared[0].masked)

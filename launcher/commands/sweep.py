@@ -96,8 +96,8 @@ def sweep(
 def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
     """Run what has not finished, and report. Return the exit status."""
     from launcher.lossy_output import dropping
+    from launcher.sweep.display import SweepDisplay
     from launcher.sweep.runner import Queue, Runner, Source, default_jobs
-    from launcher.views.sweep import SweepDisplay
 
     for _, run in folder.runs():
         open_run(run.root)
@@ -151,8 +151,8 @@ def _run_task(folder: SweepFolder, task: int) -> None:
     """Run one run, while other tasks of a job array, on whatever hosts, run the others."""
     from launcher.errors import SweepError
     from launcher.lossy_output import dropping, outliving_readers
+    from launcher.sweep.display import SweepDisplay
     from launcher.sweep.runner import Queue, Runner
-    from launcher.views.sweep import SweepDisplay
 
     points = folder.sweep.points
     if task >= len(points):

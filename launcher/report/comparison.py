@@ -10,13 +10,13 @@ from typing import Any
 import yaml
 
 from launcher import formatting
+from launcher.comparison.lines import differences
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing
 from launcher.facts.summary import Summary
 from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
-from launcher.views.compare import differences
 
 SIGNIFICANT = 0.05
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from launcher.comparison.lines import lines
 from launcher.facts.summary import Collaboration, Spread, Summary, summarize
 from launcher.formatting.heat_map import draw
-from launcher.views.compare import lines
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from p2pfl.messaging.topology import Topology
 from p2pfl.session.run_folder import Result, Status
