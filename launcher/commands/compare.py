@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.comparison.lines import Line
     from launcher.comparison.results import Options, Results
     from launcher.comparison.tables import Format
-    from launcher.sweep.grid import Point
+    from launcher.facts.sweep_folder import Point
     from p2pfl.session.run_folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -155,10 +155,11 @@ def _has_groups(members: Sequence[Any]) -> bool:
 
 
 def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
-    from launcher.comparison.groups import value_text, varied
+    from launcher.comparison.groups import varied
     from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
     from launcher.comparison.test_sets import differing, names
+    from launcher.formatting.labels import value_text
 
     console = make_console()
     sets = names([[member] for member in members], compared[0].masked)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from launcher.sweep.grid import Point
+    from launcher.facts.sweep_folder import Point
     from p2pfl.session.run_folder import RunFolder
 
 

@@ -22,10 +22,9 @@ from rich.console import Console
 
 from launcher.commands import sweep as sweep_command
 from launcher.errors import CompareError, SweepError
-from launcher.facts.sweep_folder import Sweep, SweepFolder
+from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
 from launcher.sweep import runner, search
 from launcher.sweep.display import Pace, SweepDisplay
-from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate
 from launcher.sweep.runner import Progress, Queue, Runner
