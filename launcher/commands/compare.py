@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, MASKED, FiniteNumber, echo, make_console, open_all
+from launcher.commands.group import JSON, MASKED, FiniteNumber, open_all
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from launcher.comparison.groups import Member

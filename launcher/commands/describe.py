@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table, require_file
+from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, require_file
+from launcher.formatting.console import echo, print_table
 
 if TYPE_CHECKING:
     from p2pfl.inputs import Kind

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, open_run, print_table
+from launcher.commands.group import JSON, MASKED, RUN, open_run
+from launcher.formatting.console import echo, make_console, print_table
 
 if TYPE_CHECKING:
     from launcher.facts.logs import Entry

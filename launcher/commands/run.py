@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, RUN, SETS, echo, make_console
+from launcher.commands.group import FILE, JSON, RUN, SETS
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -404,7 +405,7 @@ def stop(run: Path, kill: bool) -> None:
 
     Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
     """
-    from launcher.facts.runs import stop as stop_peers
+    from launcher.backends.stop import stop as stop_peers
     from p2pfl.session.run_folder import RunFolder
 
     folder = RunFolder.open(run)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, RUN, echo, make_console, open_run
+from launcher.commands.group import JSON, RUN, open_run
+from launcher.formatting.console import echo, make_console
 
 
 @click.command()
@@ -54,7 +55,8 @@ def status(run: Path, again: bool, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from launcher.views.status import RunStatus, render, watch
+    from launcher.facts.status import RunStatus, watch
+    from launcher.views.status import render
 
     folder, console = open_run(run), make_console()
     if not again:

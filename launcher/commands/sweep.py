@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, SETS, echo, make_console, open_run, require_file
+from launcher.commands.group import JSON, SETS, open_run, require_file
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from launcher.facts.sweep_folder import SweepFolder

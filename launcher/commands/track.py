@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import RUN, echo, open_run
+from launcher.commands.group import RUN, open_run
+from launcher.formatting.console import echo
 
 
 @click.command()

@@ -11,11 +11,12 @@ from typing import Any
 
 import psutil
 
+from launcher.backends.stop import stop
 from launcher.facts import logs
 from launcher.facts.host_state import HostState
 from launcher.facts.processes import find_process
 from launcher.facts.registration import REQUESTS, launcher_title
-from launcher.facts.runs import find_runs, stop
+from launcher.facts.runs import find_runs
 from launcher.sweep.jobs import Job
 from p2pfl.session.run_folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder

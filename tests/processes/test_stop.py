@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.backends.stop import stop
 from launcher.facts.processes import find_process
 from launcher.facts.registration import REQUESTS, find_launcher
-from launcher.facts.runs import RunLine, find_runs, stop
+from launcher.facts.runs import RunLine, find_runs
+from launcher.facts.status import RunStatus
 from launcher.prepare import LaunchRequest
-from launcher.views.status import RunStatus
 from p2pfl.session.run_folder import RunFolder
 from tests.fast_python.fixture import FastPython
 

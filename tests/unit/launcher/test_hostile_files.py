@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from launcher import commands
-from launcher.commands.group import make_console
 from launcher.facts.snapshot import Snapshot
+from launcher.formatting.console import make_console
 from launcher.views.progress import LineProgress, LiveProgress
 from p2pfl.session.run_folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from launcher import formatting
-from launcher.commands.group import make_console
 from launcher.facts.snapshot import Snapshot
+from launcher.formatting.console import make_console
 from launcher.views import progress
 from launcher.views.progress import Clock, Display, LineProgress, LiveProgress, print_run_path, progress_on
 from p2pfl.session.run_folder import Status
