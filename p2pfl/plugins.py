@@ -37,8 +37,8 @@ from p2pfl.learning.metrics import METRICS, checked_metric
 from p2pfl.learning.named_losses import LOSSES, checked_loss
 from p2pfl.models import BACKBONES, HEADS, MODELS, BuildHead, Group
 from p2pfl.models.backbone import Build, Checked, FixedFeatures, plugin_line
+from p2pfl.options import OptionErrors, Options, Table, notes
 from p2pfl.run_file.graphs import GRAPHS, Graph, TimeVaryingGraph
-from p2pfl.run_file.options import OptionErrors, Options, Table, notes
 
 __all__ = [
     "algorithm",

@@ -326,7 +326,7 @@ def _token(folder: RunFolder) -> str:
 def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
-    from p2pfl.run_file.paths import FILES
+    from p2pfl.paths import FILES
     from p2pfl.run_file.plugin_sources import FOLDER as PLUGINS
 
     common = {

@@ -30,8 +30,8 @@ def algorithms(name: str | None, plugins: tuple[str, ...], as_json: bool) -> Non
     """List algorithms; with NAME, describe its hyper-parameters."""
     from launcher.views.describe import describe_algorithm
     from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.options import unknown
     from p2pfl.run_file.load import load_plugins
-    from p2pfl.run_file.options import unknown
 
     load_plugins(plugins)
     if name is not None and name not in ALGORITHMS:
@@ -73,8 +73,8 @@ def names(kind: str | None, name: str | None, plugins: tuple[str, ...], as_json:
     those of this kind; with NAME too, its parameters.
     """
     from launcher.views.names import FAMILIES, describe_kind, describe_name, find_kind, kinds
+    from p2pfl.options import OptionErrors
     from p2pfl.run_file.load import load_plugins
-    from p2pfl.run_file.options import OptionErrors
 
     load_plugins(plugins)
     try:

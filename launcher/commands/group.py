@@ -148,7 +148,7 @@ def require_file(context: click.Context, argument: click.Parameter, file: Path |
             return file
     except OSError as error:
         raise RunFileError([Problem(str(file), "", f"cannot be read: {error.strerror}")]) from None
-    from p2pfl.run_file.options import closest
+    from p2pfl.options import closest
 
     siblings = [path.name for path in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []
     near = closest(file.name, siblings)

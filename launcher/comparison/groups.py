@@ -13,7 +13,7 @@ from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.sweep.grid import Point, short
 from launcher.views.summary import masked_test, settings
-from p2pfl.run_file.options import did_you_mean
+from p2pfl.options import did_you_mean
 from p2pfl.session.run_folder import RunFolder
 
 NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")

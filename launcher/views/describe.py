@@ -24,8 +24,8 @@ def describe_algorithm(name: str) -> dict[str, Any]:
     """Return summary, paper and hyper-parameters of an algorithm. Raises OptionErrors for an unknown name."""
     from p2pfl.algorithms import ALGORITHMS
     from p2pfl.learning.named_losses import DEFAULT
+    from p2pfl.options import notes
     from p2pfl.run_file.checks import has_loss_of_its_own
-    from p2pfl.run_file.options import notes
 
     algorithm = ALGORITHMS.find(name)
     paper = {key: getattr(algorithm, key) for key in ("name", "summary", "title", "authors", "venue", "url")}

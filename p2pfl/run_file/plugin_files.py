@@ -25,8 +25,8 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any, TextIO
 
 from p2pfl.errors import P2pflError, PluginError, Unexpected
+from p2pfl.options import OptionErrors, Table
 from p2pfl.plugins import TABLES, end_servers, left_running, try_functions
-from p2pfl.run_file.options import OptionErrors, Table
 from p2pfl.run_file.plugin_sources import (
     FOLDER,
     INSTALLED,

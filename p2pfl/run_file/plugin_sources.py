@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from p2pfl.errors import PluginError, RunFolderError
-from p2pfl.run_file.options import OptionErrors, did_you_mean
+from p2pfl.options import OptionErrors, did_you_mean
 
 FOLDER = "plugins"
 """The subfolder with the plug-ins of a run folder."""

@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.control_groups import control_groups, total_memory, usable_cores
 from p2pfl.errors import Problem, RunFileError
-from p2pfl.run_file.options import Section, explain
+from p2pfl.options import Section, explain
 from p2pfl.run_file.yaml_source import Source
 
 BATCHES, WARM_UP = 5, 2

@@ -19,9 +19,9 @@ import torch
 import torch.utils.deterministic
 
 from p2pfl import PeerId
+from p2pfl.config_hash import DIFFERENT
 from p2pfl.errors import ModelError, P2pflError, RunFolderError
 from p2pfl.messaging.local import LocalHub
-from p2pfl.run_file.config_hash import DIFFERENT
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data

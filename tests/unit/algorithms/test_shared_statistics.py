@@ -15,9 +15,9 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.errors import RunFileError, Unexpected
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
+from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.machine import Machine
 from p2pfl.session.simulate import simulate

@@ -13,7 +13,7 @@ from torch import nn
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.learning.optimizers import SGD, Adam, AdamW, LocalTraining
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest
 
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from p2pfl import config_hash
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import PARTITIONS
 from p2pfl.errors import PluginError, RunFileError
 from p2pfl.models import HEADS, MODELS, build
-from p2pfl.run_file import config_hash, plugin_files
+from p2pfl.options import Table
+from p2pfl.run_file import plugin_files
 from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.load import load
-from p2pfl.run_file.options import Table
 from p2pfl.session.build import load_data
 from p2pfl.session.new_run import create
 from tests.plugin_fixtures import HELPERS, METHOD, PARTS, RUN, Project

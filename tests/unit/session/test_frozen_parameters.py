@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from p2pfl import config_hash
 from p2pfl.errors import ModelError, RunFileError
 from p2pfl.learning.losses import proximal
 from p2pfl.models import Model
 from p2pfl.models.cost import cost
 from p2pfl.rng import Streams
-from p2pfl.run_file import config_hash
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm

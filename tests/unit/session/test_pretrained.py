@@ -11,7 +11,7 @@ import pytest
 
 from p2pfl.algorithms.meta_l2c import MetaL2C
 from p2pfl.errors import RunFileError
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.session import checkpoint
 from p2pfl.session.pretrained import load_pretrained
 from p2pfl.session.simulate import simulate

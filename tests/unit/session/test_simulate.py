@@ -14,8 +14,8 @@ from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.messaging.net import Net
 from p2pfl.models import build
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.session import build as session_build
 from p2pfl.session.build import load_data
 from p2pfl.session.simulate import deterministic, simulate
