@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2pfl.algorithms import ALGORITHMS
+from p2pfl.graphs import GRAPHS
 from p2pfl.run_file import plugin_files
-from p2pfl.run_file.graphs import GRAPHS
 
 METHOD = '''\
 from __future__ import annotations
@@ -67,7 +67,7 @@ from torch import nn
 from helpers import pairs
 from p2pfl import plugins
 from p2pfl.data import Partition, Subset
-from p2pfl.run_file.graphs import Graph
+from p2pfl.graphs import Graph
 
 
 @plugins.backbone("my-cnn", features=16)

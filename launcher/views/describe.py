@@ -14,7 +14,7 @@ from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
 
 if TYPE_CHECKING:
-    from p2pfl.run_file.graphs import Schedule
+    from p2pfl.graphs import Schedule
 
 WINDOW = 10
 """Rounds of whose product the spectral gap is shown, if the graphs of a run do not repeat."""

@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
+from p2pfl.graphs import GRAPHS, TimeVaryingGraph
 from p2pfl.models.import_path import parse
 from p2pfl.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
 from p2pfl.plugins import TABLES
 from p2pfl.run_file import plugin_files, plugin_sources
 from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
-from p2pfl.run_file.graphs import GRAPHS, TimeVaryingGraph
 from p2pfl.run_file.plugin_files import blaming, naming_lines
 from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run

@@ -14,10 +14,10 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import DataError, Problem, RunFileError
+from p2pfl.graphs import Graph, Schedule
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import Loc, OptionErrors, Options
 from p2pfl.paths import FILES
-from p2pfl.run_file.graphs import Graph, Schedule
 from p2pfl.run_file.plugin_files import activate
 from p2pfl.run_file.plugin_sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile

@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any, cast
 
 from p2pfl import PeerId
+from p2pfl.graphs import Schedule as GraphSchedule
 from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
-from p2pfl.run_file.graphs import Schedule as GraphSchedule
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.run_folder import Result

@@ -15,10 +15,10 @@ from p2pfl import config_hash
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import PARTITIONS
 from p2pfl.errors import PluginError, RunFileError
+from p2pfl.graphs import GRAPHS
 from p2pfl.models import HEADS, MODELS, build
 from p2pfl.options import Table
 from p2pfl.run_file import plugin_files
-from p2pfl.run_file.graphs import GRAPHS
 from p2pfl.run_file.load import load
 from p2pfl.session.build import load_data
 from p2pfl.session.new_run import create
@@ -272,7 +272,7 @@ def test_listed_module_of_an_installed_package_is_removed_with_its_run(
 
 TURNS = '''\
 from p2pfl import plugins
-from p2pfl.run_file.graphs import TimeVaryingGraph
+from p2pfl.graphs import TimeVaryingGraph
 
 
 @plugins.graph("turns")
