@@ -26,10 +26,10 @@ from p2pfl.errors import (
     WriteError,
     error_text,
 )
+from p2pfl.plugins.loading import logging_warnings
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
-from p2pfl.run_file.plugin_files import logging_warnings
 from p2pfl.run_file.run import Run
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data

@@ -22,7 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from p2pfl.run_file import plugin_files
+from p2pfl.plugins import loading
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.session.files import write_atomically
@@ -109,7 +109,7 @@ def prepare() -> Callable[..., RunFolder]:
 def no_plugin_stays_active() -> Iterator[None]:
     """Forget the names that a run file's plug-ins have registered: other tests go through the tables of names."""
     yield
-    plugin_files.activate([])
+    loading.activate([])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -46,7 +46,7 @@ def files_of_run(run: Run, file: Path) -> dict[str, tuple[Path, str]]:
 
     Paths here are relative to the same folder as ``file``, the run file.
     """
-    from p2pfl.run_file.plugin_sources import FOLDER
+    from p2pfl.plugins.sources import FOLDER
 
     found = {"file": (file, f"{CONFIG}/{file.name}")}
     for number, path in enumerate(sorted(set(run.graph.files))):

@@ -327,7 +327,7 @@ def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], address
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
     from p2pfl.paths import FILES
-    from p2pfl.run_file.plugin_sources import FOLDER as PLUGINS
+    from p2pfl.plugins.sources import FOLDER as PLUGINS
 
     common = {
         str(path.relative_to(folder.root)): (path.read_bytes(), 0o644)

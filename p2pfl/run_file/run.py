@@ -18,8 +18,8 @@ from p2pfl.graphs import Graph, Schedule
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import Loc, OptionErrors, Options
 from p2pfl.paths import FILES
-from p2pfl.run_file.plugin_files import activate
-from p2pfl.run_file.plugin_sources import Plugin, copy
+from p2pfl.plugins.loading import activate
+from p2pfl.plugins.sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile
 from p2pfl.run_file.yaml_source import to_text
 

@@ -20,9 +20,9 @@ from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
+from p2pfl.plugins.loading import definition, naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults, NoFaults
-from p2pfl.run_file.plugin_files import definition, naming_lines
 from p2pfl.run_file.run import Run
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm

@@ -1,7 +1,7 @@
 """Find the sources of plug-ins: a Python file or package beside the run file, or an installed module.
 
 A file counts with everything that it imports from the same folder. What is hashed is what runs: sources are read
-once, hashed, and executed from memory (p2pfl/run_file/plugin_files.py). A run folder keeps them in its subfolder
+once, hashed, and executed from memory (p2pfl/plugins/loading.py). A run folder keeps them in its subfolder
 ``plugins``, from where its peers load them again; code is never received from a peer.
 """
 

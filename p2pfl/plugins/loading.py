@@ -27,7 +27,7 @@ from typing import Any, TextIO
 from p2pfl.errors import P2pflError, PluginError, Unexpected
 from p2pfl.options import OptionErrors, Table
 from p2pfl.plugins import TABLES, end_servers, left_running, try_functions
-from p2pfl.run_file.plugin_sources import (
+from p2pfl.plugins.sources import (
     FOLDER,
     INSTALLED,
     NOWHERE,
