@@ -35,7 +35,7 @@ from benchmarks.bench.runs import light
 from launcher.backends.processes import find_process
 from launcher.views.digests import compare
 from p2pfl import PeerId
-from p2pfl.session.run_folder import PeerFolder, RunFolder
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
 
 PARTS = 20
 """Parts of the run whose means are fitted."""

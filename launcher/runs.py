@@ -18,8 +18,8 @@ from launcher.views.snapshot import Snapshot
 from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
-from p2pfl.session.files import is_file
-from p2pfl.session.run_folder import PeerFolder, RunFolder, is_run
+from p2pfl.run_folder.files import is_file
+from p2pfl.run_folder.folder import PeerFolder, RunFolder, is_run
 
 POLL_INTERVAL = 0.1
 """Seconds between two looks at a launcher that has not started the peers yet."""

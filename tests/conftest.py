@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, settings
 from p2pfl.plugins import loading
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
-from p2pfl.session.files import write_atomically
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_atomically
+from p2pfl.run_folder.folder import RunFolder
 from tests.bodies import GENEROUS_DEADLINE, RUN_ID
 
 if (

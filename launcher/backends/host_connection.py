@@ -14,7 +14,7 @@ from launcher.backends.mirror import Mirror
 from launcher.errors import LaunchError
 from launcher.views import formatting
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 PROTOCOL = 1
 """Version of the requests and events; see peers/host.py."""

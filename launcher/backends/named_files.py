@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from launcher.views.formatting import size
-from p2pfl.session.files import write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.models.import_path import ImportPath

@@ -16,7 +16,7 @@ from launcher.backends.registration import Requests
 from launcher.backends.warm import Event
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 
 REQUEST_INTERVAL = 0.5
 """Minimum seconds between two looks at the requests of other commands."""

@@ -24,7 +24,7 @@ from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.stop_signals import interrupt_by
 
 if TYPE_CHECKING:

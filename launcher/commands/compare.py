@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.comparison.tables import Format
     from launcher.sweep.grid import Point
     from launcher.views.compare import Line
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
 

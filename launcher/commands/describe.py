@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from p2pfl.inputs import Kind
     from p2pfl.run_file.run import Run
     from p2pfl.run_file.schema import Data
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 MOST_WINDOWS = 12
 """Rows of a table over time."""
@@ -209,7 +209,7 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     """
     from launcher.views.describe import describe_graph, describe_over_time, draw_over_time
     from p2pfl.run_file.load import load
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(file).require_local() if file.is_dir() else None
     run = load(file if folder is None else folder.run_file, sets)
@@ -306,8 +306,8 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     """
     from launcher.views.partition import class_rows, describe, draw, rows
     from p2pfl.run_file.load import load
+    from p2pfl.run_folder.folder import RunFolder
     from p2pfl.session.build import check_models, load_data
-    from p2pfl.session.run_folder import RunFolder
 
     run = load(RunFolder.open(file).require_local().run_file if file.is_dir() else file, sets)
     loaded = load_data(run)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from launcher.sweep.grid import Point
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 
 BROKEN = 20
@@ -50,7 +50,7 @@ def echo_file(text: str) -> None:
 
 def open_run(run: Path) -> RunFolder:
     """Open a run. If its peers are on other hosts and its launcher has ended, fetch their files first."""
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     _refresh(folder)

@@ -16,7 +16,7 @@ from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, open_
 if TYPE_CHECKING:
     from launcher.runs import RunLine
     from launcher.views.logs import Entry
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 
 @click.command("list")

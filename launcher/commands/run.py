@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from launcher.prepare import LaunchRequest
     from launcher.views.summary import Summary
     from launcher.watching import Watching
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 Command = Callable[..., Any]
 
@@ -238,7 +238,7 @@ def _resume(
 ) -> None:
     from launcher.backends import local, multi_host
     from launcher.views.summary import summarize
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     resume_peers = multi_host.resume if "hosts" in folder.info else local.resume
@@ -405,7 +405,7 @@ def stop(run: Path, kill: bool) -> None:
     Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
     """
     from launcher.runs import stop as stop_peers
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     stops = stop_peers(folder, kill=kill)

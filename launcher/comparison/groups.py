@@ -14,7 +14,7 @@ from launcher.flat import flatten
 from launcher.sweep.grid import Point, short
 from launcher.views.summary import masked_test, settings
 from p2pfl.options import did_you_mean
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")
 """Keys of the run file that do not tell groups apart: the seed, where files are, who watches."""

@@ -16,7 +16,7 @@ from launcher.errors import CompareError
 from launcher.flat import flatten
 from launcher.views import formatting
 from launcher.views.summary import MetricSpread, Spread, Summary, current_summary, settings
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 S = TypeVar("S", Spread, MetricSpread)
 

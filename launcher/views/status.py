@@ -21,7 +21,7 @@ from launcher.views import formatting
 from launcher.views.skipped import skipped_lines
 from launcher.views.summary import settings
 from p2pfl import PeerId
-from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder, Status
+from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder, Status
 from p2pfl.terminal import printable
 
 WATCH_INTERVAL = 1.0

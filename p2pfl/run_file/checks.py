@@ -14,9 +14,10 @@ from p2pfl.learning.trainer import Trainer
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.options import Loc, OptionProblem, Options, unknown
-from p2pfl.run_file import addresses, public_keys
+from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.schema import RunFile
+from p2pfl.run_folder import public_keys
 
 
 def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:

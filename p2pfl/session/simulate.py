@@ -23,15 +23,15 @@ from p2pfl.config_hash import DIFFERENT
 from p2pfl.errors import ModelError, P2pflError, RunFolderError
 from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.files import allow_many_files
+from p2pfl.run_folder.folder import Result, RunFolder, Status
+from p2pfl.run_folder.peer_log import LogSettings, close_logger, lock_log, peer_logger
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
-from p2pfl.session.files import allow_many_files
 from p2pfl.session.forked import ForkedHub, failure_of, run_forked
 from p2pfl.session.gpus import NO_GPU
-from p2pfl.session.peer_log import LogSettings, close_logger, lock_log, peer_logger
 from p2pfl.session.replaying_hub import ReplayingHub
-from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
 
 _memory: Any = torch.utils.deterministic  # a module whose attribute torch does not declare

@@ -17,7 +17,7 @@ from launcher.backends.registration import REQUESTS, launcher_title
 from launcher.runs import find_runs, stop
 from launcher.sweep.jobs import Job
 from launcher.views import logs
-from p2pfl.session.run_folder import Status
+from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

@@ -116,7 +116,7 @@ def test_sigterm_before_the_first_round(
 START = """
 import sys
 from pathlib import Path
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from peers.runtime import run_peer
 sys.exit(run_peer(RunFolder(Path(sys.argv[1])), 0))
 """

@@ -18,7 +18,7 @@ from launcher.backends.registration import REQUESTS, find_launcher
 from launcher.prepare import LaunchRequest
 from launcher.runs import RunLine, find_runs, stop
 from launcher.views.status import RunStatus
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.fast_python.fixture import FastPython
 
 ENDLESS = 1_000_000

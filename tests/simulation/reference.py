@@ -16,7 +16,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
-from p2pfl.session.run_folder import Result
+from p2pfl.run_folder.folder import Result
 from p2pfl.session.session import Session
 from p2pfl.session.virtual_loop import VirtualLoop
 from tests.simulation.algorithm import Said, summary

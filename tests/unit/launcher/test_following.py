@@ -25,8 +25,8 @@ from launcher.backends.remote_processes import Remote
 from launcher.errors import HostsGone, LaunchError
 from launcher.runs import find_runs
 from p2pfl.errors import WriteError
-from p2pfl.session import files
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder import files
+from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 ELSEWHERE = "another-host"

@@ -25,7 +25,7 @@ from launcher.backends.processes import HOST_LOST, outcome
 from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
 from launcher.backends.ssh import read_hosts
 from launcher.errors import LaunchError
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from launcher.backends.host_state import HostState
 from launcher.views.status import Hold, PeerLine, RunStatus, holds, render
-from p2pfl.session.run_folder import Origin, Status
+from p2pfl.run_folder.folder import Origin, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 LINE = PeerLine(0, True, "training", 3, 3, None, [], 12.0, 0, 0, None, 0, 0)

@@ -15,9 +15,9 @@ from p2pfl.models.cost import cost
 from p2pfl.models.import_path import ImportPath, parse
 from p2pfl.plugins import loading
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
 from p2pfl.session.checkpoint import read
-from p2pfl.session.new_run import create
 from p2pfl.session.simulate import simulate
 from tests.plugin_fixtures import Project
 

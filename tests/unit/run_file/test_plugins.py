@@ -20,8 +20,8 @@ from p2pfl.models import HEADS, MODELS, build
 from p2pfl.options import Table
 from p2pfl.plugins import loading
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
-from p2pfl.session.new_run import create
 from tests.plugin_fixtures import HELPERS, METHOD, PARTS, RUN, Project
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_registered")

@@ -18,9 +18,9 @@ from p2pfl.errors import RunFileError
 from p2pfl.messaging.deadline import Deadline
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.machine import Machine, load
 from p2pfl.session.prediction import Prediction, predict
-from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.simulate import simulate
 from p2pfl.session.virtual import VirtualRun, run_virtually
 from p2pfl.session.virtual_loop import VirtualLoop
