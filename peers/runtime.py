@@ -37,9 +37,9 @@ from p2pfl.run_folder.peer_log import LogSettings, close_logger, details, lock_l
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.session import Session, Stopped
-from p2pfl.session.simulate import deterministic
 from p2pfl.stop_signals import handling, stop_signals
 from peers.device import claim_device, slots_on
 from peers.faults import Injector

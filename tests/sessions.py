@@ -10,8 +10,8 @@ from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.session import Session
-from p2pfl.session.simulate import deterministic
 
 
 def in_process(

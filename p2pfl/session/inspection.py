@@ -24,7 +24,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.build import make_algorithm
-from p2pfl.session.simulate import deterministic
+from p2pfl.session.determinism import deterministic
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
-from p2pfl.session.simulate import deterministic
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.compute_slot import HeldSlot
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.machine import Computing, Machine, computing
 from p2pfl.session.method_results import layouts_of
 from p2pfl.session.metrics import add_counts
-from p2pfl.session.simulate import deterministic
 from p2pfl.session.virtual_loop import VirtualLoop
 
 SMALL = 64

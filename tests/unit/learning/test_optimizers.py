@@ -70,7 +70,7 @@ def test_optimizers_do_not_import_the_compiler() -> None:
     code = """
 import sys, torch
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
-from p2pfl.session.simulate import deterministic
+from p2pfl.session.determinism import deterministic
 with deterministic():
     for kind in (SGD, Adam, AdamW):
         parameter = torch.nn.Parameter(torch.ones(3))

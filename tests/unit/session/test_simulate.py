@@ -18,7 +18,8 @@ from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
 from p2pfl.session import build as session_build
 from p2pfl.session.build import load_data
-from p2pfl.session.simulate import deterministic, simulate
+from p2pfl.session.determinism import deterministic
+from p2pfl.session.simulate import simulate
 
 memory: Any = torch.utils.deterministic
 
