@@ -44,7 +44,7 @@ from p2pfl.run_folder.new_run import create, create_unique, write_run
 from p2pfl.run_folder.record_file import RecordFile
 from p2pfl.session import metrics, peer_model
 from p2pfl.session.build import check_models, has_models_of_users, load_data
-from p2pfl.session.simulate import simulate, without_event_loop
+from p2pfl.simulation.simulate import simulate, without_event_loop
 
 if TYPE_CHECKING:
     import pandas as pd

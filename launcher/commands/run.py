@@ -283,7 +283,7 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
 @click.option(
     "--machine",
     type=click.Path(path_type=Path),
-    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/session/machine.py).  [this host]",
+    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/simulation/machine.py).  [this host]",
 )
 def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any) -> None:
     """Run FILE without sockets, in one process or a few.

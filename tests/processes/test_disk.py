@@ -17,7 +17,7 @@ import pytest
 
 from p2pfl.errors import WriteError
 from p2pfl.session import metrics
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 ENDLESS = 1_000_000
 SLOW = {"link": {"jitter": 0.02}}

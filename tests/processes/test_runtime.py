@@ -14,7 +14,7 @@ import pytest
 
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.session import Stopped
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers.runtime import stop_by_exception
 from tests.peer_processes import ENDLESS, LOCAL, log_of, rounds_done
 

@@ -18,7 +18,7 @@ import yaml
 from launcher.sweep.folder import SweepFolder
 from p2pfl.run_file.load import load
 from p2pfl.run_folder.folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree, until
 
 ROUNDS = 15

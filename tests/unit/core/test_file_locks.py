@@ -27,7 +27,7 @@ from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import lock
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers.runtime import run_peer
 from peers.slots import HostSlot
 from tests.unit.peers.test_host_process import Events

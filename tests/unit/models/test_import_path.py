@@ -18,7 +18,7 @@ from p2pfl.run_file.load import load
 from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
 from p2pfl.session.checkpoint import read
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import Project
 
 NETS = """\

@@ -13,7 +13,7 @@ from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import DATASET, load_data
 from p2pfl.session.scoring import evaluate_run
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 RUN = """\
 name: changing

@@ -22,7 +22,7 @@ from p2pfl.session import build as building
 from p2pfl.session import metrics
 from p2pfl.session.metrics import Totals
 from p2pfl.session.session import Session
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.golden.runs import RUNS
 from tests.sessions import in_process
 

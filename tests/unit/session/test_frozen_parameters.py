@@ -20,9 +20,9 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
-from p2pfl.session.machine import Machine
-from p2pfl.session.simulate import simulate
-from p2pfl.session.virtual import run_virtually
+from p2pfl.simulation.machine import Machine
+from p2pfl.simulation.simulate import simulate
+from p2pfl.simulation.virtual import run_virtually
 from p2pfl.tensors import buffers_of, frozen_of, note_frozen, parameters_of
 from tests.conftest import tree
 from tests.golden.runs import RUNS

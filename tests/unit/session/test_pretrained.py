@@ -14,7 +14,7 @@ from p2pfl.errors import RunFileError
 from p2pfl.options import OptionErrors
 from p2pfl.session import checkpoint
 from p2pfl.session.pretrained import load_pretrained
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import digest
 from tests.support import linear_model, peer_data, random_dataset, setting
 

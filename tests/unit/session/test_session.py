@@ -26,7 +26,7 @@ from p2pfl.session import checkpoint, metrics
 from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.scoring import evaluate_run
 from p2pfl.session.session import Session
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.sessions import in_process
 
 RECORD = {

@@ -19,7 +19,7 @@ from p2pfl.run_file.load import from_dict
 from p2pfl.session import build as session_build
 from p2pfl.session.build import load_data
 from p2pfl.session.determinism import deterministic
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 memory: Any = torch.utils.deterministic
 

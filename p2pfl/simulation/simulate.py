@@ -1,7 +1,7 @@
 """All peers on one host without sockets: bit-identical to a run over sockets, with the same files.
 
-They take turns in one process, or in several forked ones (p2pfl/session/forked.py). With a run folder, an interrupted
-run can be resumed: see p2pfl/session/replaying_hub.py.
+They take turns in one process, or in several forked ones (simulation/forked.py). With a run folder, an
+interrupted run can be resumed: see simulation/replaying_hub.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 from p2pfl import PeerId
 from p2pfl.config_hash import DIFFERENT
 from p2pfl.errors import ModelError, P2pflError, RunFolderError
-from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import allow_many_files
 from p2pfl.run_folder.folder import Result, RunFolder, Status
@@ -28,10 +27,12 @@ from p2pfl.run_folder.peer_log import LogSettings, close_logger, lock_log, peer_
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
-from p2pfl.session.forked import ForkedHub, failure_of, run_forked
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.gpus import NO_GPU
-from p2pfl.session.replaying_hub import ReplayingHub
 from p2pfl.session.session import Session
+from p2pfl.simulation.forked import ForkedHub, failure_of, run_forked
+from p2pfl.simulation.local_link import LocalHub
+from p2pfl.simulation.replaying_hub import ReplayingHub
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""The machine of a virtual run (p2pfl/session/virtual.py): hosts, network, and what messages and peers cost on them.
+"""The machine of a virtual run (simulation/virtual.py): hosts, network, and what messages and peers cost on them.
 
 It is a YAML file of the keys of ``Machine``, each optional. Seconds of computing that it does not give are measured
 here, on one peer of each architecture; cores, memory and limits are those of this host and of this process's control
