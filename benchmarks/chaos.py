@@ -23,8 +23,8 @@ from typing import Any
 import click
 
 from launcher.facts.digests import compare
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import RunFolder
 
 FILES = Path(__file__).parent.parent / "topologies" / "chaos"
 ROUND_DONE = re.compile(r" INFO +round done t=(\d+)")

@@ -36,7 +36,7 @@ import yaml
 from benchmarks.switch import LinkConditions, Switch, tap
 from launcher.facts.digests import compare
 from p2pfl import PeerId
-from p2pfl.session.run_folder import Result, RunFolder
+from p2pfl.run_folder.folder import Result, RunFolder
 
 UNAVAILABLE = 77
 PEERS = 8

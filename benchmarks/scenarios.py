@@ -21,7 +21,7 @@ import click
 
 from benchmarks.hosts import Unavailable
 from launcher.facts.digests import compare
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 TICK = 0.1
 COMMAND = [sys.executable, "-P", "-m", "launcher.cli"]

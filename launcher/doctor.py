@@ -24,7 +24,7 @@ from launcher.prepare import check_report
 from launcher.tracking.processes import check_trackers
 from p2pfl.control_groups import available_memory, cores, cpu_quota, usable_cores
 from p2pfl.errors import P2pflError
-from p2pfl.session.files import obstacle
+from p2pfl.run_folder.files import obstacle
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run

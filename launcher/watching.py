@@ -12,7 +12,7 @@ from rich.console import Console
 from launcher.facts.summary import settings
 from launcher.lossy_output import dropping
 from launcher.views.progress import Progress, progress_on
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from launcher.tracking.prometheus import MetricsServer

@@ -20,7 +20,7 @@ from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import AddressInUse, AlreadyRunning, WriteError
-from p2pfl.session.run_folder import PeerFolder, RunFolder, Status
+from p2pfl.run_folder.folder import PeerFolder, RunFolder, Status
 from p2pfl.stop_signals import asks_to_kill, counted_interrupts
 
 POLL_INTERVAL = 0.25

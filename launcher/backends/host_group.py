@@ -29,7 +29,7 @@ from launcher.facts.processes import HOST_LOST
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_file.addresses import split
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import printable
 
 ALLOCATION_ENDED = re.compile(r"Slurm job \d+ has expired|DUE TO TIME LIMIT")

@@ -26,7 +26,7 @@ from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.file_locks import require_locks
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run

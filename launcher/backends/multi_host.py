@@ -41,9 +41,9 @@ from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_ipv6, is_loopback, join
-from p2pfl.session.files import read_json, write_errors, write_json
-from p2pfl.session.key_files import PUBLIC, private_file
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_errors, write_json
+from p2pfl.run_folder.folder import PLUGINS, RunFolder
+from p2pfl.run_folder.key_files import PUBLIC, private_file
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -326,8 +326,7 @@ def _token(folder: RunFolder) -> str:
 def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
-    from p2pfl.run_file.paths import FILES
-    from p2pfl.run_file.plugin_sources import FOLDER as PLUGINS
+    from p2pfl.paths import FILES
 
     common = {
         str(path.relative_to(folder.root)): (path.read_bytes(), 0o644)

@@ -16,7 +16,7 @@ from launcher.facts.host_state import HostState
 from launcher.facts.registration import Requests
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 
 REQUEST_INTERVAL = 0.5
 """Minimum seconds between two looks at the requests of other commands."""

@@ -15,7 +15,7 @@ from launcher.facts.processes import find_process, outcome
 from launcher.facts.registration import find_launcher, request
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import PeerFolder, RunFolder
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
 
 POLL_INTERVAL = 0.1
 """Seconds between two looks at a launcher that has not started the peers yet."""

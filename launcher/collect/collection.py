@@ -23,8 +23,8 @@ from launcher.errors import CollectError
 from launcher.facts.summary import Summary, settings, summarize
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import write_atomically
-from p2pfl.session.run_folder import Origin, PeerFolder, RunFolder
+from p2pfl.run_folder.files import write_atomically
+from p2pfl.run_folder.folder import Origin, PeerFolder, RunFolder
 
 FETCHED, BACKUP = ".fetched", ".before"
 """Temporary folders in a collection: fetched files, and the replaced folder of a peer."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from launcher.comparison.results import Options, Results
     from launcher.comparison.tables import Format
     from launcher.facts.sweep_folder import Point
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
 

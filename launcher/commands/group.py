@@ -19,12 +19,12 @@ from p2pfl.terminal import legible, printable, wants_color
 
 if TYPE_CHECKING:
     from launcher.facts.sweep_folder import Point
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 
 def open_run(run: Path) -> RunFolder:
     """Open a run. If its peers are on other hosts and its launcher has ended, fetch their files first."""
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     _refresh(folder)
@@ -122,7 +122,7 @@ def require_file(context: click.Context, argument: click.Parameter, file: Path |
             return file
     except OSError as error:
         raise RunFileError([Problem(str(file), "", f"cannot be read: {error.strerror}")]) from None
-    from p2pfl.run_file.options import closest
+    from p2pfl.options import closest
 
     siblings = [path.name for path in file.parent.glob("*.y*ml")] if file.parent.is_dir() else []
     near = closest(file.name, siblings)

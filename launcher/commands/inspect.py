@@ -17,7 +17,7 @@ from launcher.formatting.console import echo, make_console, print_table
 if TYPE_CHECKING:
     from launcher.facts.logs import Entry
     from launcher.facts.runs import RunLine
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 
 @click.command("list")

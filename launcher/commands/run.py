@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from launcher.facts.summary import Summary
     from launcher.prepare import LaunchRequest
     from launcher.watching import Watching
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 Command = Callable[..., Any]
 
@@ -239,7 +239,7 @@ def _resume(
 ) -> None:
     from launcher.backends import local, multi_host
     from launcher.facts.summary import summarize
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     resume_peers = multi_host.resume if "hosts" in folder.info else local.resume
@@ -284,7 +284,7 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
 @click.option(
     "--machine",
     type=click.Path(path_type=Path),
-    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/session/machine.py).  [this host]",
+    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/simulation/machine.py).  [this host]",
 )
 def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any) -> None:
     """Run FILE without sockets, in one process or a few.
@@ -406,7 +406,7 @@ def stop(run: Path, kill: bool) -> None:
     Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
     """
     from launcher.backends.stop import stop as stop_peers
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     stops = stop_peers(folder, kill=kill)

@@ -136,7 +136,7 @@ def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
     """Print a script for sbatch that runs what has not finished. ``jobs``: most tasks at the same time."""
     from launcher.backends.slurm import array_script
     from launcher.errors import SweepError
-    from p2pfl.session.files import write_errors
+    from p2pfl.run_folder.files import write_errors
 
     names = [point.name for point in folder.sweep.points]
     left = [number for number, name in enumerate(names) if folder.state(name) != "finished"]
@@ -221,7 +221,7 @@ def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
     """Refuse launched runs at the same time on the same ports."""
     from launcher.errors import SweepError
     from launcher.facts.summary import settings
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     if folder.sweep.simulate or (jobs or 1) == 1:
         return

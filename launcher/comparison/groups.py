@@ -14,8 +14,8 @@ from launcher.facts.summary import masked_test, settings
 from launcher.facts.sweep_folder import Point
 from launcher.formatting.flat import flatten
 from launcher.formatting.labels import LONGEST_VALUE, short, value_text
-from p2pfl.run_file.options import did_you_mean
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.options import did_you_mean
+from p2pfl.run_folder.folder import RunFolder
 
 NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.download")
 """Keys of the run file that do not tell groups apart: the seed, where files are, who watches."""

@@ -16,7 +16,7 @@ from launcher import formatting
 from launcher.errors import CompareError
 from launcher.facts.summary import MetricSpread, Spread, Summary, current_summary, settings
 from launcher.formatting.flat import flatten
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 S = TypeVar("S", Spread, MetricSpread)
 

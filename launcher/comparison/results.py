@@ -11,7 +11,7 @@ from launcher.comparison.groups import Group, Member, find_baseline, group, othe
 from launcher.comparison.lines import Line
 from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm, mean_by_seed
 from launcher.errors import CompareError
-from p2pfl.run_file.options import unknown
+from p2pfl.options import unknown
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from launcher.comparison.statistics import Statistic
 from launcher.errors import CompareError
 from launcher.formatting import duration, percent, size
 from launcher.formatting.labels import value_text
-from p2pfl.run_file.options import unknown
+from p2pfl.options import unknown
 from p2pfl.terminal import printable
 
 Format = Literal["table", "markdown", "latex", "csv", "json"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from launcher.facts.summary import settings
 from launcher.formatting import ids
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)

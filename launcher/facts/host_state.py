@@ -25,7 +25,7 @@ from launcher.facts.registration import Request, Requests, launcher_title, proce
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.process_title import set_title
-from p2pfl.session.files import read_json, write_json
+from p2pfl.run_folder.files import read_json, write_json
 
 NAME = "hosts.json"
 ANSWER_TIMEOUT = 20.0

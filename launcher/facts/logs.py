@@ -22,8 +22,8 @@ from launcher.facts.registration import find_launcher
 from launcher.formatting import ids
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.peer_log import LEVELS, rotated
-from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
+from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder
+from p2pfl.run_folder.peer_log import LEVELS, rotated
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.,]\d+")
 ROUNDS = re.compile(r"\bt=(\d+)(?:\.\.(\d+))?")

@@ -10,7 +10,7 @@ import psutil
 from launcher.facts.host_state import HostState
 from launcher.facts.registration import peer_title, process_with, simulation_title
 from p2pfl import PeerId
-from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder
+from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder
 
 RUNNING = "running"
 UNFINISHED = "unfinished: had not ended when collected"

@@ -19,8 +19,8 @@ import psutil
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.process_title import has_title, set_title
-from p2pfl.session.files import write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 REQUESTS = ".request"
 

@@ -12,8 +12,8 @@ from launcher.facts.registration import find_launcher
 from launcher.facts.snapshot import Snapshot
 from launcher.facts.summary import settings
 from p2pfl.errors import P2pflError, RunFolderError
-from p2pfl.session.files import is_file
-from p2pfl.session.run_folder import RunFolder, is_run
+from p2pfl.run_folder.files import is_file
+from p2pfl.run_folder.folder import RunFolder, is_run
 
 State = Literal[
     "starting",

@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 
 
 @dataclass(frozen=True)

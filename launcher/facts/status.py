@@ -16,7 +16,7 @@ from launcher.facts.processes import find_process, is_alive, outcome
 from launcher.facts.registration import find_launcher
 from launcher.facts.summary import settings
 from p2pfl import PeerId
-from p2pfl.session.run_folder import FINAL, PeerFolder, RunFolder, Status
+from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder, Status
 
 WATCH_INTERVAL = 1.0
 """Minimum seconds between two updates of ``--watch``."""

@@ -50,8 +50,8 @@ from launcher import formatting
 from launcher.facts.processes import RUNNING, is_alive, outcome
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
-from p2pfl.session.files import read_json, write_json
-from p2pfl.session.run_folder import PeerFolder, Result, RunFolder
+from p2pfl.run_folder.files import read_json, write_json
+from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.messaging.topology import Topology

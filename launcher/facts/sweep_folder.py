@@ -30,8 +30,8 @@ from launcher.errors import SweepError
 from launcher.facts.processes import find_process, is_alive, outcome
 from p2pfl.errors import RunFolderError, UnsuitableFileSystem
 from p2pfl.file_locks import lock
-from p2pfl.session.files import is_file, read_json, write_atomically, write_errors, write_json
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import is_file, read_json, write_atomically, write_errors, write_json
+from p2pfl.run_folder.folder import RunFolder
 
 State = Literal["waiting", "running", "interrupted", "finished"]
 """``interrupted``: it has begun, its processes have ended, and not every peer has finished."""

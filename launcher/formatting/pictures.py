@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.errors import MissingExtra
-from p2pfl.session.files import write_errors
+from p2pfl.run_folder.files import write_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,8 +15,8 @@ from launcher.report.history import History
 from launcher.report.learned import Learned
 from launcher.report.numbers import mapping
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import read_json
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json
+from p2pfl.run_folder.folder import RunFolder
 
 SKIPPED = "left out by --without-models"
 

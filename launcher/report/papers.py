@@ -16,7 +16,7 @@ from launcher.report.collect import Collected
 from launcher.report.figures import confusion_table
 from launcher.report.history import PHASES
 from p2pfl.errors import MissingExtra
-from p2pfl.session.files import write_errors
+from p2pfl.run_folder.files import write_errors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

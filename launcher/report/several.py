@@ -20,7 +20,7 @@ from launcher.formatting.flat import flatten
 from launcher.report import history
 from launcher.report.collect import read_summary
 from p2pfl.errors import RunFolderError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 UNKNOWN = "(none)"
 

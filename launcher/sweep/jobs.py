@@ -29,7 +29,7 @@ from launcher.facts.sweep_folder import ELSEWHERE, SweepFolder, has_peers, peers
 from launcher.sweep import memory
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.file_locks import lock
-from p2pfl.session.files import read_json, write_errors
+from p2pfl.run_folder.files import read_json, write_errors
 
 FIRST_SAMPLE = 0.5
 """Seconds until the memory of a run is measured for the first time."""

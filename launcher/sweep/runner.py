@@ -19,7 +19,7 @@ from launcher.sweep import memory
 from launcher.sweep.jobs import Job, wait
 from p2pfl.control_groups import available_memory, total_memory, usable_cores
 from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError, WriteError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.stop_signals import asks_to_kill, counted_interrupts
 
 POLL_INTERVAL = 0.25

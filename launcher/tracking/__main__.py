@@ -25,9 +25,9 @@ from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.file_locks import lock
 from p2pfl.process_title import set_title
-from p2pfl.session.files import read_json, write_json
-from p2pfl.session.record_file import RecordFile
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_json
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.record_file import RecordFile
 from p2pfl.terminal import encode_as_utf8, printable
 
 POLL_INTERVAL = 2.0

@@ -17,8 +17,8 @@ import psutil
 from launcher.facts.summary import settings
 from launcher.tracking.backends import require
 from p2pfl.errors import MissingExtra, RunFolderError
-from p2pfl.session.files import write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_errors
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import printable
 
 if TYPE_CHECKING:

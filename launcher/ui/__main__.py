@@ -15,7 +15,7 @@ from launcher.facts.summary import settings
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
 from p2pfl.process_title import set_title
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import make_legible
 
 NICE = 10

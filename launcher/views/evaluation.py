@@ -22,7 +22,7 @@ from rich.table import Table
 from launcher import formatting
 from launcher.facts.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from launcher.formatting import duration, percent, size
 
 if TYPE_CHECKING:
-    from p2pfl.session.prediction import Limit, Prediction
+    from p2pfl.simulation.prediction import Limit, Prediction
 
 Format = Callable[[float], str]
 

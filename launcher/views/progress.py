@@ -17,7 +17,7 @@ from rich.text import Text
 from launcher import formatting
 from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 from p2pfl.terminal import printable
 
 UPDATE_INTERVAL = 0.25

@@ -31,7 +31,7 @@ from launcher.facts.summary import summarize
 from launcher.views.print_summary import failure_lines
 from launcher.views.progress import LineProgress
 from p2pfl.errors import BodyTooLarge, WriteError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 
 

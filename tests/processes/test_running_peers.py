@@ -18,7 +18,7 @@ from launcher.facts.processes import find_process
 from launcher.facts.registration import REQUESTS, launcher_title
 from launcher.facts.runs import find_runs
 from launcher.sweep.jobs import Job
-from p2pfl.session.run_folder import Status
+from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

@@ -19,7 +19,7 @@ from launcher.facts.registration import REQUESTS, find_launcher
 from launcher.facts.runs import RunLine, find_runs
 from launcher.facts.status import RunStatus
 from launcher.prepare import LaunchRequest
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.fast_python.fixture import FastPython
 
 ENDLESS = 1_000_000

@@ -18,7 +18,7 @@ from launcher.report.findings import find
 from launcher.report.learned import Learned
 from launcher.tracking import backends
 from launcher.views.partition import class_rows
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.reports import read
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from launcher.comparison.lines import lines, table
 from launcher.errors import CompareError
 from launcher.facts.summary import summarize
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

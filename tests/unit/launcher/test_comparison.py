@@ -21,7 +21,7 @@ from launcher.comparison.test_sets import WasTested
 from launcher.errors import CompareError
 from launcher.formatting.flat import flatten
 from p2pfl.errors import RunFolderError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 from tests.records import record, write_records
 

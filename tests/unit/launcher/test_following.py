@@ -26,8 +26,8 @@ from launcher.facts.processes import HOST_LOST, is_alive, outcome
 from launcher.facts.registration import REQUESTS, Requests, register
 from launcher.facts.runs import find_runs
 from p2pfl.errors import WriteError
-from p2pfl.session import files
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder import files
+from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 ELSEWHERE = "another-host"

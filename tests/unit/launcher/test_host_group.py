@@ -27,7 +27,7 @@ from launcher.backends.warm import Event
 from launcher.errors import LaunchError
 from launcher.facts.processes import HOST_LOST
 from p2pfl.errors import WriteError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from peers.host import BEAT, HostProcess
 from tests.launcher_fixtures import MakeFolder
 

@@ -14,7 +14,7 @@ from launcher import commands
 from launcher.facts.snapshot import Snapshot
 from launcher.formatting.console import make_console
 from launcher.views.progress import LineProgress, LiveProgress
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke
 
 EVIL = "evil\x1b]0;title\x07\x1b[2J\x9b31m\r\b\x7f\u202e\ud800"

@@ -25,7 +25,7 @@ from launcher.backends.ssh import read_hosts
 from launcher.errors import LaunchError
 from launcher.facts.host_state import HostState
 from launcher.facts.processes import HOST_LOST, outcome
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

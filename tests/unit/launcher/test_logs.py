@@ -11,7 +11,7 @@ from click.testing import Result
 
 from launcher.facts import logs
 from launcher.facts.logs import LogFile
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

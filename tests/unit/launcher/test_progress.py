@@ -17,7 +17,7 @@ from launcher.facts.snapshot import Snapshot
 from launcher.formatting.console import make_console
 from launcher.views import progress
 from launcher.views.progress import Clock, Display, LineProgress, LiveProgress, print_run_path, progress_on
-from p2pfl.session.run_folder import Status
+from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import MakeFolder
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.facts.processes import find_process, outcome
 from launcher.facts.runs import find_runs
-from p2pfl.session.run_folder import Status
+from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from launcher.facts.host_state import HostState
 from launcher.facts.status import Hold, PeerLine, RunStatus, holds
 from launcher.views.status import render
-from p2pfl.session.run_folder import Origin, Status
+from p2pfl.run_folder.folder import Origin, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 LINE = PeerLine(0, True, "training", 3, 3, None, [], 12.0, 0, 0, None, 0, 0)

@@ -17,7 +17,7 @@ from launcher.facts.summary import Collaboration, Spread, Summary, summarize
 from launcher.formatting.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.run_folder import Result, Status
+from p2pfl.run_folder.folder import Result, Status
 from tests.launcher_fixtures import MakeFolder
 
 FOUR = {

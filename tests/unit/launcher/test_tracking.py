@@ -17,9 +17,9 @@ from launcher.tracking.backends import Tracked
 from launcher.tracking.follow import LAG, Means, scalars
 from p2pfl.errors import RunFileError
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.record_file import RecordFile
 from p2pfl.session.metrics import truncate
-from p2pfl.session.record_file import RecordFile
-from p2pfl.session.run_folder import RunFolder
 from tests.conftest import tree
 from tests.launcher_fixtures import Invoke, MakeFolder
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from p2pfl.session.files import read_lines
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_lines
+from p2pfl.run_folder.folder import RunFolder
 
 
 def rows(folder: RunFolder) -> Iterator[dict[str, Any]]:

@@ -33,12 +33,12 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
 from p2pfl.errors import PluginError
+from p2pfl.graphs import GRAPHS, Graph, TimeVaryingGraph
 from p2pfl.learning.metrics import METRICS, checked_metric
 from p2pfl.learning.named_losses import LOSSES, checked_loss
 from p2pfl.models import BACKBONES, HEADS, MODELS, BuildHead, Group
 from p2pfl.models.backbone import Build, Checked, FixedFeatures, plugin_line
-from p2pfl.run_file.graphs import GRAPHS, Graph, TimeVaryingGraph
-from p2pfl.run_file.options import OptionErrors, Options, Table, notes
+from p2pfl.options import OptionErrors, Options, Table, notes
 
 __all__ = [
     "algorithm",
@@ -143,7 +143,7 @@ def augmentation(name: str) -> Callable[[C], C]:
 
 
 def graph(name: str) -> Callable[[C], C]:
-    """Register a subclass of ``p2pfl.run_file.graphs.Graph``, or of ``TimeVaryingGraph``: they list edges."""
+    """Register a subclass of ``p2pfl.graphs.Graph``, or of ``TimeVaryingGraph``: they list edges."""
     return _options_decorator("graph", name, Graph)
 
 

@@ -16,9 +16,9 @@ from xml.etree.ElementTree import ParseError
 from pydantic import Field, PositiveInt
 
 from p2pfl.errors import RunFileError
+from p2pfl.graphs.base import Graph, Schedule, check_regular, graph_error
 from p2pfl.messaging.topology import Edge, Topology
-from p2pfl.run_file.graphs.base import Graph, Schedule, check_regular, graph_error
-from p2pfl.run_file.paths import ExpandedPath
+from p2pfl.paths import ExpandedPath
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -20,9 +20,9 @@ from pydantic import PositiveInt
 
 from p2pfl import rng
 from p2pfl.errors import RunFileError
+from p2pfl.graphs.base import Graph, Schedule, check_edge, check_regular, disconnected, graph_error, listed
+from p2pfl.graphs.finite_time import Round, WeightedEdge, base_graph
 from p2pfl.messaging.topology import Edge, Rounds, Topology, WeightedTopology
-from p2pfl.run_file.graphs.base import Graph, Schedule, check_edge, check_regular, disconnected, graph_error, listed
-from p2pfl.run_file.graphs.finite_time import Round, WeightedEdge, base_graph
 
 MOST = 1.0 + 1e-9
 """Maximum sum of the weights that a peer gives to others."""

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_v
 
 from p2pfl import rng
 from p2pfl.errors import RunFileError
+from p2pfl.graphs.base import Graph, Schedule, graph_error
+from p2pfl.graphs.static import peer_id, unreadable
+from p2pfl.graphs.time_varying import TimeVaryingGraph, topology_of
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.graphs.base import Graph, Schedule, graph_error
-from p2pfl.run_file.graphs.static import peer_id, unreadable
-from p2pfl.run_file.graphs.time_varying import TimeVaryingGraph, topology_of
-from p2pfl.run_file.options import Table
-from p2pfl.run_file.paths import ExpandedPath
+from p2pfl.options import Table
+from p2pfl.paths import ExpandedPath
 
 _tables: list[Table[type[Graph]]] = []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from p2pfl.session.virtual import VirtualRun
+from p2pfl.simulation.virtual import VirtualRun
 
 PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

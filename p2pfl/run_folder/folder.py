@@ -14,7 +14,7 @@
         hosts.json          which peers run on other hosts      (launcher.facts.host_state)
         keys/               with other hosts: keys that the launcher has made, or handed out to this host; mode 0700
         peers/03/
-            peer.log        one entry per event                            (p2pfl.session.peer_log)
+            peer.log        one entry per event                            (p2pfl.run_folder.peer_log)
             peer.log.1      the log before, if peer.log became too large
             metrics.jsonl   one RoundRecord per line, for programs         (p2pfl.session.metrics)
             status.json     current activity                               (Status)
@@ -50,12 +50,15 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import is_file, overwrite, read_json, read_lines, write_errors, write_json
+from p2pfl.run_folder.files import is_file, overwrite, read_json, read_lines, write_errors, write_json
 
 Phase = Literal["starting", "queued", "training", "waiting", "evaluating", "finished", "stopped", "failed"]
 """``queued`` waits for a compute slot, ``waiting`` for neighbors; the last three are final."""
 
 RecordT = TypeVar("RecordT", "Status", "Result", "Origin")
+
+PLUGINS = "plugins"
+"""The subfolder with copies of plug-ins."""
 
 FINAL: tuple[Phase, ...] = ("finished", "stopped", "failed")
 

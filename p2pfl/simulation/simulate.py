@@ -1,7 +1,7 @@
 """All peers on one host without sockets: bit-identical to a run over sockets, with the same files.
 
-They take turns in one process, or in several forked ones (p2pfl/session/forked.py). With a run folder, an interrupted
-run can be resumed: see p2pfl/session/replaying_hub.py.
+They take turns in one process, or in several forked ones (simulation/forked.py). With a run folder, an
+interrupted run can be resumed: see simulation/replaying_hub.py.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-import torch.utils.deterministic
 
 from p2pfl import PeerId
+from p2pfl.config_hash import DIFFERENT
 from p2pfl.errors import ModelError, P2pflError, RunFolderError
-from p2pfl.messaging.local import LocalHub
-from p2pfl.run_file.config_hash import DIFFERENT
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.files import allow_many_files
+from p2pfl.run_folder.folder import Result, RunFolder, Status
+from p2pfl.run_folder.peer_log import LogSettings, close_logger, lock_log, peer_logger
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
-from p2pfl.session.files import allow_many_files
-from p2pfl.session.forked import ForkedHub, failure_of, run_forked
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.gpus import NO_GPU
-from p2pfl.session.peer_log import LogSettings, close_logger, lock_log, peer_logger
-from p2pfl.session.replaying_hub import ReplayingHub
-from p2pfl.session.run_folder import Result, RunFolder, Status
 from p2pfl.session.session import Session
-
-_memory: Any = torch.utils.deterministic  # a module whose attribute torch does not declare
+from p2pfl.simulation.forked import ForkedHub, failure_of, run_forked
+from p2pfl.simulation.local_link import LocalHub
+from p2pfl.simulation.replaying_hub import ReplayingHub
 
 T = TypeVar("T")
 
@@ -170,28 +168,6 @@ async def _in_turns(sessions: Sequence[Session], hub: LocalHub) -> list[Result]:
     except BaseExceptionGroup:
         raise failures[0] from None  # the others failed as a consequence
     return [task.result() for task in tasks]
-
-
-@contextmanager
-def deterministic(*, strictly: bool = True, fill: bool = False) -> Iterator[None]:
-    """Restrict torch to deterministic kernels inside.
-
-    Args:
-        strictly: raise an error where torch has none; otherwise warn (bit-identical results are guaranteed on the CPU
-            only).
-        fill: fill new tensors with NaN, so that a program that reads uninitialized memory is deterministic too. torch
-            does so by default, at a few percent of the time on a CPU and a kernel per tensor on a GPU; here, only if
-            asked to, or if the caller has already turned deterministic kernels on.
-    """
-    before, filled = torch.get_deterministic_debug_mode(), _memory.fill_uninitialized_memory
-    # Not use_deterministic_algorithms, which does the same but imports torch's compiler.
-    torch.set_deterministic_debug_mode("error" if strictly else "warn")
-    _memory.fill_uninitialized_memory = fill or (filled and before > 0)
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
-        _memory.fill_uninitialized_memory = filled
 
 
 def without_event_loop(function: Callable[[], T], interrupted: threading.Event) -> T:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from p2pfl.session.files import json_object
+from p2pfl.run_folder.files import json_object
 
 
 class RecordFile:

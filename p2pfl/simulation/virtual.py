@@ -1,7 +1,7 @@
 """A run in virtual time: real messages of all peers, but no training, to predict what a run would take.
 
 Endpoints, journals, mailboxes, headers, graphs and each method's conversation (``Algorithm.dry_round``) are those of
-a real run, so that bytes, receivers and waits are too. Bodies are shared zeros. A machine (p2pfl/session/machine.py)
+a real run, so that bytes, receivers and waits are too. Bodies are shared zeros. A machine (simulation/machine.py)
 says what computing and messages take.
 
 - A peer computes in a compute slot of its host, for which it queues, and leaves it in every wait, as in a real run.
@@ -41,11 +41,11 @@ from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
 from p2pfl.session.compute_slot import HeldSlot
-from p2pfl.session.machine import Computing, Machine, computing
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.method_results import layouts_of
 from p2pfl.session.metrics import add_counts
-from p2pfl.session.simulate import deterministic
-from p2pfl.session.virtual_loop import VirtualLoop
+from p2pfl.simulation.machine import Computing, Machine, computing
+from p2pfl.simulation.virtual_loop import VirtualLoop
 
 SMALL = 64
 """Bytes up to which a body is what was sent: it may hold a number that a method acts on, e.g. a sum."""

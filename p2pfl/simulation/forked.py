@@ -32,10 +32,10 @@ from p2pfl import PeerId
 from p2pfl.errors import P2pflError, PluginError, RunFailed, error_text
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.journal import JournalEntry, Place
+from p2pfl.run_folder.folder import Result
 from p2pfl.session.child_processes import children_of_plugins
-from p2pfl.session.replaying_hub import ReplayingHub
-from p2pfl.session.run_folder import Result
 from p2pfl.session.session import Session, Stopped
+from p2pfl.simulation.replaying_hub import ReplayingHub
 from p2pfl.stop_signals import asks_to_kill, handling, stop_signals
 
 PARENT = -1

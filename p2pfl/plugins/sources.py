@@ -1,7 +1,7 @@
 """Find the sources of plug-ins: a Python file or package beside the run file, or an installed module.
 
 A file counts with everything that it imports from the same folder. What is hashed is what runs: sources are read
-once, hashed, and executed from memory (p2pfl/run_file/plugin_files.py). A run folder keeps them in its subfolder
+once, hashed, and executed from memory (p2pfl/plugins/loading.py). A run folder keeps them in its subfolder
 ``plugins``, from where its peers load them again; code is never received from a peer.
 """
 
@@ -18,10 +18,9 @@ from importlib import metadata
 from pathlib import Path
 
 from p2pfl.errors import PluginError, RunFolderError
-from p2pfl.run_file.options import OptionErrors, did_you_mean
+from p2pfl.options import OptionErrors, did_you_mean
+from p2pfl.run_folder.folder import PLUGINS
 
-FOLDER = "plugins"
-"""The subfolder with the plug-ins of a run folder."""
 NOWHERE = Path(os.devnull)
 """A folder without files, to find installed modules only."""
 DEPENDENCIES = ("p2pfl", "torch", "torchvision", "numpy")
@@ -73,14 +72,14 @@ def find(name: str, base: Path) -> Plugin:
         PluginError: a file of it is no Python code.
     """
     if name.endswith(".py"):
-        for path in (base / os.path.expanduser(name), base / FOLDER / Path(name).name):
+        for path in (base / os.path.expanduser(name), base / PLUGINS / Path(name).name):
             if os.path.isfile(path):
                 if not path.stem.isidentifier():
                     raise OptionErrors([((), f"{path.name!r} is no module name; use letters, digits and '_' only")])
                 return _local(path.stem, path.parent)
         there = [file.name for file in sorted((base / name).parent.glob("*.py"))]
         raise OptionErrors([((), f"no file {name!r} in {base.absolute()}{did_you_mean(Path(name).name, there)}")])
-    for root in (base, base / FOLDER):
+    for root in (base, base / PLUGINS):
         if source_of(root, name) is not None:
             return _local(name, root)
     try:
@@ -217,7 +216,7 @@ def copy(plugins: Iterable[Plugin], folder: Path) -> Iterator[tuple[Path, bytes]
     written: dict[Path, bytes] = {}
     for plugin in plugins:
         for path, content in plugin.sources.items():
-            target = folder / FOLDER / path
+            target = folder / PLUGINS / path
             if written.setdefault(target, content) != content:
                 raise RunFolderError(f"two plug-ins have different files {path!r}; rename one")
     yield from written.items()

@@ -25,10 +25,9 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any, TextIO
 
 from p2pfl.errors import P2pflError, PluginError, Unexpected
+from p2pfl.options import OptionErrors, Table
 from p2pfl.plugins import TABLES, end_servers, left_running, try_functions
-from p2pfl.run_file.options import OptionErrors, Table
-from p2pfl.run_file.plugin_sources import (
-    FOLDER,
+from p2pfl.plugins.sources import (
     INSTALLED,
     NOWHERE,
     Plugin,
@@ -40,6 +39,7 @@ from p2pfl.run_file.plugin_sources import (
     sha256_of,
     source_of,
 )
+from p2pfl.run_folder.folder import PLUGINS
 
 GROUP = "p2pfl.plugins"
 """The entry-point group of installed plug-ins."""
@@ -305,7 +305,7 @@ def used_of_announced(names: Iterable[tuple[str, str]]) -> list[Plugin]:
 
 def _shown(file: str, root: Path) -> str:
     """How errors name a file: the copy in a run folder by its path there, because the user edits another one."""
-    copied = root.name == FOLDER and (root.parent / "run.json").is_file()
+    copied = root.name == PLUGINS and (root.parent / "run.json").is_file()
     return os.path.relpath(file, root) if copied else file
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from p2pfl import rng
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.messaging.topology import Edge, Rounds, Topology
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 
 DRAWS = 100
 """Maximum draws of a random graph until one is connected."""

@@ -13,8 +13,8 @@ from datetime import datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from p2pfl.config_hash import settings_of
 from p2pfl.control_groups import usable_cores
-from p2pfl.run_file.config_hash import settings_of
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from p2pfl.errors import RunFolderError
 from p2pfl.file_locks import require_locks
-from p2pfl.session.files import obstacle, write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.run_info import describe_run
+from p2pfl.run_folder.files import obstacle, write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.run_info import describe_run
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run

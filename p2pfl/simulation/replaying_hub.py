@@ -13,7 +13,7 @@ from p2pfl.errors import CheckpointError
 from p2pfl.messaging.control import Id
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
-from p2pfl.messaging.local import LocalHub, LocalLink
+from p2pfl.simulation.local_link import LocalHub, LocalLink
 
 
 class ReplayingHub(LocalHub):

@@ -1,4 +1,4 @@
-"""The machine of a virtual run (p2pfl/session/virtual.py): hosts, network, and what messages and peers cost on them.
+"""The machine of a virtual run (simulation/virtual.py): hosts, network, and what messages and peers cost on them.
 
 It is a YAML file of the keys of ``Machine``, each optional. Seconds of computing that it does not give are measured
 here, on one peer of each architecture; cores, memory and limits are those of this host and of this process's control
@@ -24,7 +24,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.control_groups import control_groups, total_memory, usable_cores
 from p2pfl.errors import Problem, RunFileError
-from p2pfl.run_file.options import Section, explain
+from p2pfl.options import Section, explain
 from p2pfl.run_file.yaml_source import Source
 
 BATCHES, WARM_UP = 5, 2

@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, TextIO
 
 from p2pfl import PeerId
 from p2pfl.file_locks import lock
-from p2pfl.session.files import write_errors
+from p2pfl.run_folder.files import write_errors
 from p2pfl.terminal import printable
 
 Format = Literal["text", "json"]

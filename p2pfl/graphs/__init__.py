@@ -7,11 +7,11 @@ classes.
 
 from __future__ import annotations
 
-from p2pfl.run_file.graphs import sequences, static, time_varying
-from p2pfl.run_file.graphs.base import Graph as Graph
-from p2pfl.run_file.graphs.base import Schedule as Schedule
-from p2pfl.run_file.graphs.time_varying import TimeVaryingGraph as TimeVaryingGraph
-from p2pfl.run_file.options import Table
+from p2pfl.graphs import sequences, static, time_varying
+from p2pfl.graphs.base import Graph as Graph
+from p2pfl.graphs.base import Schedule as Schedule
+from p2pfl.graphs.time_varying import TimeVaryingGraph as TimeVaryingGraph
+from p2pfl.options import Table
 
 GRAPHS: Table[type[Graph]] = Table(
     {
