@@ -20,6 +20,7 @@ from launcher.formatting.flat import flatten
 from launcher.report import history
 from launcher.report.collect import read_summary
 from p2pfl.errors import RunFolderError
+from p2pfl.run_folder import records
 from p2pfl.run_folder.folder import RunFolder
 
 UNKNOWN = "(none)"
@@ -109,8 +110,6 @@ def read(runs: Sequence[tuple[RunFolder, Point | None]]) -> list[Member]:
         RunFolderError: a run is damaged.
         CompareError: their accuracies differ in meaning.
     """
-    from p2pfl.api import open_run
-
     members = []
     for folder, point in runs:
         try:
@@ -119,7 +118,7 @@ def read(runs: Sequence[tuple[RunFolder, Point | None]]) -> list[Member]:
             compared = grouping.Member.of(folder, point)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
-        curve = history.means(history.read(open_run(folder.root).records()))
+        curve = history.means(history.read(records.read(folder)))
         members.append(Member(folder, summary, plain, curve, compared))
     if len({member.summary.masked_test for member in members}) > 1:
         values = "; ".join(f"{m.summary.run}: {json.dumps(m.summary.masked_test)}" for m in members)
