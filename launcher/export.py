@@ -130,8 +130,8 @@ def _tensorboard(folder: RunFolder, found: Records, path: Path) -> list[Path]:
 
     steps = _steps(found)
     by_round: dict[int, list[tuple[float, Mapping[str, float]]]] = defaultdict(list)
-    for found in steps.values():
-        for t, elapsed, values in found:
+    for rounds in steps.values():
+        for t, elapsed, values in rounds:
             by_round[t].append((elapsed, values))
     means = [
         (t, max(elapsed for elapsed, _ in by_round[t]), _mean([v for _, v in by_round[t]])) for t in sorted(by_round)

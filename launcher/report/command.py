@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.comparison.groups import Group
 from launcher.facts.sweep_folder import Point
 from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.collect import Collected, collect
-from launcher.report.several import Member
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
@@ -23,12 +23,12 @@ def write_run(run: Collected, file: Path) -> None:
     _write(file, text)
 
 
-def write_several(members: Sequence[Member], file: Path) -> None:
+def write_several(groups: Sequence[Group], file: Path) -> None:
     """Write the page that compares several runs. Raises MissingExtra, WriteError."""
-    groups = several.group(members)
     shown = figures.of_several(groups)
     body = comparison.body(groups, several.tests(groups), shown)
-    _write(file, page.assemble(f"{len(members)} runs · p2pfl report", body, shown.to_dict()))
+    runs = sum(len(group.members) for group in groups)
+    _write(file, page.assemble(f"{runs} runs · p2pfl report", body, shown.to_dict()))
 
 
 def write(
@@ -65,9 +65,9 @@ def write(
         run = collect(runs[0][0], models=models)
         write_run(run, file)
         return [file, *papers.write(papers.of_run(run), png, pdf)]
-    members = several.read(runs)
-    write_several(members, file)
-    return [file, *papers.write(papers.of_several(several.group(members)), png, pdf)]
+    groups = several.read(runs)
+    write_several(groups, file)
+    return [file, *papers.write(papers.of_several(groups), png, pdf)]
 
 
 def _write(file: Path, text: str) -> None:

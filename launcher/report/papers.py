@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from launcher.comparison.groups import Group
 from launcher.formatting.pictures import any_letters, literal
 from launcher.report import history, several
 from launcher.report.collect import Collected
@@ -101,9 +102,9 @@ def of_run(run: Collected) -> dict[str, Draw]:
     return drawn
 
 
-def of_several(groups: Sequence[several.Group]) -> dict[str, Draw]:
+def of_several(groups: Sequence[Group]) -> dict[str, Draw]:
     """Return what draws the curves of several groups of runs."""
-    curves = {group.name: several.curve(group) for group in groups}
+    curves = {group.title: several.curve(group) for group in groups}
     if not any(curves.values()):
         return {}
     return {f"accuracy-{name}": partial(_compared, curves, name) for name in AXES}

@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ def test_holms_correction() -> None:
 
 def member(seed: int = 0, labels: dict[str, str] | None = None, **values: Any) -> Member:
     named = {key.replace("__", "."): v for key, v in values.items()}
-    return Member(RunFolder(Path("x")), seed, named, labels, WasTested.of(seed, named, {}))
+    summary: Any = SimpleNamespace(seed=seed)
+    return Member(RunFolder(Path("x")), summary, {}, named, labels, WasTested.of(seed, named, {}))
 
 
 def names(*members: Member) -> list[str]:
