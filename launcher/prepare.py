@@ -47,8 +47,8 @@ class LaunchRequest:
         Raises:
             RunFileError: something is wrong with one of them.
         """
-        from p2pfl.plugins import end_servers, left_running  # imports torch: not before the warm process
-        from p2pfl.session.build import check_models, load_data
+        from p2pfl.leftover_processes import end_servers, left_running
+        from p2pfl.session.build import check_models, load_data  # imports torch: not before the warm process
 
         run = self.check()
         dataset, subsets = load_data(run)
