@@ -198,17 +198,6 @@ def test_a_report_that_cannot_be_written_is_no_failure_of_the_run(folder: RunFol
     assert run_commands._report_line(folder).startswith("no report: ")
 
 
-@pytest.mark.usefixtures("short_library")
-def test_missing_matplotlib_is_named_before_any_work(
-    folder: RunFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    outcome = invoke("report", folder.root, "--png", folder.root / "png")
-    assert outcome.exit_code == 1
-    assert "drawing figures needs matplotlib" in outcome.stderr
-    assert not (folder.root / "report.html").exists()
-
-
 def test_a_run_file_that_asks_for_a_report_needs_the_extra_before_peers_start(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
