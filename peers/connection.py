@@ -53,6 +53,8 @@ class Connection:
         """The neighbor had more than ``transport.queue`` entries left to read when last looked at."""
         self.closing = False
         """This peer leaves, and logs no more who else does."""
+        self.refused = False
+        """The neighbor has refused this peer."""
         self.due_at = math.inf
         """When something will be due for the neighbor that waits for nothing but time."""
         self._context = context
@@ -96,15 +98,17 @@ class Connection:
         if self.reader.finished:
             self._drop(FOREVER)
         self._optional_until = now + OPTIONAL_DELAY if entry.optional else 0.0
-        self._delays.add(entry, now)
+        if self._delays.active:
+            self._delays.add(entry, now)
 
     def outgoing(self, now: float) -> Iterator[list[Buffer]]:
         """Yield the frames of each message that is due. Ask for another only once the socket has taken the last."""
-        run, pending = self._context.endpoint.run_id, self.pending()
-        if (want := self._due_want(pending, now)) is not None:
+        endpoint = self._context.endpoint
+        run, taken = endpoint.run_id, endpoint.mailbox.taken_bytes[self.peer]
+        if (want := self._due_want(now)) is not None:
             yield [control.pack(want, run)]
             self.reader.stated(want, now)
-            self._reported = self._delivered - pending
+            self._reported = taken
         self.due_at = math.inf
         while self.address:
             held = now < self._optional_until
@@ -113,7 +117,7 @@ class Connection:
                 self.due_at = self._optional_until if held else math.inf
                 break
             entry = message.entry
-            if entry is not None:
+            if entry is not None and self._delays.active:
                 if (due_at := self._delays.due_at(entry.id)) > now:
                     self.due_at = due_at
                     break
@@ -130,12 +134,13 @@ class Connection:
 
     def asks(self, now: float) -> bool:
         """Return whether a Want is due."""
-        return self._due_want(self.pending(), now) is not None
+        return self._due_want(now) is not None
 
-    def _due_want(self, pending: int, now: float) -> Want | None:
+    def _due_want(self, now: float) -> Want | None:
         if not self.address or (self.lost_at is not None and self.writer.state is WriterState.DOWN):
             return None
-        return self.reader.want(pending, now, waiting=self.peer in self._context.endpoint.mailbox.awaited)
+        awaited = self._context.endpoint.mailbox.awaited
+        return self.reader.want(self.pending(), now, waiting=self.peer in awaited)
 
     def pending(self) -> int:
         """Return the bytes of the neighbor's messages that the algorithm has not taken yet."""
@@ -149,7 +154,7 @@ class Connection:
         """Say when the neighbor catches up, if it is waited for."""
         if self.behind and not self.is_behind():
             self.behind = False
-            self._context.effects.append(CaughtUp())
+            self._context.news.append(CaughtUp())
 
     def is_behind(self) -> bool:
         """Whether the neighbor is there, and has too many entries left to read. On any thread."""
@@ -247,8 +252,8 @@ class Connection:
         else:
             error = f"peer {self.peer} at {address} refused peer {context.endpoint.me}: {reason}"
             context.log.error("%s", error)
-            self.disconnected = True
-            context.effects.append(Failed(HandshakeError(error)))
+            self.disconnected = self.refused = True
+            context.news.append(Failed(HandshakeError(error)))
 
     # ---- what the neighbor has sent
 
@@ -266,14 +271,14 @@ class Connection:
         if self.disconnected and not self.reader.finished:
             self.disconnected = False
             self._context.log.info("neighbor reconnected peer=%d", self.peer)
-            self._context.effects.append(Reconnected(self.peer))
+            self._context.news.append(Reconnected(self.peer))
 
     def deliver(self, message: Message) -> None:
         """Pass a message of the neighbor on to the event loop."""
         if self.disconnected and self.up:
             self._reached()  # its Want came before the Hello by which it returned
         self._delivered += message.cost
-        self._context.effects.append(Deliver(message))
+        self._context.news.append(Deliver(message))
 
     def drop_message(self, error: WireError) -> None:
         """Log and count an invalid message from the neighbor."""
@@ -320,7 +325,7 @@ class Connection:
     def _disconnect(self, *, finished: bool) -> None:
         self.disconnected = True
         self._note_progress()
-        self._context.effects.append(Disconnected(self.peer, finished))
+        self._context.news.append(Disconnected(self.peer, finished))
 
     # ---- closing
 

@@ -13,7 +13,7 @@ from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.wire import OVERHEAD
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
-from peers.effects import Effect
+from peers.effects import Effect, News
 from peers.limited_log import LimitedLog
 
 MIN_ENTRIES = 16
@@ -32,7 +32,8 @@ class Context:
         new_number: draws the number of an epoch or a Hello.
         log: the peer's log.
         limited_log: for what others can make this peer log.
-        effects: what they have others do.
+        effects: what they have the I/O loop do.
+        news: what they have to tell the event loop.
     """
 
     endpoint: Endpoint
@@ -43,6 +44,7 @@ class Context:
     log: logging.Logger
     limited_log: LimitedLog
     effects: deque[Effect] = field(default_factory=deque)
+    news: list[News] = field(default_factory=list)
 
     @cached_property
     def largest(self) -> int:

@@ -19,6 +19,8 @@ class Delays:
     """
 
     def __init__(self, faults: LinkFaults, random: Random | None = None) -> None:
+        self.active = bool(faults.delay or faults.jitter or faults.loss or faults.bandwidth is not None)
+        """Any fault is injected; otherwise, nothing of this needs to be called."""
         self._faults = faults
         self._random = random or Random()
         self._due: deque[tuple[Id, float]] = deque()
@@ -29,8 +31,6 @@ class Delays:
     def add(self, entry: JournalEntry, now: float) -> None:
         """Delay a new entry."""
         faults, due = self._faults, now
-        if not (faults.delay or faults.jitter or faults.bandwidth is not None):
-            return
         if faults.bandwidth is not None:
             due = self._free_at = max(due, self._free_at) + entry.size / faults.bandwidth
         due += faults.delay + (self._random.uniform(0.0, faults.jitter) if faults.jitter else 0.0)

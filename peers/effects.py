@@ -1,7 +1,6 @@
 """What a connection or the receiver has others do, as values: it needs no sockets, threads or clock itself.
 
-Both append to one queue of the link. The I/O loop carries out each ``Effect`` in order, and passes ``News`` on to the
-event loop.
+The I/O loop carries out each ``Effect`` at once and in order, and passes all ``News`` of a turn on to the event loop.
 """
 
 from __future__ import annotations
@@ -48,6 +47,9 @@ class Refuse:
 
     identity: bytes
     reason: str
+
+
+Effect = Send | Close | Look | Refuse
 
 
 # ---- news for the event loop
@@ -104,4 +106,3 @@ class Failed:
 
 
 News = Deliver | NothingComes | Lost | CaughtUp | Disconnected | Reconnected | Failed
-Effect = Send | Close | Look | Refuse | News

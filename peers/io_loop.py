@@ -74,7 +74,6 @@ class IoLoop:
         self.router: ZmqRouter
         self._dealers: dict[PeerId, ZmqDealer] = {}
         """Of the connections with an address."""
-        self._news: list[News] = []
         self._commands: deque[Callable[[], None]] = deque()
         """Submitted by the event loop and by timers of injected faults."""
         self._submitting = threading.Lock()
@@ -89,8 +88,6 @@ class IoLoop:
         self._overdue_named = False
         self._cut_off: frozenset[PeerId] = frozenset()
         self._leaving: Leaving = "finished"
-        self._was_refused = False
-        """A neighbor has refused this peer."""
 
     def now(self) -> float:
         """Return seconds on a clock that stops while this process is suspended.
@@ -136,7 +133,7 @@ class IoLoop:
                 self._tell()
         except Exception as error:
             self.log.error("the I/O thread failed: %s", error_text(error), exc_info=not isinstance(error, P2pflError))
-            self._news.append(Failed(error))
+            self.context.news.append(Failed(error))
         finally:
             self.context.limited_log.summarize(last=True)
             self._tell()
@@ -158,7 +155,8 @@ class IoLoop:
             if (received := self.router.receive()) is None:
                 return
             self.receiver.receive(*received, self.now())
-            self._carry_out()
+            if self.context.effects:
+                self._carry_out()
             if self.receiver.paused:
                 self.router.watch(False)
                 return
@@ -201,9 +199,6 @@ class IoLoop:
                     self._look_soon()
                 case Refuse(identity, reason):
                     self.router.send(identity, [control.pack(Refused(reason), self.context.endpoint.run_id)])
-                case news:
-                    self._was_refused = self._was_refused or isinstance(news, Failed)
-                    self._news.append(news)
 
     def _pump(self, peer: PeerId) -> None:
         """Pass what is due for a neighbor to libzmq while its queue has room."""
@@ -232,8 +227,8 @@ class IoLoop:
 
     def _tell(self) -> None:
         """Pass the news on, and wake the event loop once for all of this turn."""
-        if self._news:
-            news, self._news = self._news, []
+        if news := self.context.news.copy():
+            self.context.news.clear()
             self.world.call_soon(partial(self.hear, news))
 
     # ---- commands of the event loop
@@ -367,7 +362,7 @@ class IoLoop:
         if self._leaving == "stopped":
             return True
         closing_for = self.now() - self.closing_since
-        if self._was_refused and closing_for < REFUSAL_PERIOD:
+        if closing_for < REFUSAL_PERIOD and any(each.refused for each in self.connections.values()):
             return False  # let the neighbors fail too instead of waiting for this peer
         finished = self._leaving == "finished"
         waiting = []

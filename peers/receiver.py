@@ -97,7 +97,7 @@ class Receiver:
             elif isinstance(message, Start):
                 self._handle_start(connection, message)
             elif isinstance(message, Nothing) and connection.reader.is_current(message.epoch):
-                context.effects.append(NothingComes(connection.peer, message.t))
+                context.news.append(NothingComes(connection.peer, message.t))
         except WireError as error:
             connection.drop_message(error)
             if isinstance(error, WrongRun | WrongVersion):
@@ -130,9 +130,9 @@ class Receiver:
         if lost_before is not None:
             text = f"messages lost peer={peer} t={current.t}..{lost_before - 1}: the neighbor no longer keeps them"
             context.limited_log.warning(f"lost messages of peer {peer}", text)
-            context.effects.append(Lost(peer, lost_before))
+            context.news.append(Lost(peer, lost_before))
         if start.nothing and connection.reader.is_current(start.epoch):
-            context.effects.append(NothingComes(peer, start.nothing - 1))
+            context.news.append(NothingComes(peer, start.nothing - 1))
 
     # ---- entries
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from itertools import count
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import torch
@@ -22,7 +22,7 @@ from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
 from peers.connection import Connection
 from peers.context import Context
-from peers.effects import Effect
+from peers.effects import Effect, News
 from peers.limited_log import LimitedLog
 from peers.receiver import Receiver
 from tests.bodies import PAIR, RUN_ID, Block, Word
@@ -54,7 +54,7 @@ class LinkEnd:
         self.connections = {peer: Connection(self.context, peer, self.now) for peer in endpoint.neighbors}
         self.bodies: dict[tuple[int, int], bytes] = {}
         """What can be opened in neighbors' journals: {(segment, at): body}"""
-        self.receiver = Receiver(self.context, self.connections, self, self.now)
+        self.receiver = Receiver(self.context, self.connections, cast(Any, self), self.now)
 
     # ---- journals of neighbors
 
@@ -73,10 +73,11 @@ class LinkEnd:
 
     # ---- what the I/O loop does
 
-    def effects(self) -> list[Effect]:
-        """Return the effects since the last call."""
-        found = list(self.context.effects)
+    def effects(self) -> list[Effect | News]:
+        """Return the effects, and then the news, since the last call."""
+        found = [*self.context.effects, *self.context.news]
         self.context.effects.clear()
+        self.context.news.clear()
         return found
 
     def append(self, body: Body, *, optional: bool = False) -> JournalEntry:
@@ -100,7 +101,7 @@ class LinkEnd:
         allowed = (*FROM_WRITER, Want)
         return [control.unpack(frames, RUN_ID, allowed)[0] for frames in self.outgoing(peer, room)]
 
-    def receive(self, sender: PeerId, message: Control, *frames: Buffer, run: str = RUN_ID) -> list[Effect]:
+    def receive(self, sender: PeerId, message: Control, *frames: Buffer, run: str = RUN_ID) -> list[Effect | News]:
         """Receive a message of a neighbor, and return the effects."""
         self.receiver.receive(
             f"{sender}>{self.endpoint.me}".encode(), [control.pack(message, run), *frames], self.now

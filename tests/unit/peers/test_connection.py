@@ -179,7 +179,7 @@ def test_declares_a_neighbor_dead_and_takes_it_back(reached: bool, seconds: floa
     connection.connect(ADDRESS, end.now + 60.0)
     end.effects()
     connection.want(wants(end, epoch=2), end.now + 60.0)
-    assert end.effects() == [Reconnected(1), Send(1)]
+    assert end.effects() == [Send(1), Reconnected(1)]
 
 
 def test_keeps_two_rounds_for_a_neighbor_declared_dead() -> None:
@@ -217,7 +217,7 @@ def test_waits_for_a_neighbor_that_may_not_have_started(
 
 
 def closing(end: LinkEnd, connections: dict[int, Any]) -> Any:
-    loop: Any = Mock(closing_since=0.0, _was_refused=False, connections=connections, _leaving="finished")
+    loop: Any = Mock(closing_since=0.0, connections=connections, _leaving="finished")
     loop.context, loop.log = end.context, Mock()
     return loop
 
@@ -245,7 +245,7 @@ def test_a_finished_peer_leaves_a_neighbor_only_once_it_makes_no_progress() -> N
 
 
 def test_a_neighbor_that_returns_to_a_finished_peer_has_the_whole_deadline() -> None:
-    end, other = LinkEnd(deadline=10.0), Mock()
+    end, other = LinkEnd(deadline=10.0), Mock(refused=False)
     end.append(Word("…"))
     end.endpoint.t = FOREVER
     other.must_wait.return_value, other.waits_without_progress.return_value = True, 0.0

@@ -14,7 +14,7 @@ from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Hello, Id, Nothing, 
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Buffer
 from peers import receiver
-from peers.effects import Deliver, Disconnected, Effect, Look, Lost, NothingComes, Reconnected, Refuse, Send
+from peers.effects import Deliver, Disconnected, Effect, Look, Lost, News, NothingComes, Reconnected, Refuse, Send
 from tests.bodies import Block, Word
 from tests.link_ends import ADDRESS, LinkEnd
 from tests.simulation.planted_bugs import PLANTED_BUGS
@@ -44,7 +44,7 @@ def entry(body: Any, epoch: int, id: Id = Id(0, 0), previous: Id = BEFORE) -> tu
     return Entry(epoch, id, previous, encoded.size), encoded.header, b"".join(encoded.parts())
 
 
-def delivered(effects: list[Effect]) -> list[Any]:
+def delivered(effects: list[Effect | News]) -> list[Any]:
     return [(effect.message.t, effect.message.body) for effect in effects if isinstance(effect, Deliver)]
 
 
@@ -124,7 +124,7 @@ def test_a_neighbor_that_has_finished_may_return() -> None:
     greeted = end.connections[1].writer._hello.number
     end.receive(1, Want(1, Id(0, 0), 0, 1 << 40, idle=False, references=False, hello=greeted))
     last, header, _ = entry(Begin(()), epoch, Id(FOREVER, 0))
-    assert end.receive(1, last, header) == [Disconnected(1, finished=True), Send(1)]
+    assert end.receive(1, last, header) == [Send(1), Disconnected(1, finished=True)]
     end.receive(1, HELLO)
     epoch = asked(end).epoch
     end.receive(1, Start(epoch, 0, 0))
