@@ -50,11 +50,17 @@ class AddressFiles:
         self._modified = 0
         self._modified_seen_at = 0.0
 
-    def publish(self, address: str) -> None:
-        """Publish this peer's address: it is not dead."""
+    def publish(self, bound: str) -> str:
+        """Publish this peer's address, which neighbors connect to, and return it: the peer is not dead.
+
+        Args:
+            bound: the address that it has bound.
+        """
         with suppress(OSError):
             self._death_notice(self._me).unlink()
+        address = self._book.advertised(self._me, bound)
         write_atomically(self._file(self._me), address.encode())
+        return address
 
     def withdraw(self, address: str) -> None:
         """Withdraw this peer's published address."""

@@ -1,40 +1,36 @@
 """The I/O side of a link: owns the sockets, and connects, reconnects and disconnects neighbors.
 
+    sockets ──▶ Connection, Receiver ──▶ effects ──▶ sockets, news for the event loop
+
 A generator that yields a timeout in seconds and is sent the ready sockets. ``world`` drives it: peers/sockets.py on a
 thread, or tests/simulation in virtual time, on one thread at a time.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import os
-import random
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError, error_text
-from p2pfl.messaging.control import Hello
+from p2pfl.messaging import control
+from p2pfl.messaging.control import Refused
 from p2pfl.messaging.deadline import STALL
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
-from p2pfl.messaging.wire import OVERHEAD
 from p2pfl.run_file.addresses import leads_here, split
-from p2pfl.run_file.faults import LinkFaults
-from p2pfl.run_file.schema import Transport
 from peers.connection import Connection
-from peers.limited_log import LimitedLog
+from peers.context import Context
+from peers.effects import Close, Failed, Look, News, Refuse, Send
 from peers.receiver import Receiver
+from peers.sockets import Sockets, Turns
+from peers.zmq_sockets import ZmqDealer, ZmqRouter
 
-if TYPE_CHECKING:
-    from peers.sockets import Sockets
-    from peers.zmq_link import ZmqLink
-    from peers.zmq_sockets import ZmqRouter
-
+MESSAGES_PER_TURN = 256
+"""Maximum messages read in one turn, so that other sockets are served too."""
 TICK = 0.1
 """Seconds between two checks of the connections while some are down."""
 SLOW_TICK = 1.0
@@ -51,71 +47,42 @@ NAMED = 8
 """Most neighbors that the log names then."""
 REFUSAL_PERIOD = 1.0
 """Seconds for which a peer whose handshake has failed keeps refusing its neighbors' handshakes before it closes."""
-MIN_ENTRIES = 16
-"""Entries of the largest size that fit into the budget: an algorithm may take those of a round in any order."""
-
-Turns = Generator[float, Collection[object], None]
-"""Yields a timeout in seconds, and is sent the sockets with a message, an event, or room if that is watched."""
 Leaving = Literal["finished", "failed", "stopped"]
 
 
 class IoLoop:
-    """The I/O loop, and the state that it shares with the connections and the receiver.
-
-    I/O thread only, once it runs, but for ``submit`` and where noted.
+    """The I/O loop. I/O thread only, once it runs, but for ``submit`` and where noted.
 
     Args:
-        endpoint, transport, config_hash, log, world, faults: those of the link.
-        link: notified, on the event loop's thread.
+        context: shared with the connections and the receiver.
+        world: the sockets, and what else a link uses of its environment.
+        hear: called on the event loop's thread with the news of a turn, in order.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        transport: Transport,
-        config_hash: str,
-        log: logging.Logger,
-        world: Sockets,
-        faults: LinkFaults,
-        link: ZmqLink,
-    ) -> None:
-        self.endpoint = endpoint
-        self.me = endpoint.me
-        self.transport = transport
-        self.log = log
+    def __init__(self, context: Context, world: Sockets, hear: Callable[[list[News]], None]) -> None:
+        self.context = context
         self.world = world
-        self.faults = faults
-        self.link = link
-        self.hello = Hello(config_hash, *(world.journals.own if transport.same_host else ("", "")))
-        self.largest = endpoint.schema.largest(transport.max_message)
-        """Bytes of the largest entry that a neighbor may send."""
-        self.budget = MIN_ENTRIES * (self.largest + OVERHEAD)
-        """Bytes of one neighbor's entries that may be on their way, or not yet taken by the algorithm."""
-        self.delivered: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
-        """Bytes of each neighbor's messages that were passed to the event loop."""
-        self.reported: dict[PeerId, int] = dict.fromkeys(endpoint.neighbors, 0)
-        """Bytes of each neighbor's messages that the algorithm had taken when Want was last sent."""
+        self.hear = hear
+        self.log = context.log
         self.stood_still = 0.0
         """Seconds for which this process was suspended (SIGSTOP, no CPU time)."""
-        self.limited_log = LimitedLog(log, self.now)
-        self.random = random.Random(f"{self.me} {os.getpid()}")  # timing only: must differ between runs
         self.next_check = 0.0
         """When to check the connections next."""
-        self.seen_addresses = 0
-        """``addresses.version()`` when addresses were last read; 0: read them at the next check."""
         self.closing_since: float | None = None
-        self.was_refused = False
-        """A neighbor has refused this peer."""
         self.connections: dict[PeerId, Connection] = {}
-        self.receiver = Receiver(self)
-        self._notifications: list[Callable[[], None]] = []
+        self.receiver: Receiver
+        self.router: ZmqRouter
+        self._dealers: dict[PeerId, ZmqDealer] = {}
+        """Of the connections with an address."""
         self._commands: deque[Callable[[], None]] = deque()
         """Submitted by the event loop and by timers of injected faults."""
         self._submitting = threading.Lock()
         self._pump_at: dict[PeerId, float] = {}
         """When something is due for these neighbors that waits for time only. One look at it a turn: a turn must not
         cost more the more neighbors there are, since each of them brings turns."""
-        self.started_at = 0.0
+        self._started_at = 0.0
+        self._seen_addresses = 0
+        """``addresses.version()`` when addresses were last read; 0: read them at the next check."""
         self._check_all_at = 0.0
         """When to check the connected neighbors next."""
         self._overdue_named = False
@@ -129,32 +96,12 @@ class IoLoop:
         """
         return self.world.now() - self.stood_still
 
-    def pending(self, peer: PeerId) -> int:
-        """Return the bytes of a neighbor's messages that the algorithm has not taken yet."""
-        return self.delivered[peer] - self.endpoint.mailbox.taken_bytes[peer]
-
-    def unreported(self, peer: PeerId) -> int:
-        """Return the bytes that the algorithm has taken since the neighbor was last told so. On any thread."""
-        return self.endpoint.mailbox.taken_bytes[peer] - self.reported[peer]
-
-    def check_soon(self) -> None:
-        self.next_check = min(self.next_check, self.now() + TICK)
-
-    def notify(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Schedule a call on the event loop, in order, at the end of this turn of the I/O loop."""
-        self._notifications.append(partial(function, *arguments))
-
-    def _deliver_notifications(self) -> None:
-        """Wake the event loop once for all notifications of this turn."""
-        if self._notifications:
-            notifications, self._notifications = self._notifications, []
-            self.world.call_soon(partial(_call_all, notifications))
-
     def start(self, router: ZmqRouter) -> None:
-        self.receiver.router = router
-        self.started_at = self.now()
-        for peer in self.endpoint.neighbors:
-            self.connections[peer] = Connection(self, peer, self.world.dealer(peer))
+        self.router = router
+        now = self._started_at = self.now()
+        for peer in self.context.endpoint.neighbors:
+            self.connections[peer] = Connection(self.context, peer, now)
+        self.receiver = Receiver(self.context, self.connections, self.world.journals, now)
         self.world.start(self.run())
 
     def submit(self, command: Callable[[], None]) -> None:
@@ -176,81 +123,139 @@ class IoLoop:
                     self.stood_still += turned_at - before
                 while self._commands:
                     self._commands.popleft()()
-                self.receiver.end_pause()
-                if self.receiver.router in ready:
-                    self.receiver.read()
-                self._pump_ready(ready)
+                if self.receiver.end_pause(self.now()):
+                    self.router.watch(True)
+                if self.router in ready:
+                    self._read()
+                self._serve(ready)
                 if self.now() >= self.next_check:
                     self._check_connections()
-                self._deliver_notifications()
+                self._tell()
         except Exception as error:
             self.log.error("the I/O thread failed: %s", error_text(error), exc_info=not isinstance(error, P2pflError))
-            self.notify(self.link.failed, error)
+            self.context.news.append(Failed(error))
         finally:
-            self.limited_log.summarize(last=True)
-            self._deliver_notifications()
-            for connection in self.connections.values():
-                connection.dealer.close()
-            self.receiver.router.close()
+            self.context.limited_log.summarize(last=True)
+            self._tell()
+            for dealer in self._dealers.values():
+                dealer.close()
+            self.router.close()
 
-    def _pump_ready(self, ready: Collection[object]) -> None:
+    def _timeout(self) -> float:
+        """Return the seconds until something is due even without a socket event."""
+        now = self.now()
+        left = min(self.next_check, min(self._pump_at.values(), default=math.inf)) - now
+        if self.receiver.paused:
+            left = min(left, self.receiver.pause_left(now))
+        return max(0.001, left)
+
+    def _read(self) -> None:
+        """Read what has arrived, and answer it."""
+        for _ in range(MESSAGES_PER_TURN):
+            if (received := self.router.receive()) is None:
+                return
+            self.receiver.receive(*received, self.now())
+            if self.context.effects:
+                self._carry_out()
+            if self.receiver.paused:
+                self.router.watch(False)
+                return
+
+    def _serve(self, ready: Collection[object]) -> None:
         """Serve the connections with an event, room to send, or something that was due."""
-        dealers = set(ready) - {self.receiver.router}
-        for connection in list(self.connections.values()) if dealers else ():
-            if connection.dealer in dealers:
-                connection.handle_events()
-                connection.pump()
+        for peer in [peer for peer, dealer in self._dealers.items() if dealer in ready] if ready else ():
+            self._handle_events(self.connections[peer])
+            self.pump([peer])
         if self._pump_at and min(self._pump_at.values()) <= (now := self.now()):
             due = sorted(peer for peer, at in self._pump_at.items() if at <= now)
             for peer in due:
                 del self._pump_at[peer]
             self.pump(due)
 
-    def pump_at(self, peer: PeerId, at: float) -> None:
-        """Serve a neighbor's connection at this time, also without an event; at infinity: not without one."""
-        if at < math.inf:
-            self._pump_at[peer] = at
+    def _handle_events(self, connection: Connection) -> None:
+        """Pass on the events of a connection's socket, and what its other side answers."""
+        peer = connection.peer
+        while (dealer := self._dealers.get(peer)) is not None and (event := dealer.event()) is not None:
+            connection.event(event, self.now())
+            self._carry_out()
+        while (dealer := self._dealers.get(peer)) is not None and (frames := dealer.receive()) is not None:
+            connection.answered(frames, fixed=self.world.addresses.is_fixed(peer))
+            self._carry_out()
+
+    # ---- effects
+
+    def _carry_out(self) -> None:
+        """Carry out what the connections and the receiver ask for."""
+        effects = self.context.effects
+        while effects:
+            match effects.popleft():
+                case Send(peer):
+                    self._pump(peer)
+                case Close(peer):
+                    if dealer := self._dealers.pop(peer, None):
+                        dealer.close()
+                    self._look_soon()
+                case Look():
+                    self._look_soon()
+                case Refuse(identity, reason):
+                    self.router.send(identity, [control.pack(Refused(reason), self.context.endpoint.run_id)])
+
+    def _pump(self, peer: PeerId) -> None:
+        """Pass what is due for a neighbor to libzmq while its queue has room."""
+        connection, dealer = self.connections[peer], self._dealers.get(peer)
+        for frames in connection.outgoing(self.now()):
+            assert dealer is not None
+            if not dealer.send(frames):
+                dealer.watch(True)
+                return
+        if dealer is not None:
+            dealer.watch(False)
+        if connection.due_at < math.inf:
+            self._pump_at[peer] = connection.due_at
         else:
             self._pump_at.pop(peer, None)
 
-    def _timeout(self) -> float:
-        """Return the seconds until something is due even without a socket event."""
-        left = min(self.next_check, min(self._pump_at.values(), default=math.inf)) - self.now()
-        if self.receiver.paused:
-            left = min(left, self.receiver.pause_left())
-        return max(0.001, left)
+    def pump(self, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            self._pump(peer)
+        self._carry_out()
 
-    def connected(self) -> int:
-        """Return the number of connected neighbors. On any thread."""
-        return sum(connection.up for connection in self.connections.values())
+    def _look_soon(self) -> None:
+        """Read the addresses at the next check, and soon."""
+        self._seen_addresses = 0
+        self.next_check = min(self.next_check, self.now() + TICK)
+
+    def _tell(self) -> None:
+        """Pass the news on, and wake the event loop once for all of this turn."""
+        if news := self.context.news.copy():
+            self.context.news.clear()
+            self.world.call_soon(partial(self.hear, news))
 
     # ---- commands of the event loop
 
     def announce(self, entry: JournalEntry) -> None:
+        now = self.now()
         for peer in entry.to:
-            self.connections[peer].announce(entry)
+            self.connections[peer].announce(entry, now)
         self.pump(entry.to)
 
     def set_durable(self, durable: int) -> None:
         for connection in self.connections.values():
             connection.reader.durable = max(connection.reader.durable, durable)
-            connection.pump()
+        self.pump(self.connections)
 
     def nothing(self, to: PeerId, t: int) -> None:
         self.connections[to].writer.nothing(t)
-        self.connections[to].pump()
-
-    def pump(self, peers: Iterable[PeerId]) -> None:
-        for peer in peers:
-            self.connections[peer].pump()
+        self.pump([to])
 
     def cut(self, neighbors: frozenset[PeerId]) -> None:
         """Cut off exactly these neighbors (fault injection)."""
         for peer in neighbors - self._cut_off:
             if peer in self.connections:
-                self.connections[peer].break_connection()
+                self.connections[peer].break_off(self.now())
+        self._carry_out()
         self._cut_off = neighbors
-        self.seen_addresses = 0
+        self._seen_addresses = 0
         self.next_check = 0.0
 
     # ---- finding neighbors
@@ -258,17 +263,19 @@ class IoLoop:
     def _check_connections(self) -> None:
         """Handle lost connections, connect to neighbors that have started, and declare unreachable ones dead."""
         now = self.now()
-        self.limited_log.summarize()
+        self.context.limited_log.summarize()
         all_due = now >= self._check_all_at
         if all_due:
             self._check_all_at = now + max(SLOW_TICK, len(self.connections) / CHECKS_PER_SECOND)
         for connection in self.connections.values():
             if all_due or not connection.up:
+                self._handle_events(connection)
                 connection.check(now)
+                self._carry_out()
         down = [connection for connection in self.connections.values() if not connection.up]
         if down:
             self._look_for_addresses(down, now)
-        if now - self.started_at > OVERDUE and not self._overdue_named:
+        if now - self._started_at > OVERDUE and not self._overdue_named:
             self._overdue_named = True
             self._name_overdue([each for each in down if not (each.was_reached or each.disconnected)])
         busy = self.closing_since is not None or any(now - each.down_since < LONG for each in down)
@@ -312,24 +319,33 @@ class IoLoop:
         """Connect to neighbors whose address has appeared or changed; do not wait for those declared dead."""
         addresses = self.world.addresses
         version = addresses.version()
-        if version and version == self.seen_addresses:
+        if version and version == self._seen_addresses:
             return
-        self.seen_addresses = version
+        self._seen_addresses = version
         known, dead = addresses.look([connection.peer for connection in down])
         for connection in down:
             if connection.peer in self._cut_off:
                 continue
             if connection.peer in dead and not connection.disconnected:
                 connection.declare_dead("it has failed repeatedly and is not restarted")
+                self._carry_out()
             if connection.peer not in known:
                 continue
             unanswered = connection.wrong_peer_answered or (connection.address and connection.lost_at is None)
             if unanswered and now - connection.connected_at < STALE:
-                self.seen_addresses = 0  # too early for an answer; check again later
+                self._seen_addresses = 0  # too early for an answer; check again later
                 continue
             address = addresses.address_of(connection.peer)
             if address is not None and address != connection.address:
-                connection.connect(address)
+                self._connect(connection, address)
+
+    def _connect(self, connection: Connection, address: str) -> None:
+        """Replace the socket, so that late answers to the old one cannot be misattributed."""
+        if dealer := self._dealers.pop(connection.peer, None):
+            dealer.close()
+        self._dealers[connection.peer] = self.world.dealer(connection.peer, address)
+        connection.connect(address, self.now())
+        self._carry_out()
 
     # ---- closing
 
@@ -337,6 +353,8 @@ class IoLoop:
         self.closing_since = self.now()
         self._leaving = leaving
         self.next_check = 0.0
+        for connection in self.connections.values():
+            connection.closing = True
 
     def _done(self) -> bool:
         if self.closing_since is None:
@@ -344,24 +362,19 @@ class IoLoop:
         if self._leaving == "stopped":
             return True
         closing_for = self.now() - self.closing_since
-        if self.was_refused and closing_for < REFUSAL_PERIOD:
+        if closing_for < REFUSAL_PERIOD and any(each.refused for each in self.connections.values()):
             return False  # let the neighbors fail too instead of waiting for this peer
         finished = self._leaving == "finished"
         waiting = []
         for each in self.connections.values():
-            if each.must_wait(finished=finished, closing_for=closing_for):
+            if each.must_wait(finished, closing_for, self.world.addresses.is_withdrawn):
                 waiting.append(each)
             else:
                 each.forget_progress()
         # One that is many rounds behind is not left while it makes progress.
-        idle = [each for each in waiting if each.waits_without_progress(self.now()) > self.transport.deadline]
+        idle = [each for each in waiting if each.waits_without_progress(self.now()) > self.context.transport.deadline]
         if len(idle) < len(waiting):
             return False
         for connection in idle:
             self.log.warning("final messages unacknowledged at the deadline peer=%d", connection.peer)
         return True
-
-
-def _call_all(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()

@@ -1,10 +1,9 @@
-"""The receiving side: handles all messages that arrive at the ROUTER. I/O thread only."""
+"""What arrives from all neighbors: checks it, joins chunks, and appends effects. No sockets and no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,18 +11,17 @@ from torch import Tensor
 from p2pfl import PeerId, config_hash
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
 from p2pfl.messaging import control
-from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
+from p2pfl.messaging.control import FOREVER, FROM_WRITER, Entry, Hello, Id, Nothing, Start, Want
 from p2pfl.messaging.edge import chunk_length
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Buffer, Plan
-from peers.connection import SENT, Connection
+from peers.connection import Connection
+from peers.context import Context
+from peers.effects import Look, Lost, NothingComes, Refuse, Send
+from peers.journal_files import NeighborJournals
 
-if TYPE_CHECKING:
-    from peers.io_loop import IoLoop
-    from peers.zmq_sockets import ZmqRouter
-
-MESSAGES_PER_TURN = 256
-"""Maximum messages read in one turn of the I/O loop, so that other sockets are served too."""
+SENT = (*FROM_WRITER, Want)
+"""What peers send on their DEALER; a ROUTER answers with Refused only."""
 USELESS_RATE = 1000.0
 """Useless messages read per second over all connections; the burst: invalid ones, duplicates, control, of unknown
 senders, of rounds that are over, and Begins of later rounds than the next. All others are limited by the window, or
@@ -49,89 +47,91 @@ class _Assembly:
 
 
 class Receiver:
-    """Reads the ROUTER, and hands complete messages to the event loop."""
+    """Hands the frames that a ROUTER has received to the connections, and complete messages on to the event loop.
 
-    def __init__(self, io: IoLoop) -> None:
-        self._io = io
-        self.endpoint = io.endpoint
-        self.senders = {f"{peer}>{io.me}".encode(): peer for peer in self.endpoint.neighbors}
-        """By socket identity."""
+    Args:
+        context: of the link.
+        connections: to all neighbors.
+        journals: of the neighbors on this host.
+        now: when the link starts, in seconds.
+    """
+
+    def __init__(
+        self, context: Context, connections: Mapping[PeerId, Connection], journals: NeighborJournals, now: float
+    ) -> None:
         self.paused = False
-        """There were too many useless messages; the ROUTER is not read."""
+        """There were too many useless messages: do not read any until ``end_pause``."""
+        self._context = context
+        self._journals = journals
+        me = context.endpoint.me
+        self._connections = {f"{peer}>{me}".encode(): connection for peer, connection in connections.items()}
+        """By socket identity."""
         self._assemblies: dict[PeerId, _Assembly] = {}
         self._useless_left = USELESS_RATE
         """Useless messages that may be read before a pause."""
-        self._counted_at = io.now()
-        self.router: ZmqRouter
+        self._counted_at = now
 
-    # ---- reading
+    def receive(self, identity: bytes, frames: list[Buffer], now: float) -> None:
+        """Handle one message.
 
-    def read(self) -> None:
-        for _ in range(MESSAGES_PER_TURN):
-            if self.paused or (received := self.router.receive()) is None:
-                return
-            self.receive(*received)
-
-    def receive(self, identity: bytes, frames: list[Buffer]) -> None:
-        """Handle one message."""
-        io, peer = self._io, self.senders.get(identity)
-        if peer is None:
+        Args:
+            identity: of the connection, verified; empty if the message was refused.
+        """
+        context, connection = self._context, self._connections.get(identity)
+        if connection is None:
             if identity:
                 text = f"message from unknown sender dropped identity={identity[:32]!r}"
-                io.limited_log.warning("messages from unknown senders", text)
-            self._count_useless(frames)
+                context.limited_log.warning("messages from unknown senders", text)
+            self._count_useless(frames, now)
             return
-        connection = io.connections[peer]
+        useful = False
         try:
-            message, _ = control.unpack(frames, self.endpoint.run_id, SENT)
-            useful = isinstance(message, Entry) and self._handle_entry(connection, message, frames[1:])
+            message, _ = control.unpack(frames, context.endpoint.run_id, SENT)
+            if isinstance(message, Entry):
+                useful = self._handle_entry(connection, message, frames[1:])
+            elif isinstance(message, Want):
+                connection.want(message, now)
+            elif isinstance(message, Hello):
+                self._handle_hello(connection, identity, message)
+            elif isinstance(message, Start):
+                self._handle_start(connection, message)
+            elif isinstance(message, Nothing) and connection.reader.is_current(message.epoch):
+                context.news.append(NothingComes(connection.peer, message.t))
         except WireError as error:
             connection.drop_message(error)
-            self._count_useless(frames)
             if isinstance(error, WrongRun | WrongVersion):
-                self._refuse(identity, str(error))
-            return
+                context.effects.append(Refuse(identity, str(error)))
         if not useful:
-            self._count_useless(frames)
-        if isinstance(message, Hello):
-            self._handle_hello(connection, identity, message)
-        elif isinstance(message, Start):
-            self._handle_start(connection, message)
-        elif isinstance(message, Nothing):
-            if connection.reader.is_current(message.epoch):
-                io.notify(self.endpoint.mailbox.nothing, peer, message.t)
-        elif isinstance(message, Want):
-            connection.want(message)
-        if not isinstance(message, Want):
-            connection.state_want(io.now())
+            self._count_useless(frames, now)
+        if connection.asks(now):
+            context.effects.append(Send(connection.peer))
 
     def _handle_hello(self, connection: Connection, identity: bytes, hello: Hello) -> None:
-        io, peer = self._io, connection.peer
+        context, peer = self._context, connection.peer
         if not connection.up:
-            io.seen_addresses = 0  # it may listen at a new address
-            io.check_soon()
-        if hello.config_hash != io.hello.config_hash:
-            reason = config_hash.mismatch(peer, hello.config_hash, io.me, io.hello.config_hash)
-            io.limited_log.warning(f"refused Hellos of peer {peer}", f"Hello refused peer={peer}: {reason}")
-            self._refuse(identity, reason)
+            context.effects.append(Look())
+        if hello.config_hash != (ours := context.hello.config_hash):
+            reason = config_hash.mismatch(peer, hello.config_hash, context.endpoint.me, ours)
+            context.limited_log.warning(f"refused Hellos of peer {peer}", f"Hello refused peer={peer}: {reason}")
+            context.effects.append(Refuse(identity, reason))
             return
         self._assemblies.pop(peer, None)
-        same_host = io.transport.same_host and io.world.journals.can_open(peer, hello.boot, hello.token)
+        same_host = context.transport.same_host and self._journals.can_open(peer, hello.boot, hello.token)
         had_finished = connection.reader.finished
         connection.reader.hello(references=same_host, number=hello.number)
         if had_finished:
             connection.neighbor_returned()
 
     def _handle_start(self, connection: Connection, start: Start) -> None:
-        io, peer = self._io, connection.peer
+        context, peer = self._context, connection.peer
         current = connection.reader.next
         lost_before = connection.reader.start(start)
         if lost_before is not None:
             text = f"messages lost peer={peer} t={current.t}..{lost_before - 1}: the neighbor no longer keeps them"
-            io.limited_log.warning(f"lost messages of peer {peer}", text)
-            io.notify(self.endpoint.lost_before, peer, lost_before)
+            context.limited_log.warning(f"lost messages of peer {peer}", text)
+            context.news.append(Lost(peer, lost_before))
         if start.nothing and connection.reader.is_current(start.epoch):
-            io.notify(self.endpoint.mailbox.nothing, peer, start.nothing - 1)
+            context.news.append(NothingComes(peer, start.nothing - 1))
 
     # ---- entries
 
@@ -148,9 +148,9 @@ class Receiver:
         length = len(memoryview(header))
         if reader.exceeds_window(length, entry.size):
             raise Unexpected(f"entry {tuple(entry.id)} exceeds the window")
-        limit = self._io.largest
+        limit = self._context.largest
         try:
-            plan = self.endpoint.check(header)
+            plan = self._context.endpoint.check(header)
             if plan.size != entry.size or plan.size > limit:
                 raise Unexpected(f"the body has {entry.size} bytes; expected {plan.size}, and at most {limit}")
             if entry.segment and (not reader.references or plan.size == 0):
@@ -161,9 +161,11 @@ class Receiver:
             raise
         if entry.segment:
             try:
-                body = self._io.world.journals.open_body(peer, entry.segment, entry.at, entry.size)
+                body = self._journals.open_body(peer, entry.segment, entry.at, entry.size)
             except OSError as error:
-                self._io.log.info("body cannot be opened peer=%d segment=%d: %s", peer, entry.segment, error.strerror)
+                self._context.log.info(
+                    "body cannot be opened peer=%d segment=%d: %s", peer, entry.segment, error.strerror
+                )
                 reader.cannot_open()
                 return False
             self._complete(connection, entry.id, plan, body, in_place=True)
@@ -186,7 +188,6 @@ class Receiver:
         if (entry.offset, len(chunk)) != (assembly.filled, expected):
             del self._assemblies[peer]
             connection.reader.gap()
-            connection.state_want(self._io.now())
             raise Malformed(
                 f"chunk of {len(chunk)} bytes at {entry.offset}; expected {expected} at {assembly.filled}"
             )
@@ -198,7 +199,7 @@ class Receiver:
         return self._may_be_of_use(entry.id, assembly.plan)
 
     def _may_be_of_use(self, id: Id, plan: Plan) -> bool:
-        t = self.endpoint.t
+        t = self._context.endpoint.t
         if plan.layout.body is Begin:  # takes no window, so only the next two of each neighbor
             return id.number == 0 and t <= id.t <= t + 1
         return id.t >= t
@@ -206,40 +207,31 @@ class Receiver:
     def _complete(
         self, connection: Connection, id: Id, plan: Plan, body: Tensor | None, *, in_place: bool = False
     ) -> None:
-        io, peer = self._io, connection.peer
         connection.reader.passed(id, plan.header, plan.size)
-        message = plan.message(id.t, peer, body)
+        message = plan.message(id.t, connection.peer, body)
         if body is not None and in_place:  # decoding has read all of it; from here on, the method may modify it
-            io.world.journals.forget(body)
-        message = self.endpoint.converted(message)
+            self._journals.forget(body)
+        message = self._context.endpoint.converted(message)
         if id.t == FOREVER:
             connection.neighbor_finished()
         else:
-            if connection.disconnected and connection.up:
-                connection.reached()  # its Want came before the Hello by which it returned
-            io.delivered[peer] += message.cost
-            io.notify(self.endpoint.accept, message)
-
-    def _refuse(self, identity: bytes, reason: str) -> None:
-        self.router.send(identity, [control.pack(Refused(reason), self.endpoint.run_id)])
+            connection.deliver(message)
 
     # ---- the rate of useless messages
 
-    def _count_useless(self, frames: Sequence[Buffer]) -> None:
+    def _count_useless(self, frames: Sequence[Buffer], now: float) -> None:
         """Charge the rate limit for a message; long headers and many frames cost more, since reading them does."""
-        now = self._io.now()
         self._useless_left = min(USELESS_RATE, self._useless_left + (now - self._counted_at) * USELESS_RATE)
         self._counted_at = now
         self._useless_left -= 1 + sum(map(len, frames[:1])) / 1024 + len(frames) / 16
-        if self._useless_left < 0 and not self.paused:
-            self.paused = True
-            self.router.watch(False)
+        self.paused = self.paused or self._useless_left < 0
 
-    def pause_left(self) -> float:
+    def pause_left(self, now: float) -> float:
         """Return the remaining seconds of the pause."""
-        return PAUSE - self._useless_left / USELESS_RATE - (self._io.now() - self._counted_at)
+        return PAUSE - self._useless_left / USELESS_RATE - (now - self._counted_at)
 
-    def end_pause(self) -> None:
-        if self.paused and self.pause_left() <= 0:
-            self.paused = False
-            self.router.watch(True)
+    def end_pause(self, now: float) -> bool:
+        """End the pause if it is over, and return whether it was."""
+        over = self.paused and self.pause_left(now) <= 0
+        self.paused = self.paused and not over
+        return over

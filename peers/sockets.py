@@ -11,11 +11,10 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import zmq
 
@@ -31,10 +30,10 @@ from peers.health import Health
 from peers.journal_files import NeighborJournals
 from peers.limited_log import LimitedLog
 from peers.resolver import Resolver
-from peers.zmq_sockets import Monitors, ZmqDealer, ZmqRouter, sockets_for
+from peers.zmq_sockets import SocketContext, ZmqDealer, ZmqRouter, sockets_for
 
-if TYPE_CHECKING:
-    from peers.io_loop import Turns
+Turns = Generator[float, Collection[object], None]
+"""Yields a timeout in seconds, and is sent the sockets with a message, an event, or room if that is watched."""
 
 
 class Sockets:
@@ -61,15 +60,16 @@ class Sockets:
         health: Health | None,
     ) -> None:
         self.me, self.neighbors = endpoint.me, endpoint.neighbors
-        self.transport = transport
+        self.host = transport.host
         self.journals = journals
         self.keys = keys
         self.health = health
-        self.book = transport.book(endpoint.topology.peers)
+        book = transport.book(endpoint.topology.peers)
+        self.port = book.bound_port(self.me)
         self.limited_log = LimitedLog(log, monotonic)
         # All peers bind the same transport.host: none listens at an IPv6 address that its name may have too.
         resolver = Resolver(monotonic, log, ipv4_first=not is_ipv6(transport.host))
-        self.addresses = AddressFiles(self.me, addresses, self.book, self.neighbors, resolver, monotonic)
+        self.addresses = AddressFiles(self.me, addresses, book, self.neighbors, resolver, monotonic)
         self._woken = self._wake = -1
         """A pipe. Not an eventfd, which Python built with old headers lacks."""
         self._waking = threading.Lock()
@@ -78,26 +78,21 @@ class Sockets:
         """Return the seconds of a monotonic clock."""
         return monotonic()
 
-    def new_epoch(self) -> int:
+    def new_number(self) -> int:
         """Return a random number from 0 to 2^53 - 1."""
         return secrets.randbits(53)
 
     def listen(self) -> ZmqRouter:
         """Return the only Router, bound and watched. Call this first. Raises RunFolderError if it cannot be bound."""
         self.loop = asyncio.get_running_loop()
-        self.poller = zmq.Poller()
-        self.owners: dict[zmq.Socket[bytes], object] = {}
-        """{socket: the ZmqRouter or ZmqDealer that owns it}"""
-        self.context = zmq.Context()
-        self.context.set(zmq.MAX_SOCKETS, sockets_for(len(self.neighbors)))
-        self.monitors = Monitors()
-        self._authenticator = KeyAuthenticator(self.context, self.keys, self.neighbors) if self.keys else None
-        address = join(self.transport.host, self.book.bound_port(self.me) or "*")
+        self._shared = SocketContext(self.me, self.neighbors, self.keys, self.limited_log, self.now)
+        self._shared.context.set(zmq.MAX_SOCKETS, sockets_for(len(self.neighbors)))
+        self._authenticator = KeyAuthenticator(self._shared.context, self.keys, self.neighbors) if self.keys else None
+        address = join(self.host, self.port or "*")
         try:
-            self._router = ZmqRouter(self, address)
+            self._router = ZmqRouter(self._shared, self.host, address)
         except zmq.ZMQError as error:
-            self.monitors.close()
-            self.context.destroy(linger=0)
+            self._shared.destroy()
             number = error.errno or 0
             failed = f"{address} cannot be bound: {os.strerror(number)}"
             if number == errno.EADDRINUSE:
@@ -107,9 +102,9 @@ class Sockets:
             raise RunFolderError(failed) from None
         return self._router
 
-    def dealer(self, to: PeerId) -> ZmqDealer:
-        """Return a new, unconnected Dealer for a neighbor."""
-        return ZmqDealer(self, to)
+    def dealer(self, to: PeerId, address: str) -> ZmqDealer:
+        """Return a new Dealer that connects to a neighbor."""
+        return ZmqDealer(self._shared, to, address)
 
     # ---- the thread
 
@@ -120,28 +115,28 @@ class Sockets:
         self.thread.start()
 
     def _drive(self, io: Turns) -> None:
-        guard = self._router.guard
-        for each in (self._woken, guard.monitor, self.monitors.fileno()):
-            self.poller.register(each, zmq.POLLIN)
+        guard, shared, poller = self._router.guard, self._shared, self._shared.poller
+        for each in (self._woken, guard.monitor, shared.monitors.fileno()):
+            poller.register(each, zmq.POLLIN)
         if self._authenticator:
-            self.poller.register(self._authenticator.socket, zmq.POLLIN)
+            poller.register(self._authenticator.socket, zmq.POLLIN)
         if self.health:
-            self.health.open(self.poller)
+            self.health.open(poller)
         try:
             timeout = next(io)
             while True:
-                ready = dict(self.poller.poll(int(timeout * 1000)))
+                ready = dict(poller.poll(int(timeout * 1000)))
                 if self._woken in ready:
                     os.read(self._woken, 4096)
                 if self._authenticator and self._authenticator.socket in ready:
                     self._authenticator.answer(self.limited_log)
-                owners = {self.owners[socket] for socket in ready if socket in self.owners}
-                if self.monitors.fileno() in ready:
-                    owners |= self.monitors.ready()
+                owners = {shared.owners[socket] for socket in ready if socket in shared.owners}
+                if shared.monitors.fileno() in ready:
+                    owners |= shared.monitors.ready()
                 timeout = io.send(owners)
                 guard.check(self.limited_log, events=guard.monitor in ready)
                 if self.health:
-                    self.health.answer(ready, self.poller)
+                    self.health.answer(ready, poller)
                 self.limited_log.summarize()
         except StopIteration:
             pass
@@ -150,7 +145,7 @@ class Sockets:
                 io.throw(error)  # the I/O loop reports it, so that the peer fails
         self.limited_log.summarize(last=True)
         if self.health:
-            self.health.close(self.poller)
+            self.health.close(poller)
         if self._authenticator:
             self._authenticator.socket.close()
 
@@ -174,5 +169,4 @@ class Sockets:
                 os.close(self._woken)
                 os.close(self._wake)
                 self._woken = self._wake = -1
-        self.monitors.close()
-        self.context.destroy(linger=0)
+        self._shared.destroy()

@@ -21,13 +21,16 @@ import logging
 from collections.abc import Iterable
 
 from p2pfl import PeerId
-from p2pfl.messaging.control import FOREVER
+from p2pfl.messaging.control import FOREVER, Hello
 from p2pfl.messaging.deadline import Deadline
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
+from peers.context import Context
+from peers.effects import CaughtUp, Deliver, Disconnected, Failed, Lost, News, NothingComes, Reconnected
 from peers.io_loop import IoLoop, Leaving
+from peers.limited_log import LimitedLog
 from peers.sockets import Sockets
 
 
@@ -60,7 +63,10 @@ class ZmqLink:
         self._dead: set[PeerId] = set()
         """Neighbors that have disconnected without having finished."""
         self._caught_up = asyncio.Event()
-        self.io = IoLoop(endpoint, transport, config_hash, log, world, faults or LinkFaults(), link=self)
+        hello = Hello(config_hash, *(world.journals.own if transport.same_host else ("", "")))
+        limited_log = LimitedLog(log, world.now)
+        self.context = Context(endpoint, transport, faults or LinkFaults(), hello, world.new_number, log, limited_log)
+        self.io = IoLoop(self.context, world, self._hear)
         endpoint.max_message = transport.max_message
         endpoint.mailbox.on_block = self._ask_for_more
 
@@ -70,8 +76,7 @@ class ZmqLink:
         If there is a checkpoint, restore the endpoint from it before.
         """
         router = self.world.listen()
-        self.bound, self.address = router.bound, router.address
-        self.world.addresses.publish(self.address)
+        self.bound, self.address = router.bound, self.world.addresses.publish(router.bound)
         self.io.start(router)
         self.checkpointed(self.endpoint.durable)
 
@@ -114,12 +119,12 @@ class ZmqLink:
 
     def connected(self) -> int:
         """Return the number of connected neighbors. Callable from any thread."""
-        return self.io.connected()
+        return sum(connection.up for connection in self.io.connections.values())
 
     def _ask_for_more(self) -> None:
         """When a wait begins: have the I/O loop tell the neighbors how much was taken, if they may wait for that."""
-        awaited, io = self.endpoint.mailbox.awaited, self.io
-        if stale := [peer for peer in awaited if io.unreported(peer) >= io.budget // 4]:
+        awaited, enough = self.endpoint.mailbox.awaited, self.context.budget // 4
+        if stale := [peer for peer in awaited if self.io.connections[peer].unreported() >= enough]:
             self.io.submit(lambda: self.io.pump(stale))
 
     async def close(self, leaving: Leaving = "finished") -> None:
@@ -137,25 +142,32 @@ class ZmqLink:
         if leaving != "stopped":  # a published address means that this peer may resume
             self.world.addresses.withdraw(self.address)
 
-    # ---- notifications of the I/O loop, on the event loop's thread, in order
+    # ---- news of the I/O loop, on the event loop's thread, in order
 
-    def neighbor_caught_up(self) -> None:
-        """A neighbor has few entries left to read."""
-        self._caught_up.set()
+    def _hear(self, news: Iterable[News]) -> None:
+        endpoint = self.endpoint
+        for each in news:
+            match each:
+                case Deliver(message):
+                    endpoint.accept(message)
+                case NothingComes(peer, t):
+                    endpoint.mailbox.nothing(peer, t)
+                case Lost(peer, t):
+                    endpoint.lost_before(peer, t)
+                case CaughtUp():
+                    self._caught_up.set()
+                case Disconnected(peer, finished):
+                    self._disconnected(peer, finished)
+                case Reconnected(peer):
+                    self._dead.discard(peer)
+                    endpoint.mailbox.mark_connected(peer)
+                case Failed(error):
+                    endpoint.fail(error)
+                    self._caught_up.set()
 
-    def neighbor_disconnected(self, peer: PeerId, finished: bool) -> None:
-        """No more messages will arrive from ``peer``: it has finished, or was declared dead."""
+    def _disconnected(self, peer: PeerId, finished: bool) -> None:
         self._dead.discard(peer) if finished else self._dead.add(peer)
         if self._dead == set(self.endpoint.neighbors):
             self.log.warning("all neighbors are dead; continuing alone")
         self._caught_up.set()
         self.endpoint.mailbox.mark_disconnected(peer)
-
-    def neighbor_reconnected(self, peer: PeerId) -> None:
-        self._dead.discard(peer)
-        self.endpoint.mailbox.mark_connected(peer)
-
-    def failed(self, error: BaseException) -> None:
-        """The link failed and cannot continue."""
-        self.endpoint.fail(error)
-        self._caught_up.set()

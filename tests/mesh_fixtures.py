@@ -59,6 +59,11 @@ async def yield_randomly(seed: object) -> None:
         await asyncio.sleep(0)
 
 
+def change_transport(link: ZmqLink, **changes: float) -> None:
+    """Change settings of a link's connections while it runs; ``link.transport`` stays."""
+    object.__setattr__(link.context, "transport", link.transport.model_copy(update=changes))
+
+
 class OpeningEndpoint(Endpoint):
     """Opens each round at the latest when it begins; a session opens it at the end of the one before."""
 
@@ -167,7 +172,7 @@ class Mesh:
 
     async def close(self) -> None:
         for link in self.links:  # no reconnections from here on
-            link.io.transport = link.transport.model_copy(update={"give_up": 0.5})
+            change_transport(link, give_up=0.5)
         await asyncio.gather(*(self.shut(link) for link in list(self.links)))
 
 

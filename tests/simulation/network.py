@@ -212,7 +212,7 @@ class Connection:
         network.connections[self] = None
 
     def __str__(self) -> str:
-        return f"{self.dealer.name} at {self.router.address}"
+        return f"{self.dealer.name} at {self.router.bound}"
 
     @property
     def has_room(self) -> bool:

@@ -20,7 +20,6 @@ from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.wire import Message
 from p2pfl.session.saving import Saver
 from peers.connection import Connection
-from peers.io_loop import IoLoop
 from peers.zmq_link import ZmqLink
 
 Method = Callable[..., Any]
@@ -85,7 +84,7 @@ def _repeat_from_the_start(want: Method) -> Method:
 
 
 def _leave_early(must_wait: Method) -> Method:
-    return lambda self, finished, closing_for: must_wait(self, finished=False, closing_for=closing_for)
+    return lambda self, finished, *others: must_wait(self, False, *others)
 
 
 def _save_no_journal(state_dict: Method) -> Method:
@@ -147,7 +146,7 @@ def _close_no_round(accept: Method) -> Method:
 
 
 def _leak_window(pending: Method) -> Method:
-    return lambda self, peer: self.delivered[peer]
+    return lambda self: self._delivered
 
 
 PLANTED_BUGS: Mapping[str, PlantedBug] = {
@@ -170,7 +169,7 @@ PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "journal-not-saved": PlantedBug("checkpoints lack the journal", Journal, "state_dict", _save_no_journal),
     "drop-early": PlantedBug("one round too many is dropped", Journal, "drop", _drop_too_much),
     "renumbered": PlantedBug("a repeated round gets other numbers", Journal, "begin", _number_anew),
-    "window-leak": PlantedBug("the window never opens again", IoLoop, "pending", _leak_window),
+    "window-leak": PlantedBug("the window never opens again", Connection, "pending", _leak_window),
     "statements-missed": PlantedBug(
         "some statements of sources are ignored", Receivers, "state", _miss_some_statements
     ),

@@ -20,14 +20,14 @@ class SimulatedRouter:
     def __init__(self, world: SimulatedWorld) -> None:
         self.world = world
         self.network, self.process = world.network, world.process
-        self.bound = self.address = self.network.allocate_port()
+        self.bound = self.network.allocate_port()
         self.open = True
         self.watched = True
         self.inbox: deque[tuple[Connection, list[bytes]]] = deque()
         self.by_identity: dict[bytes, Connection] = {}
         self.routes: dict[bytes, bytes] = {}
         """With keys: the identity of the connection last read from, by name of its DEALER."""
-        self.network.routers[self.address] = self
+        self.network.routers[self.bound] = self
 
     @property
     def is_ready(self) -> bool:
@@ -71,7 +71,7 @@ class SimulatedRouter:
         if connection is not None and connection.up:
             connection.to_dealer.carry(frames, label)
         else:
-            self.network.trace(f"{identity.decode()} at {self.address}: {label} dropped, no connection")
+            self.network.trace(f"{identity.decode()} at {self.bound}: {label} dropped, no connection")
 
     def watch(self, on: bool) -> None:
         self.watched = on
@@ -80,14 +80,14 @@ class SimulatedRouter:
     def close(self) -> None:
         if self.open:
             self.open = False
-            del self.network.routers[self.address]
+            del self.network.routers[self.bound]
             for connection in list(self.network.connections):
                 if connection.router is self:
                     connection.break_off()
 
 
 class SimulatedDealer:
-    def __init__(self, world: SimulatedWorld, to: PeerId) -> None:
+    def __init__(self, world: SimulatedWorld, to: PeerId, address: str) -> None:
         self.world = world
         self.network, self.process = world.network, world.process
         self.to = to
@@ -97,12 +97,14 @@ class SimulatedDealer:
             self.identity += f".{self.network.random.getrandbits(64):016x}".encode()
         self.open = True
         self.watched = False
-        self.address = ""
+        self.address = address
         self.connection: Connection | None = None
         self.established = False
         self.queue: deque[tuple[Sequence[Buffer], str]] = deque()
         self.inbox: deque[list[bytes]] = deque()
         self.events: deque[Literal["connected", "lost"]] = deque()
+        self.process.step(f"connect to {address}")
+        self._connect_in(self.network.draw(self.network.conditions.delay))
 
     @property
     def is_ready(self) -> bool:
@@ -110,14 +112,9 @@ class SimulatedDealer:
 
     @property
     def has_room(self) -> bool:
-        return bool(self.address) and len(self.queue) < self.world.queue
+        return len(self.queue) < self.world.queue
 
     # -- connecting
-
-    def connect(self, address: str) -> None:
-        self.process.step(f"connect to {address}")
-        self.address = address
-        self._connect_in(self.network.draw(self.network.conditions.delay))
 
     def _connect_in(self, seconds: float) -> None:
         now = self.network.loop.time()

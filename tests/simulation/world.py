@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId
-from peers.io_loop import Turns
+from peers.sockets import Turns
 from tests.simulation.disk import Disk
 from tests.simulation.network import Killed, Network, Process
 from tests.simulation.sockets import SimulatedDealer, SimulatedRouter
@@ -40,7 +40,7 @@ class SimulatedWorld:
     def now(self) -> float:
         return self.network.loop.time()
 
-    def new_epoch(self) -> int:
+    def new_number(self) -> int:
         return self.network.random.getrandbits(52)
 
     # -- bodies on the same host
@@ -68,17 +68,18 @@ class SimulatedWorld:
         self.sockets.append(router)
         return router
 
-    def dealer(self, to: PeerId) -> SimulatedDealer:
-        dealer = SimulatedDealer(self, to)
+    def dealer(self, to: PeerId, address: str) -> SimulatedDealer:
+        dealer = SimulatedDealer(self, to, address)
         self.sockets = [socket for socket in self.sockets if socket.open]
         self.sockets.append(dealer)
         return dealer
 
     # -- addresses
 
-    def publish(self, address: str) -> None:
-        self.process.step(f"publish {address}")
-        self.network.publish(self.process.peer, address)
+    def publish(self, bound: str) -> str:
+        self.process.step(f"publish {bound}")
+        self.network.publish(self.process.peer, bound)
+        return bound
 
     def withdraw(self, address: str) -> None:
         self.process.step(f"withdraw {address}")

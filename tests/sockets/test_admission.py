@@ -103,7 +103,7 @@ async def test_an_error_between_the_turns_of_the_io_loop_fails_the_peer(
 
 async def test_duplicates_of_other_files_are_closed(sockets: Any, tmp_path: Path) -> None:
     """The number of a connection that libzmq has closed may belong to another file by now."""
-    guard = (await up(sockets, 0)).link.io.receiver.router.guard
+    guard = (await up(sockets, 0)).link.io.router.guard
     with (tmp_path / "slot").open("w") as file:
         with guard._duplicate(file.fileno()) as connection:
             assert connection is None

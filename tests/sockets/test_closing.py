@@ -16,6 +16,7 @@ from p2pfl.messaging.control import FOREVER, Id
 from p2pfl.messaging.receivers import Begin
 from peers import connection
 from tests.bodies import PAIR, Block, Word, complete
+from tests.mesh_fixtures import change_transport
 from tests.sockets.raw_peer import BLOCK, LAYOUTS, die, exchange, revive, up, want
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
@@ -75,7 +76,7 @@ async def test_close_times_out_without_a_confirmation(sockets: Any, alone: Any, 
     await alone.begin(0).broadcast(Word("last words"))
     await other.read(alone.link)
     assert await other.body() == Word("last words")
-    alone.link.io.transport = alone.link.transport.model_copy(update={"deadline": 0.3})
+    change_transport(alone.link, deadline=0.3)
     await sockets.shut(alone.link)
     assert "final messages unacknowledged at the deadline peer=1" in caplog.text
 

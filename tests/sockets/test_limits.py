@@ -22,6 +22,7 @@ from peers import receiver, zmq_sockets
 from peers.journal_files import NeighborJournals
 from peers.zmq_sockets import MAX_ANSWER
 from tests.bodies import PAIR, Block, Word, star
+from tests.mesh_fixtures import change_transport
 from tests.sockets.raw_peer import HELLO, by_value, port_of, up, want
 
 LAYOUTS = [Layout.of(Block(torch.zeros(250)))]
@@ -33,7 +34,7 @@ LARGE = 1 << 50
 async def limited(mesh: Any, peer: int, topology: Topology = FORK, *, prunes: bool = False, **options: Any) -> Any:
     """Start a peer whose neighbors may have BUDGET bytes on their way to it."""
     endpoint = mesh.endpoint(peer, topology, LAYOUTS, prunes=prunes)
-    mesh.link(endpoint, **options).io.budget = BUDGET
+    vars(mesh.link(endpoint, **options).context)["budget"] = BUDGET
     await endpoint.link.start()
     return endpoint
 
@@ -92,11 +93,11 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
     ahead = asyncio.create_task(run_ahead())
     await eventually(lambda: one.link.behind([0]))
     assert not ahead.done()
-    await eventually(lambda: zero.link.io.pending(1) > BUDGET // 2)
+    await eventually(lambda: zero.link.io.connections[1].pending() > BUDGET // 2)
     most = 0
     for t in range(rounds):
         net = zero.begin(t)
-        most = max(most, zero.link.io.pending(1))
+        most = max(most, zero.link.io.connections[1].pending())
         assert torch.equal((await net.gather(Block))[1].x, block(t).x)
     await ahead
     assert BUDGET // 2 < most <= BUDGET
@@ -106,7 +107,7 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
 
 async def test_send_waits_for_a_neighbor_far_behind_until_the_deadline(alone: Any, caplog: Any) -> None:
     alone.link.transport = alone.link.transport.model_copy(update={"deadline": 0.5})
-    alone.link.io.transport = alone.link.transport.model_copy(update={"queue": 4, "deadline": 1000.0})
+    change_transport(alone.link, queue=4, deadline=1000.0)
     net = alone.begin(0)
     began = time.monotonic()
     for _ in range(3):
@@ -125,7 +126,7 @@ async def test_memory_is_bounded_if_a_neighbor_ignores_the_window(sockets: Any, 
         other.put(block(t), t + 10)
     other.send(Nothing(other.epoch, 7))
     await eventually(lambda: zero.mailbox._nothing.get(1) == 7, "all was read")
-    assert BUDGET // 3 < zero.link.io.pending(1) <= BUDGET
+    assert BUDGET // 3 < zero.link.io.connections[1].pending() <= BUDGET
     assert zero.dropped[1] > 1_900
     await still_works(sockets, zero)
 
@@ -140,7 +141,7 @@ async def test_memory_is_bounded_if_a_neighbor_begins_rounds_without_end(
     other.send(Nothing(other.epoch, 7))
     await eventually(lambda: zero.mailbox._nothing.get(1) == 7, "all was read")
     assert 1 < len(zero.edges._stated[1]) <= MAX_STATEMENTS
-    assert zero.link.io.pending(1) == 0  # they take no window once they are noted
+    assert zero.link.io.connections[1].pending() == 0  # they take no window once they are noted
     await still_works(sockets, zero)
 
 
@@ -255,10 +256,10 @@ async def test_reads_useless_messages_slowly_and_others_in_between(
     read = 0
     receive = zero.link.io.receiver.receive
 
-    def count(identity: bytes, frames: Any) -> None:
+    def count(identity: bytes, *others: Any) -> None:
         nonlocal read
         read += identity == b"1>0"
-        receive(identity, frames)
+        receive(identity, *others)
 
     zero.link.io.receiver.receive = count
     await other.write(zero.link)
@@ -304,7 +305,7 @@ async def test_begins_of_the_next_rounds_are_of_use(
     zero, other = await up(sockets, 0, PAIR, LAYOUTS), raw(1)
     await other.write(zero.link)
     useless: list[Any] = []
-    monkeypatch.setattr(zero.link.io.receiver, "_count_useless", useless.append)
+    monkeypatch.setattr(zero.link.io.receiver, "_count_useless", lambda *message: useless.append(message))
     for t in range(50):
         zero.begin(t)
         other.put(Begin(()), t + 1)

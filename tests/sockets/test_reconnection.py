@@ -97,8 +97,8 @@ async def test_forgets_delays_of_what_it_keeps_no_longer(sockets: Any, eventuall
     for t in range(100):
         await endpoint.begin(t).broadcast(Word("anyone?"))
         endpoint.finish(t)
-    await eventually(lambda: (due := list(connection._due)) and due[-1][0].t == 100)  # another thread's
-    assert len(connection._due) <= 10
+    await eventually(lambda: (due := list(connection._delays._due)) and due[-1][0].t == 100)  # another thread's
+    assert len(connection._delays._due) <= 10
 
 
 async def test_declares_no_neighbor_dead_after_being_suspended(

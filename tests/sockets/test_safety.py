@@ -137,11 +137,11 @@ async def test_refuses_a_replayed_connection(encrypted: Any, caplog: Any, eventu
         await still_works(encrypted, endpoint)
         await encrypted.shut(encrypted.links[-1])
     reader = endpoint.link.io.connections[1].reader
-    received = reader.next, endpoint.link.io.delivered.copy()
+    received = reader.next, endpoint.link.io.connections[1]._delivered
     with socket.create_connection(port_of(endpoint.link.address)) as again:
         again.sendall(recorded)
         await eventually(lambda: "connection refused" in caplog.text)
-    assert (reader.next, endpoint.link.io.delivered) == received
+    assert (reader.next, endpoint.link.io.connections[1]._delivered) == received
 
 
 async def test_peer_without_keys_refuses_curve(sockets: Any, stranger: Any, caplog: Any, eventually: Any) -> None:
@@ -232,7 +232,7 @@ async def test_counts_a_flood_of_unknown_clients_instead_of_logging_it(
     for _ in range(300):
         other.send_multipart([b"garbage"], zmq.NOBLOCK)
     await eventually(lambda: endpoint.dropped == {1: 300})
-    categories = endpoint.link.io.limited_log._categories
+    categories = endpoint.link.context.limited_log._categories
     await eventually(lambda: (of := categories.get("messages from unknown senders")) and of.count == 500)
     await sockets.shut(endpoint.link)
     messages = [record.getMessage() for record in caplog.records]
