@@ -17,6 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.aggregation import Mean, Rule
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.named_losses import LOSSES
@@ -72,6 +74,8 @@ class Context:
     dataset's inputs."""
     rounds: int = 0
     """Number of rounds of the run."""
+    rules: Sequence[Rule] = (Mean(),)
+    """The run's aggregation rules."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):
@@ -129,6 +133,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
+        self.aggregation = Aggregator(context.rules, context.me, context.rounds)
+        """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""
         self._spool = Spool()
@@ -225,10 +231,12 @@ class Algorithm(Trainer, ABC, Generic[H]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as nested dicts of tensors and plain values; tensors are not copied."""
-        return {name: _state_of(getattr(self, name)) for name in self.state}
+        rules = {"aggregation": kept} if (kept := self.aggregation.state_dict()) else {}
+        return {name: _state_of(getattr(self, name)) for name in self.state} | rules
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.aggregation.load_state_dict(state.get("aggregation", {}))
         for name in self.state:
             current = getattr(self, name)
             if hasattr(current, "load_state_dict"):

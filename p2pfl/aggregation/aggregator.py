@@ -1,0 +1,125 @@
+"""Apply a run's aggregation rules to what a peer and its neighbors have sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from p2pfl import PeerId
+from p2pfl.aggregation.mean import Mean
+from p2pfl.aggregation.rule import Contributions, Rule
+from p2pfl.messaging.schema import Body
+from p2pfl.tensors import Tensors, equal, fractions, has_diverged
+
+
+class Aggregator:
+    """Combines received tensors with the peer's own, everywhere where a method averages.
+
+    Not in ``Net.allreduce``, whose sums are formed on the way along a tree: no peer sees what the others have sent.
+
+    Attributes:
+        t: the current round.
+    """
+
+    def __init__(self, rules: Sequence[Rule], me: PeerId, rounds: int) -> None:
+        self.rules = tuple(rules)
+        self.me = me
+        self.rounds = rounds
+        self.t = 0
+        self._states: dict[str, list[dict[str, Any]]] = {}
+        """What each rule keeps, by what it combines."""
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether there is only the mean: then a method may compute it by a formula of its own."""
+        return all(type(rule) is Mean for rule in self.rules)
+
+    def combine(
+        self,
+        bodies: Mapping[PeerId, Body],
+        weights: Mapping[PeerId, float] | None = None,
+        out: Tensors | None = None,
+        *,
+        part: str = "values",
+        step: Tensors | None = None,
+        of: str = "",
+    ) -> Tensors:
+        """Combine the tensors of several bodies of one kind; the mean is Σ_j w_j x_j.
+
+        Args:
+            bodies: by sender, with the peer's own if that takes part.
+            weights: of the senders, which sum to 1; default: equal ones.
+            out: receives the result, for the names in it; may be this peer's own tensors. Default: new tensors.
+            part: the field of the bodies that holds the tensors.
+            step: added to the result before it is rounded.
+            of: tells combinations of the same kind of body apart that a peer makes in one round.
+        """
+        found = {j: getattr(bodies[j], part) for j in sorted(bodies)}
+        first = next(iter(found))
+        names = (found[first] if out is None else out).keys()
+        tensors = {j: x if x.keys() == names else {name: x[name] for name in names} for j, x in found.items()}
+        return self.combine_tensors(type(bodies[first]), tensors, weights, out, step=step, of=of)
+
+    def combine_tensors(
+        self,
+        kind: type[Body],
+        tensors: Mapping[PeerId, Tensors],
+        weights: Mapping[PeerId, float] | None = None,
+        out: Tensors | None = None,
+        *,
+        own: Tensors | None = None,
+        step: Tensors | None = None,
+        of: str = "",
+    ) -> Tensors:
+        """As ``combine``, for parts of bodies. ``own``: what this peer has if it is not among the senders."""
+        weights = equal(tensors) if weights is None else weights
+        if abs((total := sum(weights[j] for j in tensors)) - 1.0) > 1e-6:  # not if one is NaN
+            raise ValueError(
+                f"combine: the weights sum to {total:g}, not to 1; divide counts by their sum (fractions)"
+            )
+        if self.is_mean:
+            own = None
+        elif self.me in tensors:
+            own = tensors[self.me]
+        else:
+            own = out if own is None else own
+            own = None if own is None or any(map(has_diverged, own.values())) else own
+        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds)
+        states = self._states.get(f"{kind.kind()} {of}", [{} for _ in self.rules])
+        for rule, state in zip(self.rules, states, strict=True):
+            given = rule.transform(replace(given, state=state))
+        combined = self.rules[-1].combine(given, out, step)
+        if any(states):
+            self._states[f"{kind.kind()} {of}"] = states
+        return combined
+
+    def combine_rows(
+        self, kind: type[Body], rows: Iterable[tuple[int, PeerId, Tensor, float]], out: Tensor
+    ) -> Tensor:
+        """Combine the rows of tables one by one, each over the peers that have it: prototypes by class.
+
+        Args:
+            rows: (number of the row, sender, float [d], weight), with any scale of the weights; not if that is 0.
+            out: float [K, d]; receives the rows, and keeps those that nobody has.
+        """
+        found: dict[int, dict[PeerId, tuple[Tensor, float]]] = {}
+        for k, sender, row, weight in rows:
+            if weight > 0:
+                found.setdefault(k, {})[sender] = row, weight
+        for k in sorted(found):
+            tensors = {j: {"row": row.to(out.device)} for j, (row, _) in sorted(found[k].items())}
+            weights = fractions({j: weight for j, (_, weight) in found[k].items()})
+            out[k] = self.combine_tensors(kind, tensors, weights, of=f"row {k}")["row"]
+        return out
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """Return what the rules keep from round to round: empty unless one keeps something."""
+        return self._states
+
+    def load_state_dict(self, state: Mapping[str, list[dict[str, Any]]]) -> None:
+        self._states = dict(state)
