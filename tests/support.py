@@ -15,7 +15,8 @@ from torch import nn
 
 from p2pfl.aggregation import Mean
 from p2pfl.aggregation.aggregator import Aggregator
-from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.context import Context
 from p2pfl.data import Dataset, Split, Subset
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.endpoint import Counts, Endpoint

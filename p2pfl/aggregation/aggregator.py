@@ -77,9 +77,7 @@ class Aggregator:
         """As ``combine``, for parts of bodies. ``own``: what this peer has if it is not among the senders."""
         weights = equal(tensors) if weights is None else weights
         if abs((total := sum(weights[j] for j in tensors)) - 1.0) > 1e-6:  # not if one is NaN
-            raise ValueError(
-                f"combine: the weights sum to {total:g}, not to 1; divide counts by their sum (fractions)"
-            )
+            raise ValueError(f"combine: weights must sum to 1, not to {total:g}; see p2pfl.tensors.fractions")
         if self.is_mean:
             own = None
         elif self.me in tensors:

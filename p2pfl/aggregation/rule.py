@@ -1,7 +1,7 @@
 """What an aggregation rule is given, and what it does.
 
-A run has one rule or several in a row: each ``transform`` changes the contributions, and the last rule combines them.
-So a rule that clips or selects is a ``transform``, after which the weighted mean is taken unless another rule follows.
+A run has one rule or several in a row: each transforms the contributions, and the last one combines them. A rule that
+clips or selects only transforms: what is left is averaged, unless another rule follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Contributions:
     """Of these senders; they sum to 1."""
     me: PeerId
     own: Tensors | None
-    """What this peer itself has, whether or not it is among the senders; None if it has nothing, or it diverged."""
+    """This peer's, whether or not it is among the senders; None if it has nothing of the kind, or that diverged."""
     kind: str
     """Kind of the messages."""
     t: int

@@ -8,8 +8,8 @@ time, counts bytes, logs and writes files.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -17,20 +17,16 @@ from pydantic import Field
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.aggregation import Mean, Rule
 from p2pfl.aggregation.aggregator import Aggregator
-from p2pfl.errors import ModelError
+from p2pfl.algorithms.context import Context
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.named_losses import LOSSES
-from p2pfl.learning.peer_data import PeerData
 from p2pfl.learning.trainer import Trainer
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import B, Body, Layout, what_diverged
 from p2pfl.messaging.tensor_file import Spool
-from p2pfl.models import Model
 from p2pfl.options import Options
 from p2pfl.outcomes import CONTRIBUTIONS
-from p2pfl.rng import Streams
 
 H = TypeVar("H", bound=Options)
 
@@ -45,37 +41,6 @@ class Work(Protocol):
         self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1
     ) -> None:
         """Take the time of ``Trainer.train`` with these arguments, for so many models."""
-
-
-def no_model(name: str) -> Model:
-    """Stand for ``Context.build_named`` where there is no dataset."""
-    raise ModelError(f"cannot build {name!r} without a dataset")
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a peer is given before round 0."""
-
-    me: PeerId
-    peers: int
-    seed: int
-    model: Model
-    data: PeerData
-    streams: Streams
-    device: torch.device
-    architectures: tuple[str, ...]
-    """Name of each peer's architecture, by id."""
-    build: Callable[[PeerId], Model]
-    """Build a new model on ``device`` with the given peer's architecture, initialized from torch's global RNG."""
-    samples: tuple[int, ...] = ()
-    """Number of each peer's training samples, by id; the run file's partition determines it."""
-    build_named: Callable[[str], Model] = no_model
-    """As ``build``, but with the architecture of this name (MODELS). Raises ModelError if that does not suit the
-    dataset's inputs."""
-    rounds: int = 0
-    """Number of rounds of the run."""
-    rules: Sequence[Rule] = (Mean(),)
-    """The run's aggregation rules."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):

@@ -99,9 +99,8 @@ def class_means(
     totals = members.sum(0)
     present = totals > 0
     if aggregation is None or aggregation.is_mean:
-        means = (
-            members.T @ table.values.to(torch.float64) / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-        )
+        sums = members.T @ table.values.to(torch.float64)
+        means = sums / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
         return means.to(table.values.dtype), present
     rows = zip(table.labels.tolist(), table.senders.tolist(), table.values, weights.tolist(), strict=True)
     nothing = table.values.new_zeros(classes, table.values.shape[1])

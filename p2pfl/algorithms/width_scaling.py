@@ -159,10 +159,10 @@ class Whole:
             (): {name: torch.ones_like(mean, dtype=torch.bool) for name, mean in self.means.items()}
         }
         for j, masks in held.items():
-            split = {
-                (*ids, j): {name: region[name] & masks[name] for name in masks} for ids, region in regions.items()
-            }
-            split |= {ids: {name: region[name] & ~masks[name] for name in masks} for ids, region in regions.items()}
+            split: dict[tuple[PeerId, ...], dict[str, Tensor]] = {}
+            for ids, region in regions.items():
+                split[*ids, j] = {name: mask & masks[name] for name, mask in region.items()}
+                split[ids] = {name: mask & ~masks[name] for name, mask in region.items()}
             regions = {ids: region for ids, region in split.items() if any(mask.any() for mask in region.values())}
         means = dict(self.means)
         for ids, region in regions.items():

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2pfl.algorithms.mapl import MAPL, Hyper, Prototypes, aggregate
+from p2pfl.algorithms.mapl import MAPL, Hyper
+from p2pfl.algorithms.mapl_prototypes import Prototypes, aggregate
 from p2pfl.messaging.topology import Topology
 from tests.bodies import complete
 from tests.mapl_reference import Vector, hyper, learn_by_hand, make
@@ -28,9 +29,8 @@ def rows(*values: float) -> Tensor:
 def averaged(
     own: Tensor, classes: tuple[int, ...], received: Mapping[int, Prototypes], w: Sequence[float], me: int
 ) -> Any:
-    return aggregate(Prototypes(own, classes), received, torch.tensor(w, dtype=torch.float64), mean_at(me))[
-        :, 0
-    ].tolist()
+    weights = torch.tensor(w, dtype=torch.float64)
+    return aggregate(Prototypes(own, classes), received, weights, mean_at(me))[:, 0].tolist()
 
 
 def test_average_is_weighted_and_keeps_rows_of_unseen_classes() -> None:
