@@ -20,6 +20,7 @@ from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.context import Context
 from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.gradients import Clipped
 from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.trainer import Trainer
 from p2pfl.messaging.net import Net
@@ -72,6 +73,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     graph must stay the same."""
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
+    own_gradients: ClassVar[bool] = False
+    """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     named_loss: ClassVar[bool] = False
     """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
@@ -88,6 +91,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
         if (loss := str(getattr(hyper, "loss", ""))) in LOSSES:
             self.loss_name = loss
         self.drop_last = bool(getattr(hyper, "drop_last", False))
+        clip_norm = getattr(hyper, "clip_norm", None)
+        self.gradient = context.gradient if clip_norm is None else Clipped(context.gradient, clip_norm)
         self.me = context.me
         self.peers = context.peers
         self.rounds = context.rounds
@@ -196,12 +201,14 @@ class Algorithm(Trainer, ABC, Generic[H]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as nested dicts of tensors and plain values; tensors are not copied."""
-        rules = {"aggregation": kept} if (kept := self.aggregation.state_dict()) else {}
-        return {name: _state_of(getattr(self, name)) for name in self.state} | rules
+        rules = {"aggregation": self.aggregation.state_dict(), "gradient": self.gradient_state}
+        kept = {name: state for name, state in rules.items() if state}
+        return {name: _state_of(getattr(self, name)) for name in self.state} | kept
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.aggregation.load_state_dict(state.get("aggregation", {}))
+        self.gradient_state = dict(state.get("gradient", {}))
         for name in self.state:
             current = getattr(self, name)
             if hasattr(current, "load_state_dict"):

@@ -122,6 +122,7 @@ class CGA(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     replies = True
+    own_gradients = True
     state = ("model", "optimizer", "row")
 
     def setup(self) -> None:

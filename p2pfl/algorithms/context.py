@@ -10,6 +10,7 @@ import torch
 from p2pfl import PeerId
 from p2pfl.aggregation import Mean, Rule
 from p2pfl.errors import ModelError
+from p2pfl.learning.gradients import GradientRule
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.models import Model
 from p2pfl.rng import Streams
@@ -44,3 +45,5 @@ class Context:
     """Number of rounds of the run."""
     rules: Sequence[Rule] = (Mean(),)
     """The run's aggregation rules."""
+    gradient: GradientRule = GradientRule()
+    """The run's rule for gradients."""

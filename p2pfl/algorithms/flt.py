@@ -156,7 +156,7 @@ class FLT(FedAvg):
 
         def step(images: Tensor, labels: Tensor) -> None:
             x = self.data.input(images, augmented=False)
-            self.descend(optimizer, lambda: {"reconstruction": self.encoder.loss(x)}, len(images))
+            self.descend(optimizer, lambda x, labels: {"reconstruction": self.encoder.loss(x)}, x, labels)
 
         for _ in range(h.encoder_epochs):
             before = clone(parameters)
