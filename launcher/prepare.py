@@ -10,8 +10,8 @@ from multiprocessing import active_children  # noqa: TID251  # unpickles nothing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.group import echo
 from launcher.errors import LaunchError
+from launcher.formatting.console import echo
 from p2pfl.errors import MissingExtra
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.new_run import create
