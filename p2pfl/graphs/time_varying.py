@@ -36,6 +36,7 @@ class TimeVaryingGraph(Graph):
     receives.
     """
 
+    required: ClassVar[tuple[str, ...]] = ("edges_at",)
     directed: ClassVar[bool] = False
     """An edge (i, j) means that i sends to j, and not the reverse."""
 

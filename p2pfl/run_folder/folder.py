@@ -11,7 +11,7 @@
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha
         summary.json        the table printed at the end
         report.html         the page of `p2pfl report`
-        hosts.json          which peers run on other hosts      (launcher.backends.host_state)
+        hosts.json          which peers run on other hosts      (launcher.facts.host_state)
         keys/               with other hosts: keys that the launcher has made, or handed out to this host; mode 0700
         peers/03/
             peer.log        one entry per event                            (p2pfl.run_folder.peer_log)
