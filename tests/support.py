@@ -98,7 +98,7 @@ def linear_model(inputs: int, features: int, classes: int, seed: int = 0) -> Mod
 
 def mean_at(me: int = 0) -> Aggregator:
     """Return what a peer combines by where the run file names no rule."""
-    return Aggregator([Mean()], me, rounds=1)
+    return Aggregator(Mean(), me, rounds=1)
 
 
 def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0, rounds: int = 0) -> Context:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from p2pfl.aggregation.mean import Mean
-from p2pfl.aggregation.rule import Contributions, PerTensor, Rule
-from p2pfl.options import Table
+from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, PerTensor, Rule, aggregation
+from p2pfl.aggregation.rule_list import RuleList
 
-AGGREGATIONS: Table[type[Rule]] = Table({"mean": Mean})
-
-__all__ = ["AGGREGATIONS", "Contributions", "Mean", "PerTensor", "Rule"]
+__all__ = ["AGGREGATIONS", "Contributions", "Mean", "PerTensor", "Rule", "RuleList", "aggregation"]

@@ -1,9 +1,8 @@
-"""Apply a run's aggregation rules to what a peer and its neighbors have sent."""
+"""Apply a run's aggregation rule to what a peer and its neighbors have sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -24,18 +23,18 @@ class Aggregator:
         t: the current round.
     """
 
-    def __init__(self, rules: Sequence[Rule], me: PeerId, rounds: int) -> None:
-        self.rules = tuple(rules)
+    def __init__(self, rule: Rule, me: PeerId, rounds: int) -> None:
+        self.rule = rule
         self.me = me
         self.rounds = rounds
         self.t = 0
-        self._states: dict[str, list[dict[str, Any]]] = {}
-        """What each rule keeps, by what it combines."""
+        self._states: dict[str, dict[str, Any]] = {}
+        """What the rule keeps, by what it combines."""
 
     @property
     def is_mean(self) -> bool:
-        """Whether there is only the mean: then a method may compute it by a formula of its own."""
-        return all(type(rule) is Mean for rule in self.rules)
+        """Whether the rule is the mean, which a method may compute by a formula of its own."""
+        return type(self.rule) is Mean
 
     def combine(
         self,
@@ -85,13 +84,12 @@ class Aggregator:
         else:
             own = out if own is None else own
             own = None if own is None or any(map(has_diverged, own.values())) else own
-        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds)
-        states = self._states.get(f"{kind.kind()} {of}", [{} for _ in self.rules])
-        for rule, state in zip(self.rules, states, strict=True):
-            given = rule.transform(replace(given, state=state))
-        combined = self.rules[-1].combine(given, out, step)
-        if any(states):
-            self._states[f"{kind.kind()} {of}"] = states
+        key = f"{kind.kind()} {of}"
+        state = self._states.get(key, {})
+        given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state)
+        combined = self.rule.combine(self.rule.transform(given), out, step)
+        if state:
+            self._states[key] = state
         return combined
 
     def combine_rows(
@@ -115,9 +113,9 @@ class Aggregator:
 
     # ---- state
 
-    def state_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what the rules keep from round to round: empty unless one keeps something."""
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return what the rule keeps from round to round; empty if it keeps nothing."""
         return self._states
 
-    def load_state_dict(self, state: Mapping[str, list[dict[str, Any]]]) -> None:
+    def load_state_dict(self, state: Mapping[str, dict[str, Any]]) -> None:
         self._states = dict(state)

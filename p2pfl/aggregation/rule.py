@@ -1,12 +1,11 @@
 """What an aggregation rule is given, and what it does.
 
-A run has one rule or several in a row: each transforms the contributions, and the last one combines them. A rule that
-clips or selects only transforms: what is left is averaged, unless another rule follows.
+A rule transforms the contributions, then combines them. One that clips or selects only transforms: what is left is
+averaged, unless another rule follows (rule_list.py).
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 from p2pfl.tensors import Tensors, equal, fractions, weighted_sum, widened
 
 
@@ -65,6 +65,10 @@ class Rule(Options):
         return weighted_sum(terms if step is None else [*terms, (1.0, step)], out)
 
 
+AGGREGATIONS: Table[type[Rule]] = Table("aggregation")
+aggregation = options_decorator(AGGREGATIONS, Rule)
+
+
 class PerTensor(Rule):
     """Base of rules that replace the mean by a function of one tensor of each peer.
 
@@ -72,9 +76,12 @@ class PerTensor(Rule):
     ``combine``, and says so.
     """
 
-    @abstractmethod
+    required: ClassVar[tuple[str, ...]] = ("combine_tensor",)
+    """The methods that a subclass must define."""
+
     def combine_tensor(self, tensors: Sequence[Tensor], given: Contributions) -> Tensor:
         """Return the combination of tensors of equal shape, at least float32, in the order of ``given.tensors``."""
+        raise NotImplementedError
 
     def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
         models = list(given.tensors.values())

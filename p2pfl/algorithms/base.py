@@ -68,6 +68,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """The algorithm learns from validation samples: each peer must have some."""
     needs_images: ClassVar[bool] = False
     """The algorithm processes images itself: other inputs are refused."""
+    learns_weights: ClassVar[bool] = False
+    """It computes the weights of what it combines: aggregation rules that ignore weights are refused."""
     prunes: ClassVar[bool] = False
     """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from. The
     graph must stay the same."""
@@ -103,7 +105,7 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
-        self.aggregation = Aggregator(context.rules, context.me, context.rounds)
+        self.aggregation = Aggregator(context.rule, context.me, context.rounds)
         """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""

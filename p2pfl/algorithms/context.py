@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +43,7 @@ class Context:
     dataset's inputs."""
     rounds: int = 0
     """Number of rounds of the run."""
-    rules: Sequence[Rule] = (Mean(),)
-    """The run's aggregation rules."""
+    rule: Rule = Mean()
+    """The run's aggregation rule."""
     gradient: GradientRule = GradientRule()
     """The run's rule for gradients."""

@@ -126,6 +126,7 @@ class FedFomo(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     needs_validation = True
+    learns_weights = True
     replies = True
     state = ("model", "optimizer", "affinity", "w")
 

@@ -164,6 +164,7 @@ class L2C(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     needs_validation = True
+    learns_weights = True
     prunes = True
     state = ("model", "optimizer", "logits", "mixing_optimizer", "w")
 

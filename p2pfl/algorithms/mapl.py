@@ -110,6 +110,7 @@ class MAPL(Algorithm[Hyper]):
     Hyper = Hyper
     linear_heads = equal_features = True
     prunes = named_loss = True
+    learns_weights = True
     state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
     dry_round = dry_rounds.mapl
 

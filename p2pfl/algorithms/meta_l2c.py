@@ -145,6 +145,7 @@ class MetaL2C(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     needs_validation = True
+    learns_weights = True
     prunes = True
     state = ("model", "optimizer", "encoder", "encoder_optimizer", "w")
     pretrained = ("encoder",)

@@ -89,6 +89,7 @@ class PFedSim(FedAvg):
     Hyper = SimilarityHyper
     hyper: SimilarityHyper
     linear_heads = True
+    learns_weights = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "phi")
 
     def setup(self) -> None:

@@ -13,7 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from p2pfl.errors import PluginError
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.options import Options, Table
+from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 from p2pfl.rng import Streams
 
 Loss = Callable[[Tensor, Tensor], Mapping[str, Tensor]]
@@ -50,7 +51,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class GradientRule(Options):
-    """Base of all rules, and the gradient of the loss on a batch. The fields of a subclass are its parameters."""
+    """The gradient of the loss on a batch; base of all rules. The fields of a subclass are its parameters."""
 
     def batches(
         self, data: PeerData, size: int, order: np.random.Generator, drop_last: bool
@@ -86,8 +87,8 @@ class Clipped(GradientRule):
         return terms
 
 
-GRADIENTS: Table[type[GradientRule]] = Table({"mean": GradientRule})
-"""The rules that a run file can name."""
+GRADIENTS: Table[type[GradientRule]] = Table("gradient", {"mean": GradientRule})
+gradient = options_decorator(GRADIENTS, GradientRule)
 
 
 def check_terms(loss: Callable[..., object], terms: object) -> None:

@@ -281,6 +281,8 @@ def _make_algorithm(
         samples=tuple(len(subset.train) for subset in subsets),
         build_named=build_named,
         rounds=run.rounds,
+        rule=run.rule,
+        gradient=run.gradient,
     )
     try:
         with streams.restarted("setup"):
