@@ -52,9 +52,10 @@ class HeadMean(Algorithm[Hyper]):
     async def round(self, t: int, net: Net) -> None:
         self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
         local = parameters_of(self.model.linear_head)
-        heads = {**(await net.exchange(Head(local))), self.me: Head(local)}
-        weights = fractions({**dict.fromkeys(heads, 1.0), self.me: self.hyper.own_weight})
-        self.assign_unless_diverged(local, self.aggregation.combine(heads, weights))
+        heads = await net.exchange(Head(local))
+        weights = {**dict.fromkeys(heads, 1.0), self.me: self.hyper.own_weight}
+        bodies = {**heads, self.me: Head(local)}
+        self.assign_unless_diverged(local, self.aggregation.combine(bodies, fractions(weights)))
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Head(parameters_of(self.model.linear_head)))]
