@@ -33,7 +33,7 @@ class Aggregator:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the rule is the mean, which a method may compute by a formula of its own."""
+        """Whether the rule is the mean, which a method may compute by its paper's formula: its sums round otherwise."""
         return type(self.rule) is Mean
 
     def combine(
@@ -69,21 +69,16 @@ class Aggregator:
         weights: Mapping[PeerId, float] | None = None,
         out: Tensors | None = None,
         *,
-        own: Tensors | None = None,
         step: Tensors | None = None,
         of: str = "",
     ) -> Tensors:
-        """As ``combine``, for parts of bodies. ``own``: what this peer has if it is not among the senders."""
+        """Combine parts of bodies, as ``combine`` does."""
         weights = equal(tensors) if weights is None else weights
         if abs((total := sum(weights[j] for j in tensors)) - 1.0) > 1e-6:  # not if one is NaN
             raise ValueError(f"combine: weights must sum to 1, not to {total:g}; see p2pfl.tensors.fractions")
-        if self.is_mean:
+        own = tensors.get(self.me, out)
+        if own is out and own is not None and not self.is_mean and any(map(has_diverged, own.values())):
             own = None
-        elif self.me in tensors:
-            own = tensors[self.me]
-        else:
-            own = out if own is None else own
-            own = None if own is None or any(map(has_diverged, own.values())) else own
         key = f"{kind.kind()} {of}"
         state = self._states.get(key, {})
         given = Contributions(tensors, weights, self.me, own, kind.kind(), self.t, self.rounds, state)
