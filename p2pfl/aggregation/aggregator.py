@@ -33,7 +33,7 @@ class Aggregator:
 
     @property
     def is_mean(self) -> bool:
-        """Whether the rule is the mean, which a method may compute by its paper's formula: its sums round otherwise."""
+        """Whether the rule is the mean, which a method may compute by its paper's formula: that rounds otherwise."""
         return type(self.rule) is Mean
 
     def combine(

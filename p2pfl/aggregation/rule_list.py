@@ -38,24 +38,26 @@ class RuleList(Rule):
 
     @model_validator(mode="after")
     def _only_the_last_one_combines(self) -> RuleList:
-        for section, member in zip(self.rules[:-1], self.members, strict=False):
+        for name, member in self.members[:-1]:
             if type(member).combine is not Rule.combine:
-                raise ValueError(f"{_checked(section)['name']!r} replaces the mean, so it must be the last rule")
+                raise ValueError(f"{name!r} replaces the mean, so it must be the last rule")
         return self
 
     @cached_property
-    def members(self) -> list[Rule]:
-        return [_parsed(_checked(section)) for section in self.rules]
+    def members(self) -> list[tuple[str, Rule]]:
+        """The rules and their names."""
+        return [(section["name"], _parsed(section)) for section in map(_checked, self.rules)]
 
     @property
     def weighted(self) -> bool:  # type: ignore[override]
-        return all(member.weighted for member in self.members)
+        return all(member.weighted for _, member in self.members)
 
     def transform(self, given: Contributions) -> Contributions:
         state = given.state
-        for n, member in enumerate(self.members):
+        for n, (_, member) in enumerate(self.members):
             given = member.transform(replace(given, state=state.setdefault(f"rule {n}", {})))
         return given
 
     def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
-        return self.members[-1].combine(given, out, step)
+        _, last = self.members[-1]
+        return last.combine(given, out, step)

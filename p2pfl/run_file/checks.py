@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.aggregation import Mean, Rule
+from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, TimeVaryingGraph
 from p2pfl.learning.gradients import GradientRule
@@ -73,14 +73,23 @@ def check_rules(
 ) -> Iterator[OptionProblem]:
     """Rules must have an effect, and not ignore the weights that a method computes."""
     name = file.algorithm.name
+    members: list[tuple[str, Rule]] = []
     if rule is not None and type(rule) is not Mean:
-        shown = repr(file.aggregation.name)
-        if not combines(method):
-            text = f"{shown} has no effect: {name} does not average what peers send (it never uses self.aggregation)"
-            yield OptionProblem(("aggregation",), f"{text}; remove it, or choose another algorithm")
-        elif method.learns_weights and not rule.weighted:
-            text = f"{shown} ignores weights, but {name} computes the weights of what it averages"
-            yield OptionProblem(("aggregation",), f"{text}; choose a rule that uses them, e.g. mean")
+        members = rule.members if isinstance(rule, RuleList) else [(file.aggregation.name, rule)]
+    unweighted = [member for member, each in members if not each.weighted]
+    if members and not combines(method):
+        listed = ", ".join(member for member, _ in members)
+        text = (
+            f"{listed!r} has no effect: {name} does not average what peers send (it never uses self.aggregation); "
+            "remove it, or choose another algorithm"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif unweighted and method.learns_weights:
+        text = (
+            f"{unweighted[0]!r} ignores weights, but {name} computes the weights of what it averages; choose a rule "
+            "that uses them, e.g. mean"
+        )
+        yield OptionProblem(("aggregation",), text)
     if method.own_gradients:
         text = f"has no effect: {name} makes its gradients itself; remove it, or choose another algorithm"
         if getattr(hyper, "clip_norm", None) is not None:

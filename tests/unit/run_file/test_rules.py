@@ -122,5 +122,5 @@ def test_a_rule_without_effect_is_refused(loaded: Any, name: str) -> None:
 def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any, name: str) -> None:
     ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=[all, first]")
     assert key == "aggregation"
-    assert message.startswith(f"'list' ignores weights, but {name} computes")
+    assert message.startswith(f"'first' ignores weights, but {name} computes")
     loaded(f"algorithm.name={name}", "aggregation=all")
