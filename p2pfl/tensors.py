@@ -175,15 +175,17 @@ def _parts(tensors: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
     return [[tensor] for tensor in tensors]
 
 
-def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Tensors | None = None) -> Tensors:
-    """Return Σ_j w_j x_j / Σ_j w_j over the ids in ``models``, ascending; ``out`` as in ``weighted_sum``.
-
-    Raises ValueError if Σ_j w_j is 0.
-    """
-    total = sum(weights[j] for j in sorted(models))
+def fractions(counts: Mapping[int, float]) -> dict[int, float]:
+    """Return n_j / Σ_j n_j, ascending by id. Raises ValueError if Σ_j n_j is 0."""
+    total = sum(counts[j] for j in sorted(counts))
     if total == 0:
         raise ValueError("cannot average: the weights sum to 0")
-    return weighted_sum([(weights[j] / total, models[j]) for j in sorted(models)], out)
+    return {j: counts[j] / total for j in sorted(counts)}
+
+
+def equal(ids: Iterable[int]) -> dict[int, float]:
+    """Return equal weights that sum to 1, ascending by id."""
+    return fractions(dict.fromkeys(ids, 1.0))
 
 
 def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
@@ -197,6 +199,14 @@ def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
 def displacement(now: Tensors, before: Tensors) -> Tensors:
     """Return now − before, as ``subtract``: in the memory of ``now``, but for types narrower than float32."""
     return {name: difference(x, before[name], x if widened(x) is x else None) for name, x in now.items()}
+
+
+def distance(left: Tensors, right: Tensors) -> float:
+    """Return ‖left − right‖ over all tensors, summed in float64, on the device of ``right``."""
+    squares = (
+        float(difference(x.to(right[name].device), right[name]).double().square().sum()) for name, x in left.items()
+    )
+    return math.sqrt(sum(squares))
 
 
 def difference(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import average, parameters_of
+from p2pfl.tensors import fractions, parameters_of
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class HeadMean(Algorithm[Hyper]):
     async def round(self, t: int, net: Net) -> None:
         self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
         local = parameters_of(self.model.linear_head)
-        heads = {j: head.values for j, head in (await net.exchange(Head(local))).items()}
+        heads = await net.exchange(Head(local))
         weights = {**dict.fromkeys(heads, 1.0), self.me: self.hyper.own_weight}
-        self.assign_unless_diverged(local, average({**heads, self.me: local}, weights))
+        bodies = {**heads, self.me: Head(local)}
+        self.assign_unless_diverged(local, self.aggregation.combine(bodies, fractions(weights)))
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout.of(Head(parameters_of(self.model.linear_head)))]

@@ -66,7 +66,8 @@ def _essential(resolved: Mapping[str, Any]) -> Any:
     algorithm = dict(resolved["algorithm"])
     if algorithm.get("loss") == "ce":  # what methods trained with before there was a choice
         del algorithm["loss"]
-    whole = {key: value for key, value in resolved.items() if key not in LOCAL}
+    rules = {"aggregation": {"name": "mean"}, "gradient": {"name": "mean"}}  # likewise
+    whole = {key: value for key, value in resolved.items() if key not in LOCAL and value != rules.get(key)}
     return _without_off({**whole, "data": data, "algorithm": algorithm})
 
 

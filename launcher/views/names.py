@@ -20,6 +20,8 @@ KEYS = {
     "graph": "graph",
     "metric": "metrics",
     "loss": "algorithm.loss",
+    "aggregation": "aggregation",
+    "gradient": "gradient",
 }
 """The key of a run file whose value is such a name, by kind."""
 

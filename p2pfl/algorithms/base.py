@@ -8,8 +8,8 @@ time, counts bytes, logs and writes files.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -17,18 +17,17 @@ from pydantic import Field
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.errors import ModelError
+from p2pfl.aggregation.aggregator import Aggregator
+from p2pfl.algorithms.context import Context
 from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.gradients import Clipped
 from p2pfl.learning.named_losses import LOSSES
-from p2pfl.learning.peer_data import PeerData
 from p2pfl.learning.trainer import Trainer
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import B, Body, Layout, what_diverged
 from p2pfl.messaging.tensor_file import Spool
-from p2pfl.models import Model
 from p2pfl.options import Options
 from p2pfl.outcomes import CONTRIBUTIONS
-from p2pfl.rng import Streams
 
 H = TypeVar("H", bound=Options)
 
@@ -43,35 +42,6 @@ class Work(Protocol):
         self, *, epochs: int | None = None, steps: int | None = None, batch: int, models: int = 1
     ) -> None:
         """Take the time of ``Trainer.train`` with these arguments, for so many models."""
-
-
-def no_model(name: str) -> Model:
-    """Stand for ``Context.build_named`` where there is no dataset."""
-    raise ModelError(f"cannot build {name!r} without a dataset")
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a peer is given before round 0."""
-
-    me: PeerId
-    peers: int
-    seed: int
-    model: Model
-    data: PeerData
-    streams: Streams
-    device: torch.device
-    architectures: tuple[str, ...]
-    """Name of each peer's architecture, by id."""
-    build: Callable[[PeerId], Model]
-    """Build a new model on ``device`` with the given peer's architecture, initialized from torch's global RNG."""
-    samples: tuple[int, ...] = ()
-    """Number of each peer's training samples, by id; the run file's partition determines it."""
-    build_named: Callable[[str], Model] = no_model
-    """As ``build``, but with the architecture of this name (MODELS). Raises ModelError if that does not suit the
-    dataset's inputs."""
-    rounds: int = 0
-    """Number of rounds of the run."""
 
 
 class Algorithm(Trainer, ABC, Generic[H]):
@@ -98,11 +68,15 @@ class Algorithm(Trainer, ABC, Generic[H]):
     """The algorithm learns from validation samples: each peer must have some."""
     needs_images: ClassVar[bool] = False
     """The algorithm processes images itself: other inputs are refused."""
+    learns_weights: ClassVar[bool] = False
+    """It computes the weights of what it combines: aggregation rules that ignore weights are refused."""
     prunes: ClassVar[bool] = False
     """The algorithm drops sources (``net.receive_only_from``): peers state in every round whom they receive from. The
     graph must stay the same."""
     replies: ClassVar[bool] = False
     """Peers answer what they receive within the round: edges need both directions, in every round's graph."""
+    own_gradients: ClassVar[bool] = False
+    """It trains by gradients that it makes without ``descend``: the run file's rule for gradients is refused."""
     named_loss: ClassVar[bool] = False
     """Its own ``loss`` contains ``label_loss``: the run file may choose that (``loss`` of ``LocalTraining``)."""
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer")
@@ -119,6 +93,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
         if (loss := str(getattr(hyper, "loss", ""))) in LOSSES:
             self.loss_name = loss
         self.drop_last = bool(getattr(hyper, "drop_last", False))
+        clip_norm = getattr(hyper, "clip_norm", None)
+        self.gradient = context.gradient if clip_norm is None else Clipped(context.gradient, clip_norm)
         self.me = context.me
         self.peers = context.peers
         self.rounds = context.rounds
@@ -129,6 +105,8 @@ class Algorithm(Trainer, ABC, Generic[H]):
         self.build_named = context.build_named
         self.sample_counts = range(1 + max(context.samples, default=0))
         """Sample counts that a peer may send, for ``Layout.of(ranges=...)``: none has more than the largest."""
+        self.aggregation = Aggregator(context.rule, context.me, context.rounds)
+        """Combines what has arrived with the peer's own: ``self.aggregation.combine(bodies, weights, out=…)``."""
         self.accepted: Sequence[Layout] = ()
         """What ``layouts`` has returned."""
         self._spool = Spool()
@@ -225,10 +203,14 @@ class Algorithm(Trainer, ABC, Generic[H]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state as nested dicts of tensors and plain values; tensors are not copied."""
-        return {name: _state_of(getattr(self, name)) for name in self.state}
+        rules = {"aggregation": self.aggregation.state_dict(), "gradient": self.gradient_state}
+        kept = {name: state for name, state in rules.items() if state}
+        return {name: _state_of(getattr(self, name)) for name in self.state} | kept
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.aggregation.load_state_dict(state.get("aggregation", {}))
+        self.gradient_state = dict(state.get("gradient", {}))
         for name in self.state:
             current = getattr(self, name)
             if hasattr(current, "load_state_dict"):

@@ -122,6 +122,7 @@ class CGA(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     replies = True
+    own_gradients = True
     state = ("model", "optimizer", "row")
 
     def setup(self) -> None:
@@ -140,8 +141,8 @@ class CGA(Algorithm[Hyper]):
         replies = await net.gather(CrossGradient, deadline_factor=REPLY_DEADLINES)
         self.displace(local, [body.values for body in replies.values() if body.values])  # line 3
         step = displacement(x, before)  # v_i
-        average_neighborhood(before, models, self.row, self.me, step=step, out=x)  # line 4
-        average_neighborhood(statistics, models, self.row, self.me)
+        average_neighborhood(self.aggregation, before, models, self.row, step=step, out=x)  # line 4
+        average_neighborhood(self.aggregation, statistics, models, self.row, of="statistics")
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         x = parameters_of(self.model)

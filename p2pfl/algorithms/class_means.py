@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from p2pfl import PeerId
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
@@ -82,8 +83,13 @@ class PrototypeTable:
         return PrototypeTable(self.values[rows], self.labels[rows], self.senders[rows], self.samples[rows])
 
 
-def class_means(table: PrototypeTable, classes: int, *, weighted: bool) -> tuple[Tensor, Tensor]:
+def class_means(
+    table: PrototypeTable, classes: int, *, weighted: bool, aggregation: Aggregator | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the mean prototype of each class: Eq. 3 if weighted by samples, otherwise FedTGP's Q.
+
+    Args:
+        aggregation: the run's rules, which replace the mean, class by class over the peers that have it.
 
     Returns:
         float32 [K, d], rows of absent classes 0; bool [K], the classes that are present.
@@ -91,8 +97,14 @@ def class_means(table: PrototypeTable, classes: int, *, weighted: bool) -> tuple
     weights = table.samples if weighted else torch.ones_like(table.samples)
     members = one_hot(table.labels, classes).to(torch.float64) * weights[:, None]
     totals = members.sum(0)
-    means = members.T @ table.values.to(torch.float64) / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-    return means.to(table.values.dtype), totals > 0
+    present = totals > 0
+    if aggregation is None or aggregation.is_mean:
+        sums = members.T @ table.values.to(torch.float64)
+        means = sums / totals.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
+        return means.to(table.values.dtype), present
+    rows = zip(table.labels.tolist(), table.senders.tolist(), table.values, weights.tolist(), strict=True)
+    nothing = table.values.new_zeros(classes, table.values.shape[1])
+    return aggregation.combine_rows(Prototypes, rows, nothing), present
 
 
 # ---- the part of a peer that the algorithms share ------------------------------------------------------------
@@ -144,7 +156,7 @@ class ClassMeans(Algorithm[C]):
 
     def average_prototypes(self, table: PrototypeTable) -> None:
         """Update the global means, Eq. 3 of FedTGP; absent classes keep theirs."""
-        means, present = class_means(table, self.model.classes, weighted=True)
+        means, present = class_means(table, self.model.classes, weighted=True, aggregation=self.aggregation)
         self.prototypes = torch.where(present[:, None], means, self.prototypes)
         self.known = self.known | present
 

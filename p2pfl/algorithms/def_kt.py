@@ -158,7 +158,9 @@ class DefKT(Algorithm[Hyper]):
             with self.streams.torch("augmentation"):
                 x = self.inputs(images)
             seeds = self.streams.numpy("mutual learning").integers(2**62, size=len(participants)).tolist()
-            mutual_step(participants, participants, x, partial(self.supervision, labels=labels), (1.0, 1.0), seeds)
+            minimize = partial(self.minimize, x=x, labels=labels)
+            supervision = partial(self.supervision, labels=labels)
+            mutual_step(participants, participants, x, minimize, supervision, (1.0, 1.0), seeds)
 
         self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
 

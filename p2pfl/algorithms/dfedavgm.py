@@ -64,7 +64,7 @@ class DFedAvgM(Algorithm[Hyper]):
         self.note_contribution(Parameters(x))
         received = await net.exchange(Parameters(x))  # line 3
         self.row = net.mixing_weights
-        average_neighborhood(x, received, self.row, self.me)  # line 4
+        average_neighborhood(self.aggregation, x, received, self.row)  # line 4
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         await work.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)

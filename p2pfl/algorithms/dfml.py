@@ -191,9 +191,12 @@ class DFML(Algorithm[Hyper]):
             with self.streams.torch("augmentation"):
                 x = self.inputs(images)
             seeds = self.streams.numpy("mutual learning").integers(2**62, size=len(ids)).tolist()
+            minimize = partial(self.minimize, x=x, labels=labels)
             supervision = partial(self.supervision, labels=labels)
             weighted = labels if h.wsl else None
-            mutual_step(participants, students, x, supervision, factors, seeds, h.mutual_batch_models, weighted)
+            mutual_step(
+                participants, students, x, minimize, supervision, factors, seeds, h.mutual_batch_models, weighted
+            )
 
         self.train(epochs=h.mutual_epochs, batch=h.batch, step=step)
         self._diagnostics["models"] = len(models)

@@ -102,11 +102,11 @@ class Ditto(FedAvg):
         with self.streams.torch("augmentation"):
             x = self.inputs(images)
 
-        def loss() -> dict[str, Tensor]:
+        def loss(x: Tensor, labels: Tensor) -> dict[str, Tensor]:
             terms = self.label_loss(self.averaged(x), labels)
             return {f"averaged_{name}": value for name, value in terms.items()}
 
-        self.descend(self.averaged_optimizer, loss, len(images))
+        self.descend(self.averaged_optimizer, loss, x, labels)
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         if self.me in net.participants(self.hyper.participation):

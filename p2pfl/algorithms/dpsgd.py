@@ -31,11 +31,12 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor
 
 from p2pfl import PeerId
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, displacement, parameters_of, weighted_sum
+from p2pfl.tensors import Tensors, displacement, parameters_of
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,25 @@ def with_self_weight(row: Mapping[PeerId, float], me: PeerId) -> dict[PeerId, fl
 
 
 def average_neighborhood(
+    aggregation: Aggregator,
     x: Tensors,
     received: Mapping[PeerId, Parameters],
     row: Mapping[PeerId, float],
-    me: PeerId,
+    *,
     step: Tensors | None = None,
     out: Tensors | None = None,
+    of: str = "parameters",
 ) -> None:
     """Line 2: x_i ← Σ_j W_ij x_j in ascending order of j, in place. Weights of missing neighbors go to x_i itself.
 
     Args:
         step: line 3: it is added to the sum.
         out: receives the sum in place of ``x``.
+        of: what is averaged, as for ``Aggregator.combine``.
     """
-    models = {j: {name: body.values[name] for name in x} for j, body in received.items()} | {me: x}
+    me = aggregation.me
     weights = with_self_weight({j: row[j] for j in received}, me)
-    terms = [(weight, models[j]) for j, weight in weights.items()]
-    weighted_sum(terms if step is None else [*terms, (1.0, step)], out=x if out is None else out)
+    aggregation.combine({**received, me: Parameters(dict(x))}, weights, x if out is None else out, step=step, of=of)
 
 
 class DPSGD(Algorithm[Hyper]):
@@ -110,7 +113,7 @@ class DPSGD(Algorithm[Hyper]):
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
             self.note_contribution(Parameters(x | statistics))
             received = await net.exchange(Parameters(x | statistics))
-            average_neighborhood(x | statistics, received, self.row, self.me)
+            average_neighborhood(self.aggregation, x | statistics, received, self.row)
         else:
             # While this peer trains, for line 2 of the neighbors.
             published = (await net.publish(Parameters(x | statistics))).values
@@ -119,8 +122,9 @@ class DPSGD(Algorithm[Hyper]):
             self.note_contribution(Parameters(x | statistics))
             received = await net.gather(Parameters)
             step = displacement(x, before)
-            average_neighborhood(before, received, self.row, self.me, step=step, out=x)  # lines 2 and 3
-            average_neighborhood(statistics, received, self.row, self.me)  # a variance plus a step might be negative
+            average_neighborhood(self.aggregation, before, received, self.row, step=step, out=x)  # lines 2 and 3
+            # On their own: a variance plus a step might be negative.
+            average_neighborhood(self.aggregation, statistics, received, self.row, of="statistics")
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         h, body = self.hyper, Parameters(shared_tensors(self.model, self.hyper))

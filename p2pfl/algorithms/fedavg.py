@@ -39,7 +39,7 @@ from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_st
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import average
+from p2pfl.tensors import fractions
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,10 @@ class FedAvg(Algorithm[Participation]):
         if self.me in participants:
             self.local_training()  # line 2
         shared = self.opened(await self.exchange_including_own(net, self.local_part(), participants), net)
-        n = {j: float(body.samples) for j, body in shared.items()}
-        if sum(n.values()) > 0:
+        n = {j: body.samples for j, body in shared.items()}
+        if any(n.values()):
             diverged = self.what_diverged(w)  # in this round, or before without a neighbor to help
-            average({j: body.values for j, body in shared.items()}, n, out=w)  # line 3
+            self.aggregation.combine(shared, fractions(n), out=w)  # line 3
             self.on_averaged(shared, net)
             if diverged:
                 self.reset_after_divergence()

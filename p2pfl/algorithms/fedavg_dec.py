@@ -36,6 +36,7 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from p2pfl import PeerId, rng
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
@@ -45,7 +46,7 @@ from p2pfl.learning.trainer import reset_norms
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
-from p2pfl.tensors import Tensors, assign, average, clone, parameters_of
+from p2pfl.tensors import Tensors, assign, clone, fractions, parameters_of
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ def by_architecture(models: Mapping[PeerId, Trained]) -> dict[str, dict[PeerId, 
     return clusters
 
 
-def mean_model(cluster: Mapping[PeerId, Trained]) -> Tensors:
+def mean_model(cluster: Mapping[PeerId, Trained], aggregation: Aggregator) -> Tensors:
     """W_g^u, Eq. 5: the mean of the models weighted by sample counts; the plain mean if no peer has samples."""
-    models: dict[int, Tensors] = {n: trained.values for n, trained in cluster.items()}
-    samples = {n: float(trained.samples) for n, trained in cluster.items()}
-    return average(models, samples if any(samples.values()) else dict.fromkeys(samples, 1.0))
+    samples = {n: trained.samples for n, trained in cluster.items()}
+    weights = fractions(samples) if any(samples.values()) else None
+    return aggregation.combine(cluster, weights, of=next(iter(cluster.values())).architecture)
 
 
 class FedAvgDec(Algorithm[Aggregation]):
@@ -182,7 +183,8 @@ class FedAvgDec(Algorithm[Aggregation]):
 
     def aggregated(self, trained: Mapping[PeerId, Trained], t: int) -> dict[PeerId, Averaged]:
         """Return what each of the peers with these models continues from, and this peer too, if anything (line 3)."""
-        means = {name: self.averaged(mean_model(cluster)) for name, cluster in by_architecture(trained).items()}
+        clusters = by_architecture(trained)
+        means = {name: self.averaged(mean_model(cluster, self.aggregation)) for name, cluster in clusters.items()}
         architectures = {**{n: body.architecture for n, body in trained.items()}, self.me: self.sent.name}
         return {n: means[name] for n, name in architectures.items() if name in means}
 

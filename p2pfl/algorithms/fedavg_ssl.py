@@ -56,7 +56,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models.fedstyle import ContentNet
 from p2pfl.outcomes import TRAININGS
-from p2pfl.tensors import assign, average, buffers_of, clone, constants_of, parameters_of
+from p2pfl.tensors import assign, buffers_of, clone, constants_of, fractions, parameters_of
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,10 @@ class FedAvgSSL(Algorithm[Hyper]):
 
     def average(self, contents: Mapping[PeerId, Content]) -> None:
         """Line 6: w ← Σ_j n_j w_j / Σ_j n_j; w stays if no peer nearby took part or has samples."""
-        samples = {j: contents[j].samples for j in sorted(contents)}
-        if total := sum(samples.values()):
-            average({j: body.values for j, body in contents.items()}, samples, out=self.shared_part(self.averaged))
-            self.mixing_weights = {j: n / total for j, n in samples.items()}
+        samples = {j: body.samples for j, body in contents.items()}
+        if any(samples.values()):
+            self.mixing_weights = fractions(samples)
+            self.aggregation.combine(contents, self.mixing_weights, self.shared_part(self.averaged))
         if not self.hyper.share_statistics:
             assign(buffers_of(self.averaged), buffers_of(self.content))
 

@@ -36,7 +36,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -53,7 +52,7 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import LIMIT, Tensors, assign, average, difference, parameters_of, widened
+from p2pfl.tensors import LIMIT, Tensors, assign, distance, fractions, parameters_of, widened
 
 MODELS_DEADLINES = 2.0
 """Deadlines to wait for models: their owners may have to wait for the requests of others first."""
@@ -103,12 +102,6 @@ def chosen(
     return tuple(sorted(found))
 
 
-def distance(left: Tensors, right: Tensors) -> float:
-    """‖θ_j − θ_i‖ over all parameters, summed in float64."""
-    squares = (float(difference(x, right[name]).double().square().sum()) for name, x in left.items())
-    return math.sqrt(sum(squares))
-
-
 def first_order_weight(before: float, after: float, length: float) -> float:
     """Line 3: w_ij, from L_i(θ_i^t), L_i(θ_j^{t+½}) and the distance of the models; 0 if they are equal."""
     return (before - after) / length if length > 0.0 else 0.0
@@ -133,6 +126,7 @@ class FedFomo(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     needs_validation = True
+    learns_weights = True
     replies = True
     state = ("model", "optimizer", "affinity", "w")
 
@@ -150,12 +144,11 @@ class FedFomo(Algorithm[Hyper]):
         before = self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)  # line 2
         local = Parameters(theta)
         models = self.including_local(await self.exchange_models(net, asked, local), local)
-        candidates = {j: models[j].values for j in sorted(models)}
-        w = {j: self.weight(before, model) for j, model in candidates.items()}  # line 3
+        w = {j: self.weight(before, models[j].values) for j in sorted(models)}  # line 3
         self.affinity |= {j: self.affinity.get(j, 0.0) + w[j] for j in w if j != self.me}  # line 4
         self.w = positive_part(w)  # line 5
         if self.w:
-            average({j: candidates[j] for j in self.w}, self.w, out=theta)  # line 6
+            self.aggregation.combine({j: models[j] for j in self.w}, fractions(self.w), out=theta)  # line 6
         else:
             assign(theta, before)
             self.w = {self.me: 1.0}

@@ -34,6 +34,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -42,12 +43,12 @@ import torch
 from pydantic import Field, PositiveFloat
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from torch.nn.utils import clip_grad_norm_
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fml import Memes, WithMeme, distillation
+from p2pfl.learning.gradients import Clipped
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.tensors import Tensors, is_finite, widened
@@ -140,7 +141,9 @@ class FedKD(Memes):
         self.meme = self.initial_meme()
         with self.streams.torch("projection"):
             self.projection = nn.Linear(self.meme.features, self.model.features, bias=False).to(self.device)
-        self.optimizer = self.hyper.make_optimizer(p for module in self.trained() for p in module.parameters())
+        parts = [list(module.parameters()) for module in self.trained()]
+        self.optimizer = self.hyper.make_optimizer(itertools.chain(*parts))
+        self.gradient = Clipped(self.gradient, self.hyper.clip, parts)
         self.energy = self.hyper.energy_start
 
     def trained(self) -> Sequence[nn.Module]:
@@ -168,10 +171,6 @@ class FedKD(Memes):
         terms["meme_kl"] = distillation(meme_scores, scores) / uncertainty
         terms["features"] = mse_loss(self.projection(z_meme), z) / uncertainty
         return terms
-
-    def before_step(self) -> None:
-        for module in self.trained():
-            clip_grad_norm_(module.parameters(), self.hyper.clip)
 
     def local_part(self) -> Factors:
         """Return the meme as it is sent: as it is if it has diverged, since it is then dropped on arrival."""

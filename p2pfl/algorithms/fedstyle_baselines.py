@@ -203,8 +203,8 @@ class DittoSSL(_WithPersonalNet):
         with self.streams.torch("augmentation"):
             x = self.inputs(images)
 
-        def loss() -> dict[str, Tensor]:
+        def loss(x: Tensor, labels: Tensor) -> dict[str, Tensor]:
             prox = proximal(self.personal, parameters_of(self.content), self.hyper.mu)
             return {"personal": self.contrast(self.personal, self.personal.project(x)), "prox": prox}
 
-        self.descend(self.optimizer, loss, len(images))
+        self.descend(self.optimizer, loss, x, labels, self.views)

@@ -58,9 +58,11 @@ def train_style_net(peer: Algorithm[Any], style_net: nn.Module, projector: nn.Mo
     network = nn.Sequential(style_net, projector)
     optimizer = h.make_optimizer(network.parameters())
 
+    def loss(x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"style": style_loss(network(x), h.temperature)}
+
     def step(images: Tensor, labels: Tensor) -> None:
-        x = with_edges(images, peer.data)
-        peer.descend(optimizer, lambda: {"style": style_loss(network(x), h.temperature)}, len(images))
+        peer.descend(optimizer, loss, with_edges(images, peer.data), labels, views=2)
 
     style_net.train()
     frozen = frozen_of(style_net)

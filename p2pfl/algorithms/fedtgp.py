@@ -191,7 +191,7 @@ class FedTGP(PrototypeGuided[Hyper]):
         table = await self.exchange_prototypes(net, participants)  # lines 8, 9
         self.measured = {}
         if len(table):
-            centers, present = class_means(table, self.model.classes, weighted=False)
+            centers, present = class_means(table, self.model.classes, weighted=False, aggregation=self.aggregation)
             margin = adaptive_margin(centers[present], h)  # line 10
             self.train_prototypes(table, margin, net)  # line 11
             self.known = self.known | present

@@ -61,7 +61,7 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.options import OptionErrors
 from p2pfl.paths import LocalPath
-from p2pfl.tensors import Tensors, assign, clone, digest, parameters_of
+from p2pfl.tensors import Tensors, assign, clone, digest, fractions, parameters_of
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class FLT(FedAvg):
 
         def step(images: Tensor, labels: Tensor) -> None:
             x = self.data.input(images, augmented=False)
-            self.descend(optimizer, lambda: {"reconstruction": self.encoder.loss(x)}, len(images))
+            self.descend(optimizer, lambda x, labels: {"reconstruction": self.encoder.loss(x)}, x, labels)
 
         for _ in range(h.encoder_epochs):
             before = clone(parameters)
@@ -206,8 +206,7 @@ class FLT(FedAvg):
         return {j: body for j, body in received.items() if j not in self.dropped}
 
     def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
-        total = sum(body.samples for body in received.values())
-        self.w = {j: body.samples / total for j, body in received.items()}
+        self.w = fractions({j: body.samples for j, body in received.items()})
 
     def weights(self) -> Mapping[PeerId, float]:
         """Return n_j / Σ_j n_j of the last average."""

@@ -134,7 +134,10 @@ class HeteroFL(FedAvgDec):
     def aggregated(self, trained: Mapping[PeerId, Trained], t: int) -> dict[PeerId, Averaged]:
         """Return W_g[X_n] for each of the peers with these models, and for this one if W_g has it (lines 3 and 4)."""
         slices = {n: self.slice_of(trained[n]) for n in sorted(trained)}
-        whole = self.mean([(slices[n], trained[n].values) for n in slices])
+        models = {n: (slices[n], trained[n].values) for n in slices}
+        whole = self.mean(list(models.values()))
+        if not self.aggregation.is_mean:
+            whole = whole.combined(Trained, models, self.aggregation)
         taken: dict[tuple[str, int], Averaged | None] = {}
 
         def take(slice_: Slice) -> Averaged | None:

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from p2pfl import PeerId
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.presets import Presets
@@ -95,18 +96,17 @@ def mixing_weights(logits: Tensor, peers: Collection[PeerId]) -> dict[PeerId, fl
     return dict(zip(ids, logits.detach()[ids].softmax(0).tolist(), strict=True))
 
 
-def aggregate(before: Tensors, updates: Mapping[PeerId, Tensors], w: Mapping[PeerId, float]) -> dict[str, Tensor]:
+def aggregate(
+    aggregation: Aggregator, before: Tensors, bodies: Mapping[PeerId, Body], w: Mapping[PeerId, float], part: str
+) -> dict[str, Tensor]:
     """Line 16, Eq. 2: θ_i^t − Σ_j w_ij Δ_j, summed in ascending order of j, in the dtype of θ_i^t.
 
-    Works tensor by tensor, so that one tensor at a time is read of updates on disk.
+    Args:
+        part: the field of the bodies with Δ_j.
     """
-    aggregated = {}
-    for name, start in before.items():
-        total = torch.zeros_like(widened(start))
-        for j in sorted(updates):
-            total.add_(updates[j][name].to(total), alpha=w[j])
-        aggregated[name] = torch.sub(start, total, out=total).to(start.dtype)
-    return aggregated
+    totals = {name: torch.empty_like(widened(start)) for name, start in before.items()}
+    aggregation.combine(bodies, w, totals, part=part)
+    return {name: torch.sub(start, totals[name], out=totals[name]).to(start.dtype) for name, start in before.items()}
 
 
 def validation_gradient(model: nn.Module, data: PeerData) -> tuple[float, dict[str, Tensor]]:
@@ -164,6 +164,7 @@ class L2C(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     needs_validation = True
+    learns_weights = True
     prunes = True
     state = ("model", "optimizer", "logits", "mixing_optimizer", "w")
 
@@ -181,14 +182,15 @@ class L2C(Algorithm[Hyper]):
         update = subtract(before, x)  # line 11
         self.prune(dict(enumerate(self.logits.tolist())), net)  # lines 20–22; α is in the order of the weights
         received = await net.exchange(Update(to_precision(update, h.precision)))
-        updates = {**{j: body.values for j, body in received.items()}, self.me: update}
+        updates = {**received, self.me: Update(update)}
         self.w = mixing_weights(self.logits, updates)  # line 13
-        adopted = self.assign_unless_diverged(x, aggregate(before, updates, self.w))  # line 16
-        del before  # as large as the model, like the gradient
+        aggregated = aggregate(self.aggregation, before, updates, self.w, "values")  # line 16
+        adopted = self.assign_unless_diverged(x, aggregated)
+        del before, aggregated  # as large as the model, like the gradient
         if adopted:
             with self.streams.evaluation():
                 self.validation_loss, gradient = validation_gradient(self.model, self.data)
-            self.learn({j: directional_derivative(gradient, updates[j]) for j in self.w})  # line 18
+            self.learn({j: directional_derivative(gradient, updates[j].values) for j in self.w})  # line 18
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         """After T_0, ``prune_to`` sources remain, those with the lowest ids."""

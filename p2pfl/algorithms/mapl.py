@@ -44,6 +44,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms import dry_rounds, mapl_losses, presets
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.mapl_graph import GraphLearning, collaborative_graph_learning, confidence, similarities
+from p2pfl.algorithms.mapl_prototypes import Prototypes, aggregate
 from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import Beta, OptimizerName
 from p2pfl.messaging.net import Net
@@ -91,37 +92,10 @@ class Head(Body):
 
 
 @dataclass(frozen=True)
-class Prototypes(Body):
-    """ξ, float32 [K, d_p], and the classes that the sender has samples of."""
-
-    values: Tensor
-    classes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Spent(Body):
     """Prototype messages sent so far, int64 []; summed over all peers by an allreduce if there is a budget."""
 
     messages: Tensor
-
-
-def aggregate(own: Prototypes, received: Mapping[PeerId, Prototypes], w: Tensor, me: PeerId) -> Tensor:
-    """Algorithm 3, line 8: ξ_i ← w_ii ξ_i + Σ_{j∈N_i} w_ij ξ_j, with w [M] renormalized over the received ones.
-
-    Rows of classes without samples at any peer with a positive weight stay those of ``own``.
-    """
-    neighbors = [j for j in sorted(received) if w[j] > 0]
-    total = float(w[me] + sum(w[j] for j in neighbors))
-    if total == 0.0:  # all neighbors with a positive weight are missing
-        return own.values
-    averaged = torch.zeros_like(own.values)
-    seen = torch.zeros(len(averaged), dtype=torch.bool, device=averaged.device)
-    for j in sorted([*neighbors, me]):
-        body = own if j == me else received[j]
-        averaged += float(w[j]) / total * body.values.to(averaged.device)
-        if w[j] > 0:
-            seen[list(body.classes)] = True
-    return torch.where(seen[:, None], averaged, own.values)
 
 
 class MAPL(Algorithm[Hyper]):
@@ -136,6 +110,7 @@ class MAPL(Algorithm[Hyper]):
     Hyper = Hyper
     linear_heads = equal_features = True
     prunes = named_loss = True
+    learns_weights = True
     state = ("model", "projector", "prototypes", "w", "known_neighbors", "samples", "spent", "optimizer")
     dry_round = dry_rounds.mapl
 
@@ -174,7 +149,7 @@ class MAPL(Algorithm[Hyper]):
         own = self.local_prototypes()
         self.note_contribution(own)
         received = await net.exchange(own)  # line 7
-        own.values.copy_(aggregate(own, received, self.w, self.me))  # line 8
+        own.values.copy_(aggregate(own, received, self.w, self.aggregation))  # line 8
         if h.message_budget:
             await self.check_message_budget(t, net, h.message_budget)
 

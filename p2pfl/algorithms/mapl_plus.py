@@ -35,7 +35,7 @@ from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.mapl import MAPL
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, average, parameters_of
+from p2pfl.tensors import Tensors, fractions, parameters_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class MAPLPlus(MAPL):
         bodies = await self.exchange_including_own(net, Backbone(theta))
         weights = {j: float(self.w[j]) for j in bodies if self.w[j] > 0}
         if weights:
-            average({j: bodies[j].values for j in weights}, weights, out=theta)
+            self.aggregation.combine({j: bodies[j] for j in weights}, fractions(weights), out=theta)
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         """Nothing is pruned."""

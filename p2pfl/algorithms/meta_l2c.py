@@ -145,6 +145,7 @@ class MetaL2C(Algorithm[Hyper]):
     Hyper = Hyper
     homogeneous = True
     needs_validation = True
+    learns_weights = True
     prunes = True
     state = ("model", "optimizer", "encoder", "encoder_optimizer", "w")
     pretrained = ("encoder",)
@@ -173,8 +174,11 @@ class MetaL2C(Algorithm[Hyper]):
             {j: body.code.to(self.device) for j, body in received.items() if isinstance(body, CodedProgress)}
         )
         self.w = dict(zip(sorted(codes), attention(codes, self.me).tolist(), strict=True))  # line 14
-        adopted = self.assign_unless_diverged(x, aggregate(before, updates, self.w))  # line 16
-        del before  # as large as the model, like the gradient
+        local = CodedProgress(update, codes[self.me]) if h.send_codes else Progress(update, change)
+        bodies = {**received, self.me: local}
+        aggregated = aggregate(self.aggregation, before, bodies, self.w, "update")  # line 16
+        adopted = self.assign_unless_diverged(x, aggregated)
+        del before, aggregated  # as large as the model, like the gradient
         if adopted and h.train_encoder:
             with self.streams.evaluation():
                 self.validation_loss, gradient = validation_gradient(self.model, self.data)
@@ -183,7 +187,7 @@ class MetaL2C(Algorithm[Hyper]):
         if self.prunes_in(t, net):  # line 20
             net.receive_only_from(strongest(self.w, net.sources, h.prune_to))  # lines 21–22
         if h.train_encoder:
-            del received, updates, changes  # all received models, before another wait
+            del received, local, bodies, updates, changes  # all received models, before another wait
             parameters = parameters_of(self.encoder)
             assign(parameters, (await net.allreduce(EncoderParameters(parameters))).values)  # line 24
 

@@ -85,13 +85,6 @@ class Participant:
         assign(statistics, before)
         return logits
 
-    def step(self, loss: Tensor) -> None:
-        """Take one optimizer step and free the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
 
 def make_participants(
     models: Sequence[Model], make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], by_size: bool
@@ -108,6 +101,7 @@ def mutual_step(
     participants: Sequence[Participant],
     students: Sequence[Participant],
     x: Tensor,
+    minimize: Callable[[torch.optim.Optimizer, Tensor], None],
     supervision: Callable[[Tensor], Tensor],
     factors: tuple[float, float],
     seeds: Sequence[int],
@@ -120,6 +114,7 @@ def mutual_step(
 
     Args:
         x: one batch of network input, float [B, C, H, W].
+        minimize: takes one step of an optimizer on a loss, and frees the gradients.
         supervision: L_WSM of a student's logits.
         factors: (γ, α).
         seeds: one per participant, for dropout.
@@ -142,4 +137,4 @@ def mutual_step(
             supervised = supervision(student)
             weights = 1.0 if wsl_labels is None else wsl_weights(student, teachers, wsl_labels)
             distilled = distillation(student, teachers, participant.phi * finite, weights)
-            participant.step(gamma * supervised + alpha * distilled)
+            minimize(participant.optimizer, gamma * supervised + alpha * distilled)

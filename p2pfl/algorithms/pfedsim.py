@@ -46,7 +46,7 @@ from p2pfl.algorithms.mapl_graph import head_similarity
 from p2pfl.algorithms.shared_model import shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import average
+from p2pfl.tensors import fractions
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class PFedSim(FedAvg):
     Hyper = SimilarityHyper
     hyper: SimilarityHyper
     linear_heads = True
+    learns_weights = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "phi")
 
     def setup(self) -> None:
@@ -130,7 +131,7 @@ class PFedSim(FedAvg):
     def aggregate(self, models: Mapping[PeerId, Trained]) -> None:
         """Lines 3 to 5."""
         self.phi = similarity_weights({j: body.head for j, body in models.items()}, self.me)
-        average({j: body.backbone for j, body in models.items()}, self.phi, out=self.shared_backbone())
+        self.aggregation.combine(models, fractions(self.phi), self.shared_backbone(), part="backbone")
 
     def layouts(self) -> Sequence[Layout]:
         return [*super().layouts(), Layout.of(self.local_model())]

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from p2pfl import PeerId
+from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.errors import ModelError
+from p2pfl.messaging.schema import Body
 from p2pfl.models import Model
 from p2pfl.models.dfml import HEAD, LocalSelfAttention
 from p2pfl.tensors import Tensors
@@ -132,6 +135,42 @@ class Whole:
         for name, total in totals.items():
             total /= holders[name].clamp(min=1)
         return whole
+
+    def combined(
+        self, kind: type[Body], models: Mapping[PeerId, tuple[Slice, Tensors]], aggregation: Aggregator
+    ) -> Whole:
+        """Return the same by other rules than the mean: all entries that the same models hold are combined at once.
+
+        Takes as much memory again as all models.
+
+        Args:
+            models: those of which this is the mean.
+        """
+        held: dict[PeerId, dict[str, Tensor]] = {}
+        spread: dict[PeerId, dict[str, Tensor]] = {}
+        for j, (slice_, values) in models.items():
+            spread[j] = {name: torch.zeros_like(mean) for name, mean in self.means.items()}
+            held[j] = {name: torch.zeros_like(mean, dtype=torch.bool) for name, mean in self.means.items()}
+            for name, shape in slice_.width.channels.items():
+                at = self.positions(slice_, name)
+                spread[j][name][at] = values[name].to(self.means[name]).reshape(shape)
+                held[j][name][at] = True
+        regions: dict[tuple[PeerId, ...], dict[str, Tensor]] = {
+            (): {name: torch.ones_like(mean, dtype=torch.bool) for name, mean in self.means.items()}
+        }
+        for j, masks in held.items():
+            split: dict[tuple[PeerId, ...], dict[str, Tensor]] = {}
+            for ids, region in regions.items():
+                split[*ids, j] = {name: mask & masks[name] for name, mask in region.items()}
+                split[ids] = {name: mask & ~masks[name] for name, mask in region.items()}
+            regions = {ids: region for ids, region in split.items() if any(mask.any() for mask in region.values())}
+        means = dict(self.means)
+        for ids, region in regions.items():
+            if ids:
+                parts = {j: {name: spread[j][name][mask] for name, mask in region.items()} for j in ids}
+                found = aggregation.combine_tensors(kind, parts, of=f"entries of {ids}")
+                means = {name: mean.masked_scatter(region[name], found[name]) for name, mean in means.items()}
+        return replace(self, means=means)
 
     def positions(self, slice_: Slice, name: str) -> tuple[Tensor, ...]:
         """Return X_{n,i}, the indices of a slice's entries of one tensor, for each dimension, ready to index it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ class Meter:
         self._sums: defaultdict[str, float] = defaultdict(float)
         self._samples: defaultdict[str, int] = defaultdict(int)
 
-    def add(self, terms: dict[str, Tensor], samples: int) -> None:
+    def add(self, terms: Mapping[str, Tensor], samples: int) -> None:
         """Add the mean values of some terms over a batch of ``samples``."""
         for name, value in terms.items():
             self._sums[name] += float(value.detach()) * samples

@@ -64,6 +64,8 @@ class LocalTraining(Options):
     """Decay rates of the moment estimates; adam only."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty added to the gradient."""
+    clip_norm: PositiveFloat | None = None
+    """Largest norm of a gradient in local training, to which larger ones are scaled down; null: any."""
     loss: Annotated[str, AfterValidator(known_loss)] = DEFAULT
     """Loss on the labels: ce (cross-entropy), label-smoothing, focal, or that of a plug-in."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from p2pfl.errors import PluginError
+from p2pfl.learning.gradients import Batch, GradientRule, Loss
 from p2pfl.learning.meter import Meter
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.peer_data import PeerData
@@ -31,6 +31,8 @@ class Trainer:
         optimizer: set by the subclass.
         views: augmented views of each sample in a training batch.
         meter: means of the loss terms.
+        gradient: draws batches, and makes their gradients.
+        gradient_state: what ``gradient`` keeps from batch to batch.
         outcomes: counts of what was kept, and of what was skipped because it had diverged.
         training_seconds: time spent in ``train``.
         after_batch: called after each batch; may raise to stop training.
@@ -52,6 +54,8 @@ class Trainer:
         self.data = data
         self.streams = streams
         self.meter = Meter()
+        self.gradient = GradientRule()
+        self.gradient_state: dict[str, Any] = {}
         self.outcomes = Outcomes()
         self._starts: dict[tuple[nn.Module, str], Start] = {}
         self.training_seconds = 0.0
@@ -168,11 +172,11 @@ class Trainer:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         if steps is None:
             for _ in range(epochs or 0):
-                yield from self.data.batches(size, order, drop_last=self.drop_last)
+                yield from self.gradient.batches(self.data, size, order, self.drop_last)
             return
         done = 0
         while done < steps and len(self.data.train):
-            for batch in self.data.batches(size, order, drop_last=self.drop_last):
+            for batch in self.gradient.batches(self.data, size, order, self.drop_last):
                 yield batch
                 done += 1
                 if done == steps:
@@ -182,26 +186,42 @@ class Trainer:
         """Take one optimizer step on a batch of inputs as they are stored, e.g. uint8 images."""
         with self.streams.torch("augmentation"):
             x = self.inputs(images)
-        labels = labels.repeat(self.views)
-        self.descend(self.optimizer, partial(self.loss, x, labels), len(images))
+        self.descend(self.optimizer, self.loss, x, labels, self.views)
 
     def inputs(self, images: Tensor) -> Tensor:
         """Return the input of ``loss`` for a batch of inputs: the augmented views, concatenated."""
         return torch.cat([self.data.input(images, augmented=True) for _ in range(self.views)])
 
-    def descend(self, optimizer: torch.optim.Optimizer, loss: Callable[[], dict[str, Tensor]], samples: int) -> None:
-        """Take one step of ``optimizer`` on the sum of the loss terms; the meter averages each over ``samples``."""
-        optimizer.zero_grad(set_to_none=True)
-        with self.streams.torch("dropout"):
-            terms = loss()
-            check_terms(loss, terms)
-            torch.stack(list(terms.values())).sum().backward()  # type: ignore[no-untyped-call]
-        self.before_step()
-        optimizer.step()
-        self.meter.add(terms, samples)
+    def descend(
+        self, optimizer: torch.optim.Optimizer, loss: Loss, x: Tensor, labels: Tensor, views: int = 1
+    ) -> None:
+        """Take one step of ``optimizer`` on the gradient that the run's rule makes of the sum of the loss terms.
 
-    def before_step(self) -> None:
-        """Change the gradients before a step of ``descend``, e.g. clip them. Default: nothing."""
+        The meter averages each term over the samples.
+
+        Args:
+            loss: a function of network input and labels.
+            x: network input of B samples, ``views`` times each: first views first.
+            labels: int64 [B].
+        """
+        with self.streams.torch("dropout"):
+            terms = self.differentiate(optimizer, loss, x, labels, views)
+        optimizer.step()
+        self.meter.add(terms, len(labels))
+
+    def minimize(self, optimizer: torch.optim.Optimizer, loss: Tensor, x: Tensor, labels: Tensor) -> None:
+        """Take one step on a loss that has been computed for one view of a batch, and free the gradients."""
+        self.differentiate(optimizer, lambda x, labels: {"loss": loss}, x, labels, 1)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def differentiate(
+        self, optimizer: torch.optim.Optimizer, loss: Loss, x: Tensor, labels: Tensor, views: int
+    ) -> Mapping[str, Tensor]:
+        """Let the run's rule set the gradients of the parameters that ``optimizer`` moves; return the loss terms."""
+        optimizer.zero_grad(set_to_none=True)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return self.gradient.backward(Batch(loss, x, labels, views, parameters, self.streams, self.gradient_state))
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -217,30 +237,6 @@ class Trainer:
 
     def modules(self) -> Iterator[nn.Module]:
         return (value for value in vars(self).values() if isinstance(value, nn.Module))
-
-
-def check_terms(loss: Callable[[], object], terms: object) -> None:
-    """Check what a loss has returned. Raises PluginError with the line where it is defined."""
-    if not isinstance(terms, Mapping):
-        wrong = f"not {_shown(terms)}"
-    elif not terms:
-        wrong = "but the dict is empty"
-    elif bad := [name for name, value in terms.items() if not isinstance(value, Tensor) or value.numel() != 1]:
-        wrong = f"but {bad[0]!r} is {_shown(terms[bad[0]])}"
-    elif len(shapes := {tuple(value.shape) for value in terms.values()}) > 1:
-        wrong = f"but their shapes differ: {', '.join(map(str, sorted(shapes)))}"
-    elif not any(value.requires_grad for value in terms.values()):
-        wrong = "but none has a gradient: compute one from the model's output, without detach or no_grad"
-    else:
-        return
-    text = f'loss should return its terms by name, scalar tensors, such as {{"ce": tensor}}, {wrong}'
-    raise PluginError.of(loss, text)
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}" if value.dim() else "a tensor"
-    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def clear_statistics(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from p2pfl.aggregation import AGGREGATIONS, aggregation
 from p2pfl.algorithms import ALGORITHMS, algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, augmentation, dataset, partition
 from p2pfl.graphs import GRAPHS, graph
+from p2pfl.learning.gradients import GRADIENTS, gradient
 from p2pfl.learning.metrics import METRICS, metric
 from p2pfl.learning.named_losses import LOSSES, loss
 from p2pfl.models import BACKBONES, HEADS, MODELS
@@ -27,10 +29,12 @@ from p2pfl.models.registration import backbone, group, head
 from p2pfl.registry import Table
 
 __all__ = [
+    "aggregation",
     "algorithm",
     "augmentation",
     "backbone",
     "dataset",
+    "gradient",
     "graph",
     "group",
     "head",
@@ -52,6 +56,8 @@ TABLES: Mapping[str, Table[Any]] = {
         GRAPHS,
         METRICS,
         LOSSES,
+        AGGREGATIONS,
+        GRADIENTS,
     )
 }
 """All tables of names, by the kind of thing."""

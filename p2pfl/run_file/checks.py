@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 from p2pfl import PeerId
+from p2pfl.aggregation import Mean, Rule, RuleList
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.graphs import Graph, TimeVaryingGraph
+from p2pfl.learning.gradients import GradientRule
 from p2pfl.learning.metrics import METRICS
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.trainer import Trainer
@@ -49,6 +52,50 @@ def check_loss(name: str, method: type[Algorithm[Any]], hyper: Options) -> Itera
     if loss != DEFAULT and loss in LOSSES and has_loss_of_its_own(method):
         text = f"{loss!r} has no effect: {name} has its own loss; remove it, or choose another algorithm"
         yield OptionProblem(("algorithm", "loss"), text)
+
+
+def combines(method: type[Algorithm[Any]]) -> bool:
+    """Whether a method uses the run's aggregation rule: whether its code, or that of its bases, names it."""
+
+    def names(code: CodeType) -> Iterator[str]:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from names(constant)
+
+    bases = method.__mro__[: method.__mro__.index(Algorithm)]
+    functions = (value for base in bases for value in vars(base).values() if isinstance(value, FunctionType))
+    return any("aggregation" in names(function.__code__) for function in functions)
+
+
+def check_rules(
+    file: RunFile, method: type[Algorithm[Any]], hyper: Options, rule: Rule | None, gradient: GradientRule | None
+) -> Iterator[OptionProblem]:
+    """Rules must have an effect, and not ignore the weights that a method computes."""
+    name = file.algorithm.name
+    members: list[tuple[str, Rule]] = []
+    if rule is not None and type(rule) is not Mean:
+        members = rule.members if isinstance(rule, RuleList) else [(file.aggregation.name, rule)]
+    unweighted = [member for member, each in members if not each.weighted]
+    if members and not combines(method):
+        listed = ", ".join(member for member, _ in members)
+        text = (
+            f"{listed!r} has no effect: {name} does not average what peers send (it never uses self.aggregation); "
+            "remove it, or choose another algorithm"
+        )
+        yield OptionProblem(("aggregation",), text)
+    elif unweighted and method.learns_weights:
+        text = (
+            f"{unweighted[0]!r} ignores weights, but {name} computes the weights of what it averages; choose a rule "
+            "that uses them, e.g. mean"
+        )
+        yield OptionProblem(("aggregation",), text)
+    if method.own_gradients:
+        text = f"has no effect: {name} makes its gradients itself; remove it, or choose another algorithm"
+        if getattr(hyper, "clip_norm", None) is not None:
+            yield OptionProblem(("algorithm", "clip_norm"), text)
+        if gradient is not None and type(gradient) is not GradientRule:
+            yield OptionProblem(("gradient",), f"{file.gradient.name!r} {text}")
 
 
 def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:

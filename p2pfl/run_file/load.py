@@ -14,17 +14,19 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.graphs import GRAPHS, TimeVaryingGraph
+from p2pfl.learning.gradients import GRADIENTS
 from p2pfl.models.import_path import parse
 from p2pfl.options import Loc, OptionErrors, OptionProblem, Options, explain
 from p2pfl.plugins import TABLES, loading, sources
 from p2pfl.plugins.loading import blaming, naming_lines
 from p2pfl.plugins.sources import Plugin
 from p2pfl.registry import Table
-from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
+from p2pfl.run_file.checks import check_graph, check_loss, check_rules, cross_checks
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
@@ -126,6 +128,8 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     dataset = resolve(("data", "dataset"), DATASETS)
     partition = resolve(("data", "partition"), PARTITIONS)
     augmentation = resolve(("data", "augment"), AUGMENTATIONS)
+    rule = resolve(("aggregation",), AGGREGATIONS)
+    gradient = resolve(("gradient",), GRADIENTS)
     if file is None:
         raise source.error(problems)
 
@@ -133,6 +137,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     problems.extend(cross_checks(file, method))
     if hyper is not None and method is not None:
         problems.extend(check_loss(file.algorithm.name, method, hyper))
+        problems.extend(check_rules(file, method, hyper, rule, gradient))
         if graph is not None:
             problems.extend(check_graph(file, method, graph))
     for key, path in (partition.files() if partition is not None else {}).items():
@@ -150,8 +155,9 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
             problems.append(OptionProblem(("graph",), blaming(edges, error)))
     if problems:
         raise source.error(problems)
-    assert all(part is not None for part in (hyper, graph, topology, dataset, partition, augmentation))
-    parts = (hyper, graph, topology, schedule, dataset, partition, augmentation)
+    required = (dataset, partition, augmentation, rule, gradient)
+    assert all(part is not None for part in (hyper, graph, topology, *required))
+    parts = (hyper, graph, topology, schedule, *required)
     plugins += loading.used_of_announced(_names(file))
     return Run(file, *parts, tuple(plugins), source.locate, base)  # type: ignore[arg-type]
 
@@ -228,7 +234,9 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         ("algorithm", file.algorithm.name),
         ("loss", file.algorithm.given.get("loss", "")),
         *(("metric", name) for name in file.metrics),
-        *(("graph", name) for name in _graph_names(file.graph.name, file.graph.given)),
+        *(("aggregation", name) for name in _names_within(file.aggregation, "rules")),
+        ("gradient", file.gradient.name),
+        *(("graph", name) for name in _names_within(file.graph, "graphs")),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),
         ("augmentation", data.augment.name),
@@ -238,13 +246,12 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
     ]
 
 
-def _graph_names(name: str, given: Mapping[str, Any]) -> Iterator[str]:
-    """The names in a graph's section: a list of graphs has several."""
-    yield name
-    members = given.get("graphs")
+def _names_within(section: Named, key: str) -> Iterator[str]:
+    """The names in the section of a graph or a rule: a list has several, at ``key``."""
+    yield section.name
+    members = section.given.get(key)
     for member in members if isinstance(members, list | tuple) else ():
-        named = Named.model_validate(Named.from_value(member))
-        yield from _graph_names(named.name, named.given)
+        yield from _names_within(Named.model_validate(Named.from_value(member)), key)
 
 
 def _section(path: Loc) -> Any:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl import config_hash
+from p2pfl.aggregation import Rule
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import DataError, Problem, RunFileError
 from p2pfl.graphs import Graph, Schedule
+from p2pfl.learning.gradients import GradientRule
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import Loc, OptionErrors, Options
 from p2pfl.paths import FILES
@@ -34,6 +36,8 @@ class Run:
         topology: the graph over which the peers connect; of a time-varying one, the union over all rounds.
         schedule: the graph of each round, if it changes.
         loader: loads the dataset.
+        rule: how peers combine what they receive.
+        gradient: how they draw batches and make their gradients.
         plugins: code from outside that it uses.
         base: the folder of the run file.
     """
@@ -46,6 +50,8 @@ class Run:
     loader: Loader
     partition: Partition
     augmentation: Augmentation
+    rule: Rule
+    gradient: GradientRule
     plugins: tuple[Plugin, ...]
     _locate: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
     base: Path | None = field(default=None, repr=False, compare=False)
@@ -110,6 +116,8 @@ class Run:
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology, self.schedule)
         plain["algorithm"] = {"name": self.file.algorithm.name, **self.hyper.to_dict(portable=portable)}
+        plain["aggregation"] = {"name": self.file.aggregation.name, **self.rule.to_dict(portable=portable)}
+        plain["gradient"] = {"name": self.file.gradient.name, **self.gradient.to_dict(portable=portable)}
         data = plain["data"]
         data["dataset"] = {"name": self.file.data.dataset.name, **self.loader.to_dict(portable=portable)}
         data["partition"] = {"name": self.file.data.partition.name, **self.partition.to_dict(portable=portable)}

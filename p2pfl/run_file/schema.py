@@ -57,6 +57,11 @@ class Named(BaseModel):
         return value
 
 
+def _rule(value: Any) -> Any:
+    """Expand the short forms: a list of rules, or a name alone."""
+    return {"name": "list", "rules": value} if isinstance(value, list | tuple) else Named.from_value(value)
+
+
 def from_name(value: Any) -> Any:
     """Expand the short form of a section, its name alone."""
     return {"name": value} if isinstance(value, str) else value
@@ -322,6 +327,10 @@ class RunFile(Section):
     data: Data
     models: Models = Models()
     algorithm: Named
+    aggregation: Named = Named(name="mean")
+    """How each peer combines what it receives with its own: a rule, or a list of rules, one after the other."""
+    gradient: Named = Named(name="mean")
+    """How batches are drawn and their gradients made in local training."""
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
     """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics and
     losses this file names; relative to it."""
@@ -359,5 +368,6 @@ class RunFile(Section):
     out: ExpandedPath = Path("runs")
     """Folder in which run folders are created; the only path that starts from the working directory."""
 
-    _short = field_validator("graph", "algorithm", mode="before")(Named.from_value)
+    _short = field_validator("graph", "algorithm", "gradient", mode="before")(Named.from_value)
+    _short_rules = field_validator("aggregation", mode="before")(_rule)
     _short_models = field_validator("models", mode="before")(Models.from_value)

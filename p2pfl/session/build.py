@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.context import Context
 from p2pfl.algorithms.shared_model import shares_statistics
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
@@ -280,6 +281,8 @@ def _make_algorithm(
         samples=tuple(len(subset.train) for subset in subsets),
         build_named=build_named,
         rounds=run.rounds,
+        rule=run.rule,
+        gradient=run.gradient,
     )
     try:
         with streams.restarted("setup"):

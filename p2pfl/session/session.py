@@ -229,6 +229,7 @@ class Session:
         net = self.endpoint.begin(t)
         await self.endpoint.await_start(t)
         sources = len(net.sources)
+        self.algorithm.aggregation.t = t
         await self.algorithm.round(t, net)
         receivers = len(net.receivers) if self.endpoint.knows_receivers else None
         self.endpoint.finish(t)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from p2pfl import PeerId
-from p2pfl.algorithms.base import Algorithm, Context
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.context import Context
 from p2pfl.learning.peer_data import TestedOn
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout

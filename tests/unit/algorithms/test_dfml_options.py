@@ -41,7 +41,7 @@ def test_mutual_batch_models_is_bit_identical() -> None:
 @pytest.mark.parametrize("bound", [1, 3, None])
 def test_mutual_batch_models_bounds_held_activations(bound: int | None, monkeypatch: Any) -> None:
     held, most, learned = 0, 0, 0
-    logits, step = Participant.logits, Participant.step
+    logits, minimize = Participant.logits, DFML.minimize
 
     def counted_logits(self: Participant, x: Tensor, draws: int) -> Tensor:
         nonlocal held, most
@@ -49,15 +49,15 @@ def test_mutual_batch_models_bounds_held_activations(bound: int | None, monkeypa
         most = max(most, held)
         return logits(self, x, draws)
 
-    def counted_step(self: Participant, loss: Tensor) -> None:
+    def counted_step(self: DFML, optimizer: torch.optim.Optimizer, loss: Tensor, **batch: Tensor) -> None:
         nonlocal held, learned
-        step(self, loss)
-        assert all(parameter.grad is None for parameter in self.model.parameters())
+        minimize(self, optimizer, loss, **batch)
+        assert all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"])
         held -= 1
         learned += 1
 
     monkeypatch.setattr(Participant, "logits", counted_logits)
-    monkeypatch.setattr(Participant, "step", counted_step)
+    monkeypatch.setattr(DFML, "minimize", counted_step)
     outcome(hyper(participation=1.0, mutual_batch_models=bound), rounds=1)
     assert (held, most, learned) == (0, bound or len(MIXED), 3 * len(MIXED))
 

@@ -17,7 +17,16 @@ from p2pfl.graphs.static import SmallWorld
 from p2pfl.messaging.topology import Topology, metropolis_row
 from p2pfl.options import OptionErrors
 from tests.regression import Matrix, gradient, regression_data, theta
-from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
+from tests.support import (
+    mean_at,
+    messages,
+    payload,
+    peer_data,
+    random_dataset,
+    run_rounds,
+    setting,
+    softmax_regression,
+)
 
 property_of = settings(deadline=None, max_examples=50)
 
@@ -214,8 +223,8 @@ def test_average_does_not_depend_on_the_order_of_arrival() -> None:
     row = {j: 0.15 for j in range(6) if j != 3}
     received = {j: Parameters(model) for j, model in models.items() if j != 3}
     averages = [{"x": models[3]["x"].clone()} for _ in range(2)]
-    average_neighborhood(averages[0], received, row, 3)
-    average_neighborhood(averages[1], dict(reversed(received.items())), row, 3)
+    average_neighborhood(mean_at(3), averages[0], received, row)
+    average_neighborhood(mean_at(3), averages[1], dict(reversed(received.items())), row)
     found = averages[0]["x"]
     assert torch.equal(found, averages[1]["x"])
     expected = torch.zeros(50)

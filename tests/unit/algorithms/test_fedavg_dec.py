@@ -31,7 +31,7 @@ from p2pfl.models import Model
 from p2pfl.tensors import buffers_of, digest, has_diverged, parameters_of
 from tests.bodies import RUN_ID, arrive
 from tests.regression import Matrix, regression_data, theta
-from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
+from tests.support import mean_at, messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
 LINE = Topology.from_edges(4, [(0, 1), (1, 2), (2, 3)])
@@ -144,14 +144,14 @@ def test_only_models_of_one_architecture_are_averaged() -> None:
     }
     clusters = by_architecture(bodies)
     assert {name: list(cluster) for name, cluster in clusters.items()} == {"a": [0, 1], "b": [2]}
-    assert mean_model(clusters["a"])["w"].tolist() == [4.0]
-    assert mean_model(clusters["b"])["w"].tolist() == [4.0]
+    assert mean_model(clusters["a"], mean_at())["w"].tolist() == [4.0]
+    assert mean_model(clusters["b"], mean_at())["w"].tolist() == [4.0]
 
 
 @pytest.mark.parametrize(("samples", "mean"), [((0, 0), 3.0), ((0, 7), 5.0)])
 def test_mean_model_without_samples_is_unweighted(samples: tuple[int, int], mean: float) -> None:
     bodies = {n: Trained("a", {"w": torch.tensor([w])}, samples[n]) for n, w in ((0, 1.0), (1, 5.0))}
-    assert mean_model(bodies)["w"].tolist() == [mean]
+    assert mean_model(bodies, mean_at())["w"].tolist() == [mean]
 
 
 def test_batch_norm_statistics_stay_local() -> None:
@@ -215,10 +215,8 @@ def test_dead_peer_is_skipped(dead: int) -> None:
 def test_aggregator_does_not_adopt_an_average_that_overflows() -> None:
     largest = torch.finfo(torch.float32).max
     counts = {n: 6 + 2 * n for n in range(7)}  # their rounded weights add up to more than 1
-    assert (
-        mean_model({n: Trained("", {"w": torch.tensor(largest)}, count) for n, count in counts.items()})["w"]
-        > largest
-    )
+    models = {n: Trained("", {"w": torch.tensor(largest)}, count) for n, count in counts.items()}
+    assert mean_model(models, mean_at())["w"] > largest
     peers = make(Hyper(participation=1.0, fixed_aggregator=True), names=["flat"] * 7)
     for peer in peers:
         peer.local_training = lambda: None

@@ -16,7 +16,6 @@ from p2pfl.algorithms.fedfomo import (
     Hyper,
     Request,
     chosen,
-    distance,
     exploration_at,
     first_order_weight,
     positive_part,
@@ -27,7 +26,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
 from p2pfl.simulation.simulate import simulate
-from p2pfl.tensors import LIMIT
+from p2pfl.tensors import LIMIT, distance
 from tests.conftest import tree
 from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import (

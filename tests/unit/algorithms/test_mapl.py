@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2pfl.algorithms.mapl import MAPL, Hyper, Prototypes, aggregate
+from p2pfl.algorithms.mapl import MAPL, Hyper
+from p2pfl.algorithms.mapl_prototypes import Prototypes, aggregate
 from p2pfl.messaging.topology import Topology
 from tests.bodies import complete
 from tests.mapl_reference import Vector, hyper, learn_by_hand, make
-from tests.support import messages, run_rounds
+from tests.support import mean_at, messages, run_rounds
 
 # ---- averaging ------------------------------------------------------------------------------------------------
 
@@ -28,7 +29,8 @@ def rows(*values: float) -> Tensor:
 def averaged(
     own: Tensor, classes: tuple[int, ...], received: Mapping[int, Prototypes], w: Sequence[float], me: int
 ) -> Any:
-    return aggregate(Prototypes(own, classes), received, torch.tensor(w, dtype=torch.float64), me)[:, 0].tolist()
+    weights = torch.tensor(w, dtype=torch.float64)
+    return aggregate(Prototypes(own, classes), received, weights, mean_at(me))[:, 0].tolist()
 
 
 def test_average_is_weighted_and_keeps_rows_of_unseen_classes() -> None:
@@ -69,7 +71,7 @@ def test_average_does_not_depend_on_the_order_of_arrival() -> None:
     w = torch.from_numpy(stream.dirichlet(np.ones(6)))
     own = Prototypes(torch.ones(2, 3), (0,))
     backwards = dict(reversed(bodies.items()))
-    assert torch.equal(aggregate(own, bodies, w, 0), aggregate(own, backwards, w, 0))
+    assert torch.equal(aggregate(own, bodies, w, mean_at()), aggregate(own, backwards, w, mean_at()))
 
 
 # ---- rounds by hand ----------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from p2pfl.algorithms.mapl import Head, Prototypes, Spent
+from p2pfl.algorithms.mapl import Head, Spent
+from p2pfl.algorithms.mapl_prototypes import Prototypes
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.topology import Topology
 from tests.bodies import arrive, complete

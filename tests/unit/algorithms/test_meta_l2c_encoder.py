@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from p2pfl.algorithms.l2c import aggregate, directional_derivative, validation_gradient
+from p2pfl.algorithms.l2c import directional_derivative, validation_gradient
 from p2pfl.algorithms.meta_l2c import direction
 from p2pfl.algorithms.meta_l2c_encoder import Encoder, attention, backward, channels_of
 from p2pfl.tensors import assign, clone, parameters_of
+from tests.l2c_peers import aggregated
 from tests.meta_l2c_peers import (
     CLASSES,
     CODE,
@@ -149,16 +150,16 @@ def test_encoder_gradient_equals_autograd_through_the_round(peers: int, seed: in
     codes = {j: encoder(changes[j]) for j in range(peers)}
     f = torch.stack([(codes[me] * codes[j]).sum() for j in range(peers)])
     w = f.softmax(0)
-    aggregated = {name: x - sum(w[j] * updates[j][name] for j in updates) for name, x in before.items()}
+    expected_model = {name: x - sum(w[j] * updates[j][name] for j in updates) for name, x in before.items()}
     (x, labels), *_ = data.sweep(data.validation)
-    loss = cross_entropy(functional_call(model, aggregated, x), labels)
+    loss = cross_entropy(functional_call(model, expected_model, x), labels)
     expected = torch.autograd.grad(loss, list(encoder.parameters()))
 
     # The chain rule.
     with torch.no_grad():
         codes = {j: encoder(changes[j]) for j in range(peers)}
         row = dict(enumerate(attention(codes, me).tolist()))
-        assign(parameters_of(model), aggregate(before, updates, row))
+        assign(parameters_of(model), aggregated(before, updates, row))
     _, g = validation_gradient(model, data)
     backward(encoder, changes, codes, me, {j: directional_derivative(g, updates[j]) for j in range(peers)})
     for parameter, gradient in zip(encoder.parameters(), expected, strict=True):

@@ -25,14 +25,14 @@ from p2pfl.algorithms import (
     lg_fedavg,
     pfedsim,
 )
-from p2pfl.algorithms.fedfomo import distance
-from p2pfl.algorithms.l2c import aggregate, validation_gradient
+from p2pfl.algorithms.l2c import validation_gradient
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width
 from p2pfl.learning.evaluation import Evaluation, evaluate
 from p2pfl.learning.peer_data import EVALUATION_BATCH
 from p2pfl.models import Model
-from p2pfl.tensors import digest, parameters_of
+from p2pfl.tensors import digest, distance, equal, parameters_of
 from tests.bodies import complete
+from tests.l2c_peers import aggregated
 from tests.support import numbered_dataset, peer_data, random_dataset, run_rounds, setting
 
 PEERS, INPUTS, CLASSES = 7, 4, 3
@@ -146,8 +146,8 @@ def test_validation_gradient_of_a_narrow_model_is_summed_in_float32() -> None:
 
 def test_updates_of_narrow_models_are_added_up_in_float32() -> None:
     before = {"x": torch.tensor([1.0], dtype=torch.bfloat16)}
-    updates = {j: {"x": torch.tensor([2.0**-8], dtype=torch.bfloat16)} for j in range(4)}
-    found = aggregate(before, updates, dict.fromkeys(updates, 1.0))["x"]
+    updates = {j: {"x": torch.tensor([2.0**-6], dtype=torch.bfloat16)} for j in range(4)}
+    found = aggregated(before, updates, equal(updates))["x"]
     assert found.dtype is torch.bfloat16
     assert found.item() == 1.0 - 2.0**-6
 

@@ -18,13 +18,14 @@ from p2pfl.tensors import (
     Start,
     Tensors,
     assign,
-    average,
     buffers_of,
     clone,
     constants_of,
     digest,
     displacement,
     diverged_entry,
+    equal,
+    fractions,
     has_diverged,
     parameters_of,
     subtract,
@@ -64,14 +65,15 @@ def test_buffers_of_omits_constants_and_shared_parameters() -> None:
     assert list(buffers_of(module)) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
 
 
-def test_an_average_is_weighted_and_in_ascending_order_of_ids() -> None:
-    models = {7: {"a": torch.tensor([2.0])}, 0: {"a": torch.tensor([8.0])}, 3: {"a": torch.tensor([1.0])}}
-    assert average(models, {0: 1.0, 3: 2.0, 7: 1.0, 9: 100.0})["a"].tolist() == [3.0]
-    values = {j: {"a": torch.tensor([v])} for j, v in ((2, 0.1), (1, 0.7), (0, 1e8))}
-    equal = dict.fromkeys(values, 1.0)
-    assert torch.equal(average(values, equal)["a"], average(dict(sorted(values.items())), equal)["a"])
+def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Tensors | None = None) -> Tensors:
+    return weighted_sum([(w, models[j]) for j, w in fractions(weights).items()], out)
+
+
+def test_fractions_sum_to_1_in_ascending_order_of_ids() -> None:
+    assert list(fractions({7: 1, 0: 1, 3: 2}).items()) == [(0, 0.25), (3, 0.5), (7, 0.25)]
+    assert equal([2, 1]) == {1: 0.5, 2: 0.5}
     with pytest.raises(ValueError, match="sum to 0"):
-        average(models, dict.fromkeys(models, 0.0))
+        fractions({0: 0.0, 1: 0.0})
 
 
 def test_assign_copies_in_place() -> None:

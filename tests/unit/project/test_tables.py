@@ -14,11 +14,13 @@ import pytest
 
 import p2pfl.algorithms
 from p2pfl import errors
+from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError
 from p2pfl.graphs import GRAPHS
+from p2pfl.learning.gradients import GRADIENTS
 from p2pfl.messaging import control
 from p2pfl.options import Options, notes
 from p2pfl.run_file import schema
@@ -80,6 +82,8 @@ TABLES: dict[str, Mapping[str, type[Options]]] = {
     "dataset": DATASETS,
     "partition": PARTITIONS,
     "augmentation": AUGMENTATIONS,
+    "aggregation": AGGREGATIONS,
+    "gradient": GRADIENTS,
 }
 OPTIONS = [(f"{table}.{name}", options) for table, entries in TABLES.items() for name, options in entries.items()]
 

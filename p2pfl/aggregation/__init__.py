@@ -1,0 +1,9 @@
+"""How a peer combines what it receives with its own: the rules that ``aggregation`` in a run file can name."""
+
+from __future__ import annotations
+
+from p2pfl.aggregation.mean import Mean
+from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, PerTensor, Rule, aggregation
+from p2pfl.aggregation.rule_list import RuleList
+
+__all__ = ["AGGREGATIONS", "Contributions", "Mean", "PerTensor", "Rule", "RuleList", "aggregation"]

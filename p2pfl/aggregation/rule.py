@@ -1,0 +1,94 @@
+"""What an aggregation rule is given, and what it does.
+
+A rule transforms the contributions, then combines them. One that clips or selects only transforms: what is left is
+averaged, unless another rule follows (rule_list.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from p2pfl import PeerId
+from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
+from p2pfl.tensors import Tensors, equal, fractions, weighted_sum, widened
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Tensors of several peers that one peer combines. A rule does not modify them."""
+
+    tensors: Mapping[PeerId, Tensors]
+    """By sender, ascending, all with the same names. Those of models on disk are read one by one."""
+    weights: Mapping[PeerId, float]
+    """Of these senders; they sum to 1."""
+    me: PeerId
+    own: Tensors | None
+    """This peer's, whether or not it is among the senders; None if it has nothing of the kind, or that diverged."""
+    kind: str
+    """Kind of the messages."""
+    t: int
+    """The current round."""
+    rounds: int
+    """Number of rounds of the run."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the rule keeps from round to round, in checkpoints too: tensors and plain values. Initially empty."""
+
+    def only(self, senders: Collection[PeerId]) -> Contributions:
+        """Return those of some senders, their weights scaled so that they sum to 1, or equal if all are 0."""
+        chosen = {j: tensors for j, tensors in self.tensors.items() if j in senders}
+        weights = {j: self.weights[j] for j in chosen}
+        return replace(self, tensors=chosen, weights=fractions(weights if any(weights.values()) else equal(chosen)))
+
+
+class Rule(Options):
+    """Base of all rules, and the weighted mean. The fields of a subclass are its parameters."""
+
+    weighted: ClassVar[bool] = True
+    """Whether the result depends on the weights: methods that learn weights refuse rules that ignore them."""
+
+    def transform(self, given: Contributions) -> Contributions:
+        """Return the contributions clipped, selected or weighted anew. Default: as they are."""
+        return given
+
+    def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
+        """Return Σ_j w_j x_j + ``step``, rounded once.
+
+        Args:
+            out: receives the result; may be among the contributions. Default: new tensors.
+        """
+        terms = [(given.weights[j], tensors) for j, tensors in given.tensors.items()]
+        return weighted_sum(terms if step is None else [*terms, (1.0, step)], out)
+
+
+AGGREGATIONS: Table[type[Rule]] = Table("aggregation")
+aggregation = options_decorator(AGGREGATIONS, Rule)
+
+
+class PerTensor(Rule):
+    """Base of rules that replace the mean by a function of one tensor of each peer.
+
+    So at most one tensor of each peer is stacked at a time. A rule that needs whole models at once overrides
+    ``combine``, and says so.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ("combine_tensor",)
+    """The methods that a subclass must define."""
+
+    def combine_tensor(self, tensors: Sequence[Tensor], given: Contributions) -> Tensor:
+        """Return the combination of tensors of equal shape, at least float32, in the order of ``given.tensors``."""
+        raise NotImplementedError
+
+    def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
+        models = list(given.tensors.values())
+        combined: dict[str, Tensor] = {}
+        for name, first in models[0].items():
+            result = self.combine_tensor([widened(model[name].to(first.device)) for model in models], given)
+            if step is not None:
+                result = result + step[name].to(result)
+            combined[name] = result.to(first.dtype) if out is None else out[name].copy_(result)
+        return combined if out is None else out

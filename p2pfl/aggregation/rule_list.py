@@ -1,0 +1,63 @@
+"""Several rules in a row, ``aggregation: [clip, nearest, median]``: each transforms, and the last one combines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+
+from p2pfl.aggregation.rule import AGGREGATIONS, Contributions, Rule, aggregation
+from p2pfl.tensors import Tensors
+
+
+def _parsed(section: Mapping[str, Any]) -> Rule:
+    """Return the rule of a section with a name. Raises OptionErrors."""
+    return AGGREGATIONS.find(section["name"]).parse({key: value for key, value in section.items() if key != "name"})
+
+
+def _checked(section: str | dict[str, Any]) -> dict[str, Any]:
+    section = {"name": section} if isinstance(section, str) else section
+    if not isinstance(section.get("name"), str):
+        raise ValueError("should be a rule: a name, or a mapping with a name and its parameters")
+    return {"name": section["name"], **_parsed(section).to_dict()}
+
+
+Section = Annotated[str | dict[str, Any], AfterValidator(_checked)]
+
+
+@aggregation("list")
+@dataclass(frozen=True)
+class RuleList(Rule):
+    """Several rules, one after the other: each transforms what the next one is given, and the last one combines."""
+
+    rules: Annotated[tuple[Section, ...], Field(min_length=1)]
+    """Names, or mappings with a name and parameters. A list in place of a name means this rule."""
+
+    @model_validator(mode="after")
+    def _only_the_last_one_combines(self) -> RuleList:
+        for name, member in self.members[:-1]:
+            if type(member).combine is not Rule.combine:
+                raise ValueError(f"{name!r} replaces the mean, so it must be the last rule")
+        return self
+
+    @cached_property
+    def members(self) -> list[tuple[str, Rule]]:
+        """The rules and their names."""
+        return [(section["name"], _parsed(section)) for section in map(_checked, self.rules)]
+
+    @property
+    def weighted(self) -> bool:  # type: ignore[override]
+        return all(member.weighted for _, member in self.members)
+
+    def transform(self, given: Contributions) -> Contributions:
+        state = given.state
+        for n, (_, member) in enumerate(self.members):
+            given = member.transform(replace(given, state=state.setdefault(f"rule {n}", {})))
+        return given
+
+    def combine(self, given: Contributions, out: Tensors | None = None, step: Tensors | None = None) -> Tensors:
+        _, last = self.members[-1]
+        return last.combine(given, out, step)

@@ -1,0 +1,126 @@
+"""The keys ``aggregation``, ``gradient`` and ``clip_norm``: their forms, and what methods refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2pfl.aggregation import Mean, RuleList
+from p2pfl.algorithms import ALGORITHMS
+from p2pfl.errors import RunFileError
+from p2pfl.learning.gradients import GradientRule
+from p2pfl.run_file.checks import combines
+from p2pfl.run_file.load import load
+from p2pfl.run_file.run import Run
+
+RULES = '''\
+from p2pfl import plugins
+from p2pfl.aggregation import PerTensor, Rule
+from p2pfl.learning.gradients import GradientRule
+
+
+@plugins.aggregation("first")
+class First(PerTensor):
+    """What the lowest sender has."""
+
+    weighted = False
+
+    def combine_tensor(self, tensors, given):
+        return tensors[0]
+
+
+@plugins.aggregation("all")
+class All(Rule):
+    """All of them."""
+
+
+@plugins.gradient("plain")
+class Plain(GradientRule):
+    """As it is."""
+'''
+
+RUN = """\
+name: rules
+peers: 3
+rounds: 2
+plugins: [rules.py]
+data: {dataset: digits, partition: {name: iid, validation: 0.2}}
+models: tiny-cnn
+algorithm: {name: fedavg}
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Any:
+    (tmp_path / "rules.py").write_text(RULES)
+    (tmp_path / "rules.yaml").write_text(RUN)
+
+    def make(*sets: str) -> Run:
+        return load(tmp_path / "rules.yaml", sets)
+
+    return make
+
+
+def refused(loaded: Any, *sets: str) -> list[tuple[str, str]]:
+    with pytest.raises(RunFileError) as caught:
+        loaded(*sets)
+    return [(problem.key, problem.message) for problem in caught.value.problems]
+
+
+def test_defaults_are_the_means(loaded: Any) -> None:
+    run = loaded()
+    assert (type(run.rule), type(run.gradient)) == (Mean, GradientRule)
+    assert run.resolved()["aggregation"] == run.resolved()["gradient"] == {"name": "mean"}
+    assert run.hyper.clip_norm is None
+
+
+def test_a_list_of_rules_is_resolved_and_part_of_the_runs_identity(loaded: Any) -> None:
+    run = loaded("aggregation=[all, {name: first}]")
+    assert isinstance(run.rule, RuleList)
+    rules = {"name": "list", "rules": [{"name": "all"}, {"name": "first"}]}
+    assert run.resolved()["aggregation"] == rules
+    assert [plugin.name for plugin in run.plugins] == ["rules"]
+    hashes = {loaded(*sets).config_hash() for sets in (["aggregation=first"], ["gradient=plain"], [], ["rounds=2"])}
+    assert len(hashes | {run.config_hash()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("sets", "key", "text"),
+    [
+        (["aggregation=mena"], "aggregation.name", "did you mean 'mean'?"),
+        (["aggregation=[all, mena]"], "aggregation.rules.1", "did you mean 'mean'?"),
+        (["aggregation=[first, all]"], "aggregation", "'first' replaces the mean, so it must be the last rule"),
+        (["aggregation=3"], "aggregation", "should be a name"),
+        (["aggregation={name: all, f: 1}"], "aggregation.f", "unknown key 'f'"),
+        (["gradient=plane"], "gradient.name", "did you mean 'plain'?"),
+        (["algorithm.clip_norm=0"], "algorithm.clip_norm", "greater than 0"),
+        (["algorithm.name=cga", "algorithm.clip_norm=1"], "algorithm.clip_norm", "has no effect: cga"),
+        (["algorithm.name=cga", "gradient=plain"], "gradient", "'plain' has no effect: cga"),
+    ],
+)
+def test_problems_are_named_at_their_keys(loaded: Any, sets: list[str], key: str, text: str) -> None:
+    ((found, message),) = refused(loaded, *sets)
+    assert found == key
+    assert text in message
+
+
+def test_methods_that_average_nothing_refuse_rules() -> None:
+    assert {name for name, method in ALGORITHMS.items() if not combines(method)} == {"local", "dfml", "def-kt"}
+
+
+@pytest.mark.parametrize("name", ["local", "def-kt"])
+def test_a_rule_without_effect_is_refused(loaded: Any, name: str) -> None:
+    ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=all")
+    assert key == "aggregation"
+    assert message.startswith(f"'all' has no effect: {name} does not average what peers send")
+    loaded(f"algorithm.name={name}", "aggregation=mean")
+
+
+@pytest.mark.parametrize("name", ["l2c", "meta-l2c", "fedfomo", "pfedsim", "mapl", "mapl+"])
+def test_methods_that_compute_weights_refuse_rules_that_ignore_them(loaded: Any, name: str) -> None:
+    ((key, message),) = refused(loaded, f"algorithm.name={name}", "aggregation=[all, first]")
+    assert key == "aggregation"
+    assert message.startswith(f"'first' ignores weights, but {name} computes")
+    loaded(f"algorithm.name={name}", "aggregation=all")
