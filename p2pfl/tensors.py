@@ -188,6 +188,20 @@ def equal(ids: Iterable[int]) -> dict[int, float]:
     return fractions(dict.fromkeys(ids, 1.0))
 
 
+def average(models: Mapping[int, Tensors], weights: Mapping[int, float], out: Tensors | None = None) -> Tensors:
+    """Return Σ_j w_j x_j / Σ_j w_j over the ids in ``models``, ascending, for code outside of an algorithm.
+
+    An algorithm calls ``self.aggregation.combine``, which obeys the run file's ``aggregation``.
+
+    Args:
+        out: as in ``weighted_sum``.
+
+    Raises:
+        ValueError: Σ_j w_j is 0.
+    """
+    return weighted_sum([(w, models[j]) for j, w in fractions({j: weights[j] for j in models}).items()], out)
+
+
 def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
     """Return left − right by the names of ``left``; of types narrower than float32, in float32.
 

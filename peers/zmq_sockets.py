@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import zmq
-from p2pfl.run_folder.key_files import Keys
 from zmq.utils.monitor import recv_monitor_message
 
 from p2pfl import PeerId
@@ -17,6 +16,7 @@ from p2pfl.messaging.control import CHUNK
 from p2pfl.messaging.schema import MAX_HEADER
 from p2pfl.messaging.wire import Buffer
 from p2pfl.run_file.addresses import is_ipv6, split
+from p2pfl.run_folder.key_files import Keys
 from peers.admission import DOMAIN, HANDSHAKE_TIMEOUT, ConnectionGuard, readable
 from peers.effects import SocketEvent
 from peers.limited_log import LimitedLog
