@@ -18,11 +18,11 @@ from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.net import Net
-from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
@@ -94,7 +94,7 @@ class Endpoint:
         self.journal = Journal(self.neighbors, store)
         self.mailbox = Mailbox(self.neighbors)
         self.t = 0
-        self.edges = Receivers(me, self.joined)
+        self.edges = Directions(me, self.joined)
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
         self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
         self.durable = 0

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from p2pfl import PeerId
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
-from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.wire import Message
 
 Key = tuple[int, str, PeerId]

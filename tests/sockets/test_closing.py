@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from p2pfl.messaging.control import FOREVER, Id
-from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.directions import Begin
 from peers import connection
 from tests.bodies import PAIR, Block, Word, complete
 from tests.sockets.raw_peer import BLOCK, LAYOUTS, die, exchange, revive, up, want

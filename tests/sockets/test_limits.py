@@ -14,7 +14,7 @@ import torch
 
 from p2pfl.messaging import edge, wire
 from p2pfl.messaging.control import BEFORE, Entry, Hello, Id, Nothing, Start, Want
-from p2pfl.messaging.receivers import MAX_STATEMENTS, Begin
+from p2pfl.messaging.directions import MAX_STATEMENTS, Begin
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
 from p2pfl.session.body_files import FileStore

@@ -14,9 +14,9 @@ from p2pfl.errors import Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER, Id
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
+from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import JournalEntry
-from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
 from p2pfl.simulation.virtual_loop import VirtualLoop
