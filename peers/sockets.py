@@ -65,7 +65,7 @@ class Sockets:
         self.journals = journals
         self.keys = keys
         self.health = health
-        self.book = transport.book(endpoint.topology.peers)
+        self.book = transport.book(endpoint.neighborhood.peers)
         self.limited_log = LimitedLog(log, monotonic)
         # All peers bind the same transport.host: none listens at an IPv6 address that its name may have too.
         resolver = Resolver(monotonic, log, ipv4_first=not is_ipv6(transport.host))

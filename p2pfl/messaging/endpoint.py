@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -22,14 +22,13 @@ from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
-from p2pfl.messaging.net import Net
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
-from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
-Counts = dict[PeerId, dict[str, list[int]]]
+MessageCounts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
 
 
@@ -37,64 +36,62 @@ def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextMan
     return nullcontext()
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """What a method exchanges with its neighbors.
+
+    Attributes:
+        layouts: what neighbors may send.
+        prunes: the method drops sources (``Net.receive_only_from``).
+        on_receive: replaces each body that arrives; called on the thread that decodes.
+    """
+
+    layouts: Iterable[Layout] = ()
+    prunes: bool = False
+    on_receive: Callable[[Body], Body] = lambda body: body
+
+
 class Endpoint:
     """Writes a peer's journal, counts its messages, and waits for those of its neighbors.
 
     Args:
-        me: this peer.
-        topology: the whole graph, from the run file; of a time-varying graph, the union over all rounds. Its
-            neighbors are connected, and open their rounds to each other.
+        neighborhood: this peer's place in the graph.
         run_id: 16 hex digits, equal on all peers of a run.
-        seed: the run's seed, for ``Net.shared``.
-        layouts: what neighbors may send.
+        conversation: what the method sends and receives.
         wait_policy: how long one wait may last.
         idle: entered around every wait, so that a runtime can release the compute slot. It is passed a function that
             lists the peers still waited for.
-        on_receive: replaces each body that arrives; called on the thread that decodes.
-        joins: {peer: first round in which it takes part}, for late joiners.
-        prunes: the method drops sources (``Net.receive_only_from``).
         store: of the journal's bodies; default: memory.
-        rounds: the graph of each round, within ``topology``, over which the method sends; default: always that.
     """
 
     link: Link
 
     def __init__(
         self,
-        me: PeerId,
-        topology: Topology,
+        neighborhood: Neighborhood,
         run_id: str,
-        seed: int,
-        layouts: Iterable[Layout],
+        conversation: Conversation,
         wait_policy: WaitPolicy | None = None,
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
-        on_receive: Callable[[Body], Body] = lambda body: body,
-        joins: Mapping[PeerId, int] | None = None,
-        *,
-        prunes: bool = False,
         store: BodyStore | None = None,
-        rounds: Rounds | None = None,
     ) -> None:
-        self.me = me
-        self.topology = topology
+        self.neighborhood = neighborhood
+        self.me = neighborhood.me
+        self.neighbors = neighborhood.neighbors
         self.run_id = run_id
-        self.seed = seed
-        self.neighbors = topology.neighbors[me]
-        peers = topology.peers
+        self.prunes = conversation.prunes
+        self.on_receive = conversation.on_receive
+        peers = neighborhood.peers
         begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
-        self.schema = MessageSchema((*layouts, begin))
+        self.schema = MessageSchema((*conversation.layouts, begin))
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
-        self.joins = dict(joins or {})
-        self.prunes = prunes
-        self.rounds = rounds
         self.idle = idle
-        self.on_receive = on_receive
         self.journal = Journal(self.neighbors, store)
         self.mailbox = Mailbox(self.neighbors)
         self.t = 0
-        self.edges = Directions(me, self.joined)
+        self._directions = Directions(self.me, neighborhood.joined(0))
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
         self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
         self.durable = 0
@@ -116,28 +113,27 @@ class Endpoint:
 
     def open(self, t: int) -> None:
         """Announce round ``t`` to all neighbors by its Begin; called before any other message of the round."""
-        before, self.t = set(self.joined), t
+        before, joined, self.t = self.neighborhood.joined(self.t), self.neighborhood.joined(t), t
         self._receivers = None
-        self.edges.begin(t, set(self.joined) - before)
+        self._directions.begin(t, set(joined) - set(before))
         self.journal.begin(t)
-        sources = tuple(sorted(self.edges.sources)) if self.prunes else ()
-        to = self.neighbors if t == FOREVER else self.joined
+        sources = tuple(sorted(self._directions.sources)) if self.prunes else ()
+        to = self.neighbors if t == FOREVER else joined
         self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
 
     def _awaited_begin(self, t: int) -> bool:
         """Whether a peer may wait for Begin(t): all if the method prunes, late joiners for their first round, and the
         neighbors of a peer that leaves."""
-        return self.prunes or t == FOREVER or t in self.joins.values()
+        return self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
 
-    def begin(self, t: int) -> Net:
+    def begin(self, t: int) -> None:
         """Begin to compute round ``t``, which is open, with all counters at zero."""
         self._reset_counters()
         self.mailbox.begin(t)
-        return Net(self, t)
 
     def _reset_counters(self) -> None:
-        self.sent: Counts = {}
-        self.received: Counts = {}
+        self.sent: MessageCounts = {}
+        self.received: MessageCounts = {}
         self.missing: dict[str, list[PeerId]] = {}
         self.nonfinite: dict[str, list[PeerId]] = {}
         self.waited = 0.0
@@ -148,27 +144,25 @@ class Endpoint:
 
     async def await_start(self, t: int) -> None:
         """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
-        if 0 < self.joins.get(self.me, 0) == t:
-            earlier = [neighbor for neighbor in self.joined if self.joins.get(neighbor, 0) < t]
+        joins = self.neighborhood.joins
+        if 0 < joins.get(self.me, 0) == t:
+            earlier = [neighbor for neighbor in self.neighborhood.joined(t) if joins.get(neighbor, 0) < t]
             await self._wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
-
-    @property
-    def joined(self) -> list[PeerId]:
-        """The neighbors that take part in this round."""
-        return [neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= self.t]
-
-    def topology_at(self, t: int) -> Topology:
-        """Return the graph of round ``t``, of the peers that take part in it."""
-        absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
-        whole = self.topology if self.rounds is None else self.rounds(t)
-        return whole.memoized(("without", absent), lambda: whole.without(absent)) if absent else whole
 
     @property
     def sources(self) -> set[PeerId]:
         """The neighbors that send to this peer in this round."""
-        if self.rounds is None:
-            return self.edges.sources
-        return self.edges.sources & set(self.topology_at(self.t).sources[self.me])
+        if self.neighborhood.rounds is None:
+            return self._directions.sources
+        return self._directions.sources & set(self.neighborhood.topology_at(self.t).sources[self.me])
+
+    def receive_only_from(self, senders: Iterable[PeerId]) -> None:
+        """Drop all other sources after this round."""
+        self._directions.receive_only_from(senders)
+
+    def count_as_missing(self, kind: str, senders: Iterable[PeerId]) -> None:
+        """Record that bodies did not arrive, or cannot be used."""
+        self.missing.setdefault(kind, []).extend(senders)
 
     def next_round(self, t: int) -> int:
         """Return the round to compute after those before ``t``.
@@ -176,7 +170,8 @@ class Endpoint:
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
         ``t``, so that one of three or more cannot make this peer skip the run.
         """
-        present = [neighbor for neighbor in self.joined if not self.mailbox.is_disconnected(neighbor)]
+        joined = self.neighborhood.joined(self.t)
+        present = [neighbor for neighbor in joined if not self.mailbox.is_disconnected(neighbor)]
         later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]
         return min(later) if later and 2 * len(later) >= len(present) else t
 
@@ -198,7 +193,8 @@ class Endpoint:
         """
         if self._receivers is None:
             if self.prunes and self.t > 0:
-                known = [j for j in self.expected_receivers if self.joins.get(j, 0) < self.t]
+                joins = self.neighborhood.joins
+                known = [j for j in self.expected_receivers if joins.get(j, 0) < self.t]
                 await self._wait(Begin.kind(), known, self.t)
             self._receivers = self.expected_receivers
         return self._receivers
@@ -213,8 +209,9 @@ class Endpoint:
         """The neighbors that receive from this peer in this round, as far as known now."""
         if self._receivers is not None:
             return self._receivers
-        reached = self.joined if self.rounds is None else self.topology_at(self.t).receivers[self.me]
-        return {neighbor for neighbor in reached if self.edges.receives(neighbor, self.t)}
+        place = self.neighborhood
+        reached = place.joined(self.t) if place.rounds is None else place.topology_at(self.t).receivers[self.me]
+        return {neighbor for neighbor in reached if self._directions.receives(neighbor, self.t)}
 
     async def send(
         self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False, checked: bool = False
@@ -274,8 +271,8 @@ class Endpoint:
     def check(self, header: Buffer) -> Plan:
         """Check the header of an entry; on any thread. Raises WireError."""
         plan = self._check(bytes(header))
-        if plan.count > self.topology.peers:
-            raise Unexpected(f"count must be at most {self.topology.peers}, got {shown(plan.count)}")
+        if plan.count > self.neighborhood.peers:
+            raise Unexpected(f"count must be at most {self.neighborhood.peers}, got {shown(plan.count)}")
         return plan
 
     def decode(self, plan: Plan, t: int, sender: PeerId, body: Tensor | None) -> Message:
@@ -294,7 +291,7 @@ class Endpoint:
         if isinstance(message.body, Begin):
             sender = message.sender
             if self.prunes:
-                self.edges.state(sender, message.t, message.body.sources)
+                self._directions.state(sender, message.t, message.body.sources)
                 left_out = self._receivers is not None and sender not in self._receivers
                 if message.t == self.t and left_out and self.me in message.body.sources:
                     # It may wait for us, and we for it: its Begin has come too late to be heeded in this round.
@@ -347,7 +344,7 @@ class Endpoint:
                 del arrived[sender]
         absent = [sender for sender in senders if sender not in arrived]
         if absent:
-            self.missing.setdefault(kind, []).extend(absent)
+            self.count_as_missing(kind, absent)
         return arrived
 
     async def _wait(
@@ -379,17 +376,17 @@ class Endpoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
-        return {**self.edges.state_dict(), "received_from": sorted(self.received_from)}
+        return {**self._directions.state_dict(), "received_from": sorted(self.received_from)}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
-        self.edges.load_state_dict(state)
+        self._directions.load_state_dict(state)
         self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
         self.t = t
         self.journal.load_state_dict(journal)
 
 
-def _count(counts: Counts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
+def _count(counts: MessageCounts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
     entry = counts.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
     entry[0] += 1
     entry[1] += payload

@@ -145,7 +145,7 @@ def test_nothing_is_in_transit_once_all_that_was_sent_has_arrived() -> None:
 def test_deadlock_is_noticed_though_a_checkpoint_is_written_during_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes tell one another of it, and have no reason to tell the parent again that they wait."""
     hubs = [ForkedHub(2, 2), ForkedHub(2, 2)]
-    told: dict[int, forked.Counts] = {}
+    told: dict[int, forked.PipeCounts] = {}
     dropped: list[tuple[int, int]] = []
 
     def send(me: int, to: int, kind: str, *values: Any) -> None:
