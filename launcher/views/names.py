@@ -20,6 +20,8 @@ KEYS = {
     "graph": "graph",
     "metric": "metrics",
     "loss": "algorithm.loss",
+    "codec": "codec",
+    "adversary": "adversaries",
 }
 """The key of a run file whose value is such a name, by kind."""
 

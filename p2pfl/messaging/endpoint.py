@@ -23,6 +23,7 @@ from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
 from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.outcomes import MESSAGES, Outcomes
@@ -62,6 +63,7 @@ class Endpoint:
         idle: entered around every wait, so that a runtime can release the compute slot. It is passed a function that
             lists the peers still waited for.
         store: of the journal's bodies; default: memory.
+        pipeline: what becomes of messages between the method and the wire; default: nothing.
     """
 
     link: Link
@@ -74,6 +76,7 @@ class Endpoint:
         wait_policy: WaitPolicy | None = None,
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
         store: BodyStore | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.neighborhood = neighborhood
         self.me = neighborhood.me
@@ -81,15 +84,21 @@ class Endpoint:
         self.run_id = run_id
         self.prunes = conversation.prunes
         self.on_receive = conversation.on_receive
+        self._pipeline = pipeline
         peers = neighborhood.peers
         begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
-        self.schema = MessageSchema((*conversation.layouts, begin))
+        layouts = list(conversation.layouts)
+        if pipeline is not None:
+            layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
+        self.schema = MessageSchema((*layouts, begin))
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
         self.idle = idle
         self.journal = Journal(self.neighbors, store)
         self.mailbox = Mailbox(self.neighbors)
+        if pipeline is not None:
+            self.mailbox.on_discard = pipeline.left
         self.t = 0
         self._directions = Directions(self.me, neighborhood.joined(0))
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
@@ -177,6 +186,8 @@ class Endpoint:
 
     def finish(self, t: int) -> None:
         """End round ``t`` and open the next one."""
+        if self._pipeline is not None:
+            self.mailbox.begin(t + 1)  # discards what was not taken before the pipeline's state is checkpointed
         self.open(t + 1)
 
     def lost_before(self, sender: PeerId, t: int) -> None:
@@ -214,15 +225,16 @@ class Endpoint:
         return {neighbor for neighbor in reached if self._directions.receives(neighbor, self.t)}
 
     async def send(
-        self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False, checked: bool = False
+        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
     ) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
 
         Args:
+            count: peers summed up in a partial sum, which no pipeline changes.
             checked: this peer accepts the same bodies of this kind as the receivers, so that one that it would refuse
                 is refused here. The receivers would drop it, and all of them wait in vain.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
-                them is left, or somebody has deleted the file.
+                them is left, a pipeline has changed it, or somebody has deleted the file.
 
         Raises:
             HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection to it again and
@@ -233,6 +245,21 @@ class Endpoint:
             return None
         clock = asyncio.get_running_loop().time
         began = clock()
+        copy = None
+        if count is not None or self._pipeline is None:
+            copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
+        else:
+            for some, changed in self._pipeline.outgoing(body, receivers, self.t):
+                same = changed is body
+                found = self._write(tuple(some), changed, 1, stored=stored and same, checked=checked or not same)
+                copy = copy if found is None else found
+        if behind := self.link.behind(receivers):
+            async with self.idle(lambda: self.link.behind(behind)):
+                await self.link.caught_up(behind)
+        self.sending += clock() - began
+        return copy
+
+    def _write(self, receivers: Sequence[PeerId], body: B, count: int, *, stored: bool, checked: bool) -> B | None:
         encoded = wire.encode(body, count)
         if len(encoded.header) > MAX_HEADER:
             raise HeaderTooLarge(encoded.kind, len(encoded.header), MAX_HEADER)
@@ -245,10 +272,6 @@ class Endpoint:
         for receiver in receivers:
             _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
         self.link.announce(entry)
-        if behind := self.link.behind(receivers):
-            async with self.idle(lambda: self.link.behind(behind)):
-                await self.link.caught_up(behind)
-        self.sending += clock() - began
         return copy
 
     def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B | None:
@@ -280,8 +303,11 @@ class Endpoint:
         return self.converted(plan.message(t, sender, body))
 
     def converted(self, message: Message) -> Message:
-        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place."""
-        if isinstance(message.body, Begin):
+        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place.
+
+        With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
+        """
+        if self._pipeline is not None or isinstance(message.body, Begin):
             return message
         return replace(message, body=self.on_receive(message.body))
 
@@ -339,6 +365,8 @@ class Endpoint:
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
+            if self._pipeline is not None:
+                arrived[sender] = message = self._restored(message, self._pipeline)
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
@@ -346,6 +374,12 @@ class Endpoint:
         if absent:
             self.count_as_missing(kind, absent)
         return arrived
+
+    def _restored(self, message: Message, pipeline: Pipeline) -> Message:
+        """Return what the method gets in place of a message that it takes."""
+        restored = pipeline.incoming(message)
+        pipeline.left(message)
+        return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
 
     async def _wait(
         self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
@@ -376,10 +410,13 @@ class Endpoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
-        return {**self._directions.state_dict(), "received_from": sorted(self.received_from)}
+        changes = {} if self._pipeline is None else {"pipeline": self._pipeline.state_dict()}
+        return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
+        if self._pipeline is not None:
+            self._pipeline.load_state_dict(state["pipeline"])
         self._directions.load_state_dict(state)
         self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
         self.t = t

@@ -69,7 +69,7 @@ class Messenger(Protocol):
     async def receivers(self) -> set[PeerId]: ...
 
     async def send(
-        self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False, checked: bool = False
+        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
     ) -> B | None: ...
 
     async def take(

@@ -29,8 +29,10 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 from pydantic import TypeAdapter
 
+from p2pfl.adversaries import ADVERSARIES, Adversary
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.codecs import CODECS, Codec
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
 from p2pfl.errors import PluginError
 from p2pfl.graphs import GRAPHS, Graph, TimeVaryingGraph
@@ -41,9 +43,11 @@ from p2pfl.models.backbone import Build, Checked, FixedFeatures, plugin_line
 from p2pfl.options import OptionErrors, Options, Table, notes
 
 __all__ = [
+    "adversary",
     "algorithm",
     "augmentation",
     "backbone",
+    "codec",
     "dataset",
     "graph",
     "group",
@@ -67,6 +71,8 @@ TABLES: Mapping[str, Table[Any]] = {
     "graph": GRAPHS,
     "metric": METRICS,
     "loss": LOSSES,
+    "codec": CODECS,
+    "adversary": ADVERSARIES,
 }
 """All tables of names, by the kind of thing."""
 
@@ -88,6 +94,8 @@ METHODS = {
     Partition: {"split": "self, data, peers, seed"},
     Augmentation: {"build": "self, channels, size, mirror"},
     Graph: {"edges_of": "self, peers, seed, base"},
+    Codec: {"parts": "self, spec", "pack": "self, tensor", "unpack": "self, parts, spec"},
+    Adversary: {"attack": "self, body, to, t, attacker"},
     TimeVaryingGraph: {"edges_at": "self, t, peers, seed, base", "period": "self, peers"},
 }
 """The methods that are called, and with what."""
@@ -145,6 +153,16 @@ def augmentation(name: str) -> Callable[[C], C]:
 def graph(name: str) -> Callable[[C], C]:
     """Register a subclass of ``p2pfl.graphs.Graph``, or of ``TimeVaryingGraph``: they list edges."""
     return _options_decorator("graph", name, Graph)
+
+
+def codec(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``p2pfl.codecs.Codec``, which packs the tensors in messages."""
+    return _options_decorator("codec", name, Codec)
+
+
+def adversary(name: str) -> Callable[[C], C]:
+    """Register a subclass of ``p2pfl.adversaries.Adversary``, which says what a peer sends in place of the truth."""
+    return _options_decorator("adversary", name, Adversary)
 
 
 def backbone(name: str, features: int | None = None) -> Callable[[F], F]:

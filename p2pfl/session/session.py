@@ -36,6 +36,7 @@ from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
+from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, make_result
 from p2pfl.session.saving import Saver, load
 from p2pfl.session.training_errors import naming_batches
@@ -108,13 +109,15 @@ class Session:
         self.streams = Streams(run.seed, me)
         self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)
         self.algorithm.after_batch = self._after_batch
+        layouts = layouts_of(self.algorithm)
         self.endpoint = Endpoint(
             Neighborhood(me, run.topology, run.schedule, run.file.joins_at),
             run_id,
-            Conversation(layouts_of(self.algorithm), self.algorithm.prunes, self.algorithm.on_receive),
+            Conversation(layouts, self.algorithm.prunes, self.algorithm.on_receive),
             runtime.wait_policy,
             self._idle,
             runtime.store,
+            make_pipeline(run, me, layouts, self.streams),
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()

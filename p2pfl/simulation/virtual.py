@@ -46,6 +46,7 @@ from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.method_results import layouts_of
 from p2pfl.session.metrics import add_counts
+from p2pfl.session.pipelines import make_pipeline
 from p2pfl.simulation.machine import Computing, Machine, computing
 from p2pfl.simulation.virtual_loop import VirtualLoop
 
@@ -257,6 +258,7 @@ class _Peer:
             run.file.transport.wait_policy,
             self._idle,
             _NoBodies(),
+            make_pipeline(run, me, kind.layouts, Streams(run.seed, me)),
         )
         self.endpoint.kind = kind
         self.endpoint.link = self

@@ -1,0 +1,12 @@
+"""Codecs: how the tensors of a message are packed, for fewer bytes. The run file's key ``codec`` names them.
+
+A codec packs and unpacks one tensor at a time, and remembers nothing (``Codec``). ``Packing`` is the pipeline that
+applies codecs to the bodies of a run, by kind.
+"""
+
+from __future__ import annotations
+
+from p2pfl.codecs.base import Codec
+from p2pfl.options import Table
+
+CODECS: Table[type[Codec]] = Table({"none": Codec})
