@@ -34,7 +34,7 @@ import click
 import yaml
 
 from benchmarks.switch import LinkConditions, Switch, tap
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import Result, RunFolder
 

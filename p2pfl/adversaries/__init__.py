@@ -7,6 +7,8 @@ attacks.
 from __future__ import annotations
 
 from p2pfl.adversaries.base import Adversary
-from p2pfl.options import Table
+from p2pfl.registry import Table, options_decorator
 
-ADVERSARIES: Table[type[Adversary]] = Table({})
+ADVERSARIES: Table[type[Adversary]] = Table("adversary")
+adversary = options_decorator(ADVERSARIES, Adversary)
+"""Registers a subclass of ``Adversary``."""

@@ -7,6 +7,8 @@ applies codecs to the bodies of a run, by kind.
 from __future__ import annotations
 
 from p2pfl.codecs.base import Codec
-from p2pfl.options import Table
+from p2pfl.registry import Table, options_decorator
 
-CODECS: Table[type[Codec]] = Table({"none": Codec})
+CODECS: Table[type[Codec]] = Table("codec", {"none": Codec})
+codec = options_decorator(CODECS, Codec)
+"""Registers a subclass of ``Codec``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,9 @@ class Codec(Options):
     Its fields are its parameters in the run file. Only floating-point tensors that are not empty are packed. Random
     numbers come from torch's global generators, which hold the peer's stream meanwhile.
     """
+
+    required: ClassVar[tuple[str, ...]] = ("parts", "pack", "unpack")
+    """What a codec of a plug-in defines."""
 
     def parts(self, spec: TensorSpec) -> Mapping[str, TensorSpec] | None:
         """Return into what a tensor with this dtype and shape is packed, by name; None leaves it as it is.
