@@ -37,9 +37,9 @@ algorithm: fedavg
 """A run of a second, for tests of what surrounds it."""
 
 TOP = (
-    "name, seed, rounds, peers, graph, data, models, algorithm, plugins, joins_at, transport, chaos, device, gpu, "
-    "threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, checkpoint_copies, track, "
-    "report, out"
+    "name, seed, rounds, peers, graph, data, models, algorithm, plugins, joins_at, codec, adversaries, transport, "
+    "chaos, device, gpu, threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, "
+    "checkpoint_copies, track, report, out"
 )
 GRAPH_NAMES = (
     "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file, "

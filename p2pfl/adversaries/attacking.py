@@ -9,8 +9,9 @@ import torch
 
 from p2pfl import PeerId
 from p2pfl.adversaries.base import Adversary, Attacker
+from p2pfl.errors import PluginError
 from p2pfl.messaging.pipeline import Pipeline
-from p2pfl.messaging.schema import Body
+from p2pfl.messaging.schema import Body, take_apart
 from p2pfl.rng import Streams
 
 
@@ -39,7 +40,15 @@ class Attacking(Pipeline):
             return [(to, body)]
         with self._streams.torch("adversary"), torch.no_grad():
             sent = self._adversary.attack(body, to, t, self._attacker)
-        return [(to, sent)] if isinstance(sent, Body) else _by_body({peer: sent[peer] for peer in to if peer in sent})
+        bodies = dict.fromkeys(to, sent) if isinstance(sent, Body) else {j: sent[j] for j in to if j in sent}
+        return [(peers, self._checked(each, body)) for peers, each in _by_body(bodies)]
+
+    def _checked(self, sent: Body, true: Body) -> Body:
+        """Return ``sent``. Raises PluginError if receivers would drop it, as a message of another form."""
+        if type(sent) is not type(true) or _form(sent) != _form(true):
+            text = f"attack should return a {true.kind()} with the same fields, tensors, dtypes and dimensions"
+            raise PluginError.of(type(self._adversary).attack, text)
+        return sent
 
     def state_dict(self) -> dict[str, Any]:
         return {"memory": dict(self._attacker.memory)}
@@ -47,6 +56,11 @@ class Attacking(Pipeline):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._attacker.memory.clear()
         self._attacker.memory.update(state["memory"])
+
+
+def _form(body: Body) -> dict[Any, Any]:
+    tensors, plain = take_apart(body)
+    return {path: (x.dtype, x.dim()) for path, x in tensors.items()} | {name: type(x) for name, x in plain.items()}
 
 
 def _by_body(bodies: Mapping[PeerId, Body]) -> Iterator[tuple[list[PeerId], Body]]:

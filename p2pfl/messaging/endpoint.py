@@ -85,12 +85,7 @@ class Endpoint:
         self.prunes = conversation.prunes
         self.on_receive = conversation.on_receive
         self._pipeline = pipeline
-        peers = neighborhood.peers
-        begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
-        layouts = list(conversation.layouts)
-        if pipeline is not None:
-            layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
-        self.schema = MessageSchema((*layouts, begin))
+        self.schema = _schema(conversation.layouts, neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
@@ -250,8 +245,8 @@ class Endpoint:
             copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
         else:
             for some, changed in self._pipeline.outgoing(body, receivers, self.t):
-                same = changed is body
-                found = self._write(tuple(some), changed, 1, stored=stored and same, checked=checked or not same)
+                unchanged = stored and changed is body
+                found = self._write(tuple(some), changed, 1, stored=unchanged, checked=checked)
                 copy = copy if found is None else found
         if behind := self.link.behind(receivers):
             async with self.idle(lambda: self.link.behind(behind)):
@@ -268,26 +263,11 @@ class Endpoint:
         if checked and encoded.kind in self.schema.kinds:
             self.check(encoded.header)
         entry = self.journal.append(encoded, receivers)
-        copy = self._stored(body, encoded, entry) if stored else None
+        copy = _stored(body, encoded, entry, self.journal) if stored else None
         for receiver in receivers:
             _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
         self.link.announce(entry)
         return copy
-
-    def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B | None:
-        """Return ``body`` with tensors in the journal, unless it cannot be mapped. Reads none of them."""
-        try:
-            raw, places = self.journal.map(entry), iter(encoded.tensors)
-        except OSError:
-            return None
-        tensors = {}
-        for path, tensor in tensors_of(body).items():
-            if raw is None or not tensor.numel():
-                tensors[path] = torch.empty_like(tensor)
-                continue
-            offset, part = next(places)
-            tensors[path] = raw[offset : offset + len(part)].view(tensor.dtype).view(tensor.shape).to(tensor.device)
-        return with_tensors(body, tensors)
 
     # ---- receiving
 
@@ -421,6 +401,30 @@ class Endpoint:
         self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
         self.t = t
         self.journal.load_state_dict(journal)
+
+
+def _schema(layouts: Iterable[Layout], peers: int, pipeline: Pipeline | None) -> MessageSchema:
+    """Return what is accepted on the wire."""
+    begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
+    if pipeline is not None:
+        layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
+    return MessageSchema((*layouts, begin))
+
+
+def _stored(body: B, encoded: Encoded, entry: JournalEntry, journal: Journal) -> B | None:
+    """Return a body that was written, with tensors in the journal, unless it cannot be mapped. Reads none of them."""
+    try:
+        raw, places = journal.map(entry), iter(encoded.tensors)
+    except OSError:
+        return None
+    tensors = {}
+    for path, tensor in tensors_of(body).items():
+        if raw is None or not tensor.numel():
+            tensors[path] = torch.empty_like(tensor)
+            continue
+        offset, part = next(places)
+        tensors[path] = raw[offset : offset + len(part)].view(tensor.dtype).view(tensor.shape).to(tensor.device)
+    return with_tensors(body, tensors)
 
 
 def _count(counts: MessageCounts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:

@@ -144,7 +144,7 @@ async def test_a_changed_body_that_receivers_would_refuse_is_refused_at_its_send
 
     zero, _ = connected(PAIR, Longer(), None)
     with pytest.raises(Unexpected, match=r"Vector: x must be float32\[3\], got float32\[4\]"):
-        await round_of(zero, 0).send(1, vector(1, 2, 3))
+        await round_of(zero, 0).broadcast(vector(1, 2, 3))
 
 
 async def test_the_sums_of_an_allreduce_pass_unchanged() -> None:
