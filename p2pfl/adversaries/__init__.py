@@ -6,7 +6,7 @@ attacks.
 
 from __future__ import annotations
 
-from p2pfl.adversaries.base import Adversary
+from p2pfl.adversaries.base import Adversary as Adversary
 from p2pfl.registry import Table, options_decorator
 
 ADVERSARIES: Table[type[Adversary]] = Table("adversary")

@@ -6,7 +6,7 @@ applies codecs to the bodies of a run, by kind.
 
 from __future__ import annotations
 
-from p2pfl.codecs.base import Codec
+from p2pfl.codecs.base import Codec as Codec
 from p2pfl.registry import Table, options_decorator
 
 CODECS: Table[type[Codec]] = Table("codec", {"none": Codec})

@@ -34,10 +34,10 @@ def parts_of(codec: Codec, spec: TensorSpec) -> Parts:
 
 
 @lru_cache(maxsize=64)
-def _packed(kind: type[Body], plain: tuple[str, ...]) -> type[Body]:
-    """Return the class of packed bodies of a kind, of the same name."""
+def _packed(kind: str, plain: tuple[str, ...]) -> type[Body]:
+    """Return the class of packed bodies of a kind, with its name and its plain fields."""
     fields = [(PARTS, Mapping[str, Tensor]), (SHAPES, tuple[int, ...]), *((name, Any) for name in plain)]
-    return make_dataclass(kind.kind(), fields, bases=(Body,), frozen=True)
+    return make_dataclass(kind, fields, bases=(Body,), frozen=True)
 
 
 def _ordered(paths: Iterable[TensorPath]) -> list[TensorPath]:
@@ -53,10 +53,10 @@ class PackedLayout(Layout):
 
     @classmethod
     def of_dense(cls, dense: Layout, codec: Codec) -> PackedLayout:
-        largest = {(PARTS, name): spec for name, (_, spec) in _expected(codec, dense.tensors).items()}
+        largest = _on_the_wire(codec, dense.tensors)
         axes = sum(len(spec.shape) for spec in dense.tensors.values())
         plain = {**dense.plain, SHAPES: PlainSpec(tuple, length=axes)}
-        body = _packed(dense.body, tuple(dense.plain))
+        body = _packed(dense.body.kind(), tuple(dense.plain))
         return cls(body, largest, plain, frozenset({PARTS}), dense=dense, codec=codec)
 
     def mismatch(
@@ -72,8 +72,7 @@ class PackedLayout(Layout):
         specs = self._specs(shapes)
         if isinstance(specs, str):
             return specs
-        expected = {(PARTS, name): spec for name, (_, spec) in _expected(self.codec, specs).items()}
-        return replace(bare, tensors=expected).mismatch(tensors, plain)
+        return replace(bare, tensors=_on_the_wire(self.codec, specs)).mismatch(tensors, plain)
 
     def what_diverged(self, tensors: Mapping[TensorPath, Tensor], plain: Mapping[str, object]) -> str:
         """Return nothing: values are judged once they are unpacked."""
@@ -120,6 +119,11 @@ def _expected(codec: Codec, specs: Mapping[TensorPath, TensorSpec]) -> dict[str,
     return found
 
 
+def _on_the_wire(codec: Codec, specs: Mapping[TensorPath, TensorSpec]) -> dict[TensorPath, TensorSpec]:
+    """Return the dtypes and shapes of all tensors of a packed body."""
+    return {(PARTS, name): spec for name, (_, spec) in _expected(codec, specs).items()}
+
+
 def pack(codec: Codec, body: Body) -> Body:
     """Return the packed form of a body; the body itself if the codec leaves all its tensors as they are."""
     tensors, plain = take_apart(body)
@@ -136,7 +140,7 @@ def pack(codec: Codec, body: Body) -> Body:
         parts.update({f"{number}.{name}": part for name, part in codec.pack(tensor).items()})
     if not packed:
         return body
-    return _packed(type(body), tuple(plain))(**{**plain, PARTS: parts, SHAPES: tuple(shapes)})
+    return _packed(body.kind(), tuple(plain))(**{**plain, PARTS: parts, SHAPES: tuple(shapes)})
 
 
 class Packing(Pipeline):

@@ -245,9 +245,10 @@ class Endpoint:
             copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
         else:
             for some, changed in self._pipeline.outgoing(body, receivers, self.t):
-                unchanged = stored and changed is body
-                found = self._write(tuple(some), changed, 1, stored=unchanged, checked=checked)
-                copy = copy if found is None else found
+                if changed is body:
+                    copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
+                else:
+                    self._write(tuple(some), changed, 1, stored=False, checked=checked)
         if behind := self.link.behind(receivers):
             async with self.idle(lambda: self.link.behind(behind)):
                 await self.link.caught_up(behind)

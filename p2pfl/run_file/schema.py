@@ -345,8 +345,8 @@ class RunFile(Section):
     models: Models = Models()
     algorithm: Named
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
-    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics, losses,
-    codecs and attacks this file names; relative to it."""
+    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
+    losses, codecs and attacks this file names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
     codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -79,5 +79,5 @@ def _try_out(codec: Codec, specs: Iterable[TensorSpec]) -> None:
         raise PluginError.of(type(codec).unpack, f"unpack returned {got} in place of {spec}")
 
 
-def _shown(specs: dict[str, TensorSpec]) -> str:
+def _shown(specs: Mapping[str, TensorSpec]) -> str:
     return ", ".join(f"{name} {spec}" for name, spec in sorted(specs.items())) or "nothing"

@@ -178,7 +178,7 @@ def test_message_that_cannot_be_handed_over_ends_the_run(
 ) -> None:
     original = ForkedHub.handle
 
-    def handle(self: ForkedHub, source: int, message: forked.Message) -> None:
+    def handle(self: ForkedHub, source: int, message: forked.BusMessage) -> None:
         if message[0] == "entry":
             raise ZeroDivisionError("in its receiver")
         original(self, source, message)

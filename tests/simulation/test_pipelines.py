@@ -50,7 +50,7 @@ def outcome(results: Any) -> list[tuple[Any, ...]]:
     return [(r.digest, r.sent, r.received, r.missing) for r in results]
 
 
-PIPELINES = {
+PIPELINES: dict[str, dict[str, Any]] = {
     "codec": {"codec": "levels"},
     "attack": {"adversaries": ATTACKS},
     "both": {"codec": "levels", "adversaries": ATTACKS},

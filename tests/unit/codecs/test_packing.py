@@ -100,7 +100,8 @@ def test_dense_bodies_are_accepted_too_and_kinds_without_a_codec_stay_as_they_ar
 def altered(**changes: Any) -> Body:
     sent = packed(mixed(2))
     parts = {**getattr(sent, PARTS), **changes.pop("parts", {})}
-    return replace(sent, **{PARTS: {name: part for name, part in parts.items() if part is not None}, **changes})
+    found: Body = replace(sent, **{PARTS: {name: x for name, x in parts.items() if x is not None}, **changes})
+    return found
 
 
 @pytest.mark.parametrize(

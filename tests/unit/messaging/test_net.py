@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +112,7 @@ async def test_broadcast_to_some_receivers_writes_the_body_once(local: Any, monk
 async def test_peers_that_are_not_neighbors_are_rejected(local: Any, verb: str) -> None:
     endpoints = await local.open(line(3), LAYOUTS)
     net = round_of(endpoints[0], 4)
-    calls = {
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "send": lambda: net.send(2, Word("")),
         "scatter": lambda: net.scatter({1: Word(""), 2: Word("")}),
         "broadcast": lambda: net.broadcast(Word(""), to=[1, 2]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -40,16 +40,20 @@ class ScriptedEndpoint:
         self.neighborhood = Neighborhood(me, topology)
         self.sources = self.expected_receivers = set(topology.neighbors[me])
         self.received = received
-        self.sent: list[tuple[list[int], Body, int]] = []
+        self.sent: list[tuple[list[int], Body, int | None]] = []
         self.missing: list[tuple[str, list[int]]] = []
 
     async def receivers(self) -> set[int]:
         return self.expected_receivers
 
-    async def send(self, to: Iterable[int], body: Any, count: int = 1, **options: bool) -> None:
+    async def send(
+        self, to: Iterable[int], body: Any, count: int | None = None, *, stored: bool = False, checked: bool = False
+    ) -> None:
         self.sent.append((list(to), body, count))
 
-    async def take(self, kind: str, senders: Iterable[int], *arguments: Any, **options: bool) -> dict[int, Message]:
+    async def take(
+        self, kind: str, senders: Sequence[int], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
+    ) -> dict[int, Message]:
         return {sender: self.received[sender] for sender in sorted(senders) if sender in self.received}
 
     def count_as_missing(self, kind: str, senders: Iterable[int]) -> None:
@@ -84,4 +88,4 @@ async def test_an_allreduce_leaves_out_a_child_that_claims_more_peers_than_its_s
 async def test_scatter_groups_receivers_by_the_body_they_get() -> None:
     endpoint, same, other = ScriptedEndpoint(0, star(4)), Word("same"), Word("same")
     await Net(endpoint, 0, 5).scatter({3: same, 2: other, 1: same})
-    assert endpoint.sent == [([1, 3], same, 1), ([2], other, 1)]
+    assert endpoint.sent == [([1, 3], same, None), ([2], other, None)]

@@ -125,7 +125,7 @@ async def test_late_messages_pass_the_pipeline_too() -> None:
     one.begin(0)
     one.finish(0)
     await round_of(zero, 0).broadcast(vector(1, 0, 0))
-    assert (reader.received[0][0], one.mailbox.expired) == (1.0, 1)
+    assert (float(reader.received[0][0]), one.mailbox.expired) == (1.0, 1)
 
 
 async def test_publish_returns_what_the_method_sent_not_what_travels() -> None:
