@@ -12,8 +12,8 @@ from p2pfl import PeerId, config_hash
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
 from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, FROM_WRITER, Entry, Hello, Id, Nothing, Start, Want
+from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.edge import chunk_length
-from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Buffer, Plan
 from peers.connection import Connection
 from peers.context import Context

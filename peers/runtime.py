@@ -39,7 +39,7 @@ from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.session import Session, Stopped
+from p2pfl.session.session import Runtime, Session, Stopped
 from p2pfl.stop_signals import handling, stop_signals
 from peers.device import claim_device, slots_on
 from peers.faults import Injector
@@ -151,20 +151,16 @@ async def _run(folder: RunFolder, me: PeerId, run: Run, data: Data, log: logging
     transport = run.file.transport
     store = FileStore(folder.peer(me).journal)
     with memory_errors(me, device, run.file):
-        session = Session(
-            run,
-            me,
-            folder.info["id"],
-            data,
-            folder=folder.peer(me),
-            device=device,
-            wait_policy=transport.wait_policy,
-            slot=HostSlot(folder.slots, slots, prefix),
-            log=log,
+        runtime = Runtime(
+            device,
+            transport.wait_policy,
+            HostSlot(folder.slots, slots, prefix),
+            log,
             pid=os.getpid(),
             alone=True,
             store=store,
         )
+        session = Session(run, me, folder.info["id"], data, folder.peer(me), runtime)
         frozen = frozen_digest(session.algorithm)
         session.resume()
     keys = None

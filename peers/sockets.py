@@ -64,7 +64,7 @@ class Sockets:
         self.journals = journals
         self.keys = keys
         self.health = health
-        book = transport.book(endpoint.topology.peers)
+        book = transport.book(endpoint.neighborhood.peers)
         self.port = book.bound_port(self.me)
         self.limited_log = LimitedLog(log, monotonic)
         # All peers bind the same transport.host: none listens at an IPv6 address that its name may have too.

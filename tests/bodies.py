@@ -9,11 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2pfl import PeerId
 from p2pfl.messaging import wire
+from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.messaging.topology import Topology
 
 RUN_ID = "0123456789abcdef"
+SEED = 5
 GENEROUS_DEADLINE = 100.0
 """Seconds of a deadline that nothing misses, however slow the machine, unless it hangs."""
 PAIR = Topology.from_edges(2, [(0, 1)])
@@ -52,6 +57,17 @@ class Vector(Body):
 
 
 LAYOUTS = [Layout.of(Vector(torch.zeros(3))), Layout.of(Word(""))]
+
+
+def round_of(endpoint: Endpoint, t: int) -> Net:
+    """Begin round ``t`` of a peer, and return what its algorithm is given."""
+    endpoint.begin(t)
+    return Net(endpoint, t, SEED)
+
+
+def net_of(me: PeerId, topology: Topology, t: int, seed: int, joins: Mapping[PeerId, int] | None = None) -> Net:
+    """Return round ``t`` of a peer that nobody is connected to: its graph, and what all peers draw alike."""
+    return Net(Endpoint(Neighborhood(me, topology, joins=joins or {}), RUN_ID, Conversation()), t, seed)
 
 
 def vector(*values: float) -> Vector:

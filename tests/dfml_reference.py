@@ -14,11 +14,10 @@ from torch import nn
 
 from p2pfl.algorithms.aggregators import Assignment
 from p2pfl.algorithms.dfml import DFML, Hyper
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import parameters_of
-from tests.bodies import RUN_ID
+from tests.bodies import net_of
 from tests.support import linear_model, peer_data, random_dataset, setting, softmax_regression
 
 Matrix = NDArray[np.float64]
@@ -59,7 +58,7 @@ def make(h: Hyper, names: Sequence[str] = ("flat", "linear", "flat", "linear"), 
 
 
 def assignments(peers: Sequence[DFML], topology: Topology, rounds: int) -> list[Assignment]:
-    net = Endpoint(0, topology, RUN_ID, 0, []).begin(0)
+    net = net_of(0, topology, 0, 0)
     return [peers[0].schedule.assignment(t, net) for t in range(rounds)]
 
 

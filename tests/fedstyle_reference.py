@@ -16,11 +16,10 @@ from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedstyle import FedStyle
 from p2pfl.algorithms.fedstyle_extraction import sobel
 from p2pfl.data import Dataset, Split
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.models.fedstyle import mlp
-from tests.bodies import RUN_ID
+from tests.bodies import net_of
 from tests.support import peer_data, random_dataset, setting
 
 Weights = dict[str, Tensor]
@@ -211,7 +210,7 @@ class StyleReference(Reference):
 
 
 def participants(peers: int, fraction: float, t: int) -> tuple[int, ...]:
-    return Endpoint(0, complete(peers), RUN_ID, 0, []).begin(t).participants(fraction)
+    return net_of(0, complete(peers), t, 0).participants(fraction)
 
 
 def reference_rounds(peers: Sequence[Reference], topology: Topology, rounds: int, fraction: float = 1.0) -> None:

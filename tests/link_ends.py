@@ -13,8 +13,9 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.messaging import control, wire
 from p2pfl.messaging.control import FROM_WRITER, Control, Hello, Want
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import JournalEntry
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.messaging.topology import Topology
 from p2pfl.messaging.wire import Buffer
@@ -42,7 +43,7 @@ class LinkEnd:
         config_hash: str = "d",
         **transport: Any,
     ) -> None:
-        self.endpoint = endpoint = Endpoint(me, topology, RUN_ID, 5, LAYOUTS)
+        self.endpoint = endpoint = Endpoint(Neighborhood(me, topology), RUN_ID, Conversation(LAYOUTS))
         endpoint.link = Mock()
         self.now = 100.0
         log, numbers = logging.getLogger("link"), count(1000 * me + 1)

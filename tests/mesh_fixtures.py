@@ -13,7 +13,8 @@ import pytest
 
 from p2pfl.messaging import edge
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
@@ -28,7 +29,7 @@ from peers.journal_files import NeighborJournals
 from peers.keys import new_pair
 from peers.sockets import Sockets
 from peers.zmq_link import ZmqLink
-from tests.bodies import GENEROUS_DEADLINE, RUN_ID
+from tests.bodies import GENEROUS_DEADLINE, RUN_ID, round_of
 
 
 async def run_all(endpoints: list[Endpoint], program: Callable[[Endpoint], Awaitable[Any]]) -> list[Any]:
@@ -47,7 +48,7 @@ async def run_rounds(
     """Run ``count`` rounds and return the outcome of each."""
     outcomes = []
     for t in range(start, start + count):
-        net = endpoint.begin(t)
+        net = round_of(endpoint, t)
         outcomes.append(await one_round(net))
         endpoint.finish(t)
     return outcomes
@@ -73,10 +74,10 @@ class OpeningEndpoint(Endpoint):
         self.opened = t
         super().open(t)
 
-    def begin(self, t: int) -> Net:
+    def begin(self, t: int) -> None:
         if t > self.opened:
             self.open(t)
-        return super().begin(t)
+        super().begin(t)
 
 
 class Mesh:
@@ -112,12 +113,13 @@ class Mesh:
     ) -> Endpoint:
         self._layouts[me] = layouts
         store = None if self.kind == "local" else FileStore(self.journal(me))
-        return OpeningEndpoint(me, topology, RUN_ID, 5, layouts, WaitPolicy(deadline), prunes=prunes, store=store)
+        conversation = Conversation(layouts, prunes)
+        return OpeningEndpoint(Neighborhood(me, topology), RUN_ID, conversation, WaitPolicy(deadline), store=store)
 
     def revived(self, dead: Endpoint, t: int) -> Endpoint:
         """Return the endpoint of a new process of that peer, which continues in round ``t`` from a checkpoint."""
         state, journal = dead.state_dict(), dead.journal.state_dict(before=t)
-        endpoint = self.endpoint(dead.me, dead.topology, self._layouts[dead.me], prunes=dead.prunes)
+        endpoint = self.endpoint(dead.me, dead.neighborhood.topology, self._layouts[dead.me], prunes=dead.prunes)
         assert not endpoint.journal.damaged(journal)
         endpoint.load_state_dict(state, journal, t)
         endpoint.durable = t

@@ -10,7 +10,7 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data
 from p2pfl.session.determinism import deterministic
-from p2pfl.session.session import Session
+from p2pfl.session.session import Runtime, Session
 from p2pfl.simulation.local_link import LocalHub
 
 
@@ -23,7 +23,8 @@ def in_process(
         data, hub, sessions = load_data(run), LocalHub(), []
         for me in range(run.peers):
             peer_folder = folder.peer(me) if folder else None
-            session = Session(run, me, folder.info["id"] if folder else "0" * 16, data, folder=peer_folder, **options)
+            run_id = folder.info["id"] if folder else "0" * 16
+            session = Session(run, me, run_id, data, peer_folder, Runtime(**options))
             hub.join(session.endpoint)
             sessions.append(session)
         with deterministic():

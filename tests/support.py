@@ -19,7 +19,9 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.context import Context
 from p2pfl.data import Dataset, Split, Subset
 from p2pfl.learning.peer_data import PeerData
-from p2pfl.messaging.endpoint import Counts, Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
+from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.rng import Streams
@@ -126,19 +128,19 @@ def setting(me: int, peers: int, model: Model, data: PeerData, seed: int = 0, ro
 class Traffic:
     """One peer's messages in one round, as the session records them."""
 
-    sent: Counts
-    received: Counts
+    sent: MessageCounts
+    received: MessageCounts
     missing: Mapping[str, Sequence[int]]
     sources: tuple[int, ...]
     receivers: tuple[int, ...]
 
 
-def messages(counts: Counts, kind: str | None = None) -> int:
+def messages(counts: MessageCounts, kind: str | None = None) -> int:
     """Return the number of messages, optionally of one kind."""
     return sum(entry[0] for kinds in counts.values() for name, entry in kinds.items() if kind in (None, name))
 
 
-def payload(counts: Counts) -> int:
+def payload(counts: MessageCounts) -> int:
     """Return the payload in bytes."""
     return sum(entry[1] for kinds in counts.values() for entry in kinds.values())
 
@@ -170,9 +172,9 @@ async def _run_rounds(
     hub = LocalHub()
     endpoints = [
         Endpoint(
-            *(algorithm.me, topology, RUN_ID, algorithm.seed, algorithm.layouts()),
-            on_receive=algorithm.on_receive,
-            prunes=algorithm.prunes,
+            Neighborhood(algorithm.me, topology),
+            RUN_ID,
+            Conversation(algorithm.layouts(), algorithm.prunes, algorithm.on_receive),
         )
         for algorithm in algorithms
     ]
@@ -188,7 +190,8 @@ async def _run_rounds(
     async def run_peer(algorithm: Algorithm[Any], endpoint: Endpoint) -> None:
         try:
             for t in range(0 if algorithm.me in silent else rounds):
-                net = endpoint.begin(t)
+                endpoint.begin(t)
+                net = Net(endpoint, t, algorithm.seed)
                 sources = net.sources
                 algorithm.aggregation.t = t
                 await algorithm.round(t, net)

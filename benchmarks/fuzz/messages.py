@@ -16,7 +16,7 @@ from torch import Tensor
 from p2pfl.errors import WireError
 from p2pfl.messaging import control, wire
 from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Entry, Hello, Id, Nothing, Refused, Start, Want
-from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.tensors import digest
 

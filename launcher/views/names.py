@@ -22,6 +22,8 @@ KEYS = {
     "loss": "algorithm.loss",
     "aggregation": "aggregation",
     "gradient": "gradient",
+    "codec": "codec",
+    "adversary": "adversaries",
 }
 """The key of a run file whose value is such a name, by kind."""
 

@@ -3,7 +3,8 @@
     algorithm ── Net ── Endpoint ── Link ── … ── Link ── Endpoint ── Net ── algorithm
              (one round)   ├─ Journal    what this peer has sent, each entry once for all its readers
                            ├─ Mailbox    messages that have arrived, and waits
-                           └─ Receivers  which neighbors send and receive
+                           ├─ Pipeline   changes what leaves and arrives, for codecs and adversaries
+                           └─ Directions  which neighbors send and receive
 
 ``wire`` turns a body (``schema``) into an entry of the journal and back. A Link delivers entries: LocalLink within
 one process, ZmqLink over sockets, as the two ends of ``edge`` decide. The Endpoint is the same for both, and so are

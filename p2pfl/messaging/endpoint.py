@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,18 +18,18 @@ from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.deadline import WaitPolicy
+from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.journal import BodyStore, Journal, JournalEntry
 from p2pfl.messaging.link import Link
 from p2pfl.messaging.mailbox import Mailbox
-from p2pfl.messaging.net import Net
-from p2pfl.messaging.receivers import Begin, Receivers
+from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.pipeline import Pipeline
 from p2pfl.messaging.schema import MAX_HEADER, B, Body, Layout, MessageSchema, shown, tensors_of, with_tensors
-from p2pfl.messaging.topology import Rounds, Topology
 from p2pfl.messaging.wire import Buffer, Encoded, Message, Plan
 from p2pfl.outcomes import MESSAGES, Outcomes
 from p2pfl.tensors import Tensors
 
-Counts = dict[PeerId, dict[str, list[int]]]
+MessageCounts = dict[PeerId, dict[str, list[int]]]
 """{neighbor: {kind: [messages, payload bytes, header bytes]}}"""
 
 
@@ -37,64 +37,65 @@ def _no_idling(waits_for: Callable[[], list[PeerId]]) -> AbstractAsyncContextMan
     return nullcontext()
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """What a method exchanges with its neighbors.
+
+    Attributes:
+        layouts: what neighbors may send.
+        prunes: the method drops sources (``Net.receive_only_from``).
+        on_receive: replaces each body that arrives; called on the thread that decodes.
+    """
+
+    layouts: Iterable[Layout] = ()
+    prunes: bool = False
+    on_receive: Callable[[Body], Body] = lambda body: body
+
+
 class Endpoint:
     """Writes a peer's journal, counts its messages, and waits for those of its neighbors.
 
     Args:
-        me: this peer.
-        topology: the whole graph, from the run file; of a time-varying graph, the union over all rounds. Its
-            neighbors are connected, and open their rounds to each other.
+        neighborhood: this peer's place in the graph.
         run_id: 16 hex digits, equal on all peers of a run.
-        seed: the run's seed, for ``Net.shared``.
-        layouts: what neighbors may send.
+        conversation: what the method sends and receives.
         wait_policy: how long one wait may last.
         idle: entered around every wait, so that a runtime can release the compute slot. It is passed a function that
             lists the peers still waited for.
-        on_receive: replaces each body that arrives; called on the thread that decodes.
-        joins: {peer: first round in which it takes part}, for late joiners.
-        prunes: the method drops sources (``Net.receive_only_from``).
         store: of the journal's bodies; default: memory.
-        rounds: the graph of each round, within ``topology``, over which the method sends; default: always that.
+        pipeline: what becomes of messages between the method and the wire; default: nothing.
     """
 
     link: Link
 
     def __init__(
         self,
-        me: PeerId,
-        topology: Topology,
+        neighborhood: Neighborhood,
         run_id: str,
-        seed: int,
-        layouts: Iterable[Layout],
+        conversation: Conversation,
         wait_policy: WaitPolicy | None = None,
         idle: Callable[[Callable[[], list[PeerId]]], AbstractAsyncContextManager[None]] = _no_idling,
-        on_receive: Callable[[Body], Body] = lambda body: body,
-        joins: Mapping[PeerId, int] | None = None,
-        *,
-        prunes: bool = False,
         store: BodyStore | None = None,
-        rounds: Rounds | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
-        self.me = me
-        self.topology = topology
+        self.neighborhood = neighborhood
+        self.me = neighborhood.me
+        self.neighbors = neighborhood.neighbors
         self.run_id = run_id
-        self.seed = seed
-        self.neighbors = topology.neighbors[me]
-        peers = topology.peers
-        begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
-        self.schema = MessageSchema((*layouts, begin))
+        self.prunes = conversation.prunes
+        self.on_receive = conversation.on_receive
+        self._pipeline = pipeline
+        self.schema = _schema(conversation.layouts, neighborhood.peers, pipeline)
         # Headers rarely differ between rounds and senders. Few are kept: a neighbor may send any.
         self._check = lru_cache(maxsize=8)(partial(wire.check, schema=self.schema))
         self.wait_policy = wait_policy or WaitPolicy()
-        self.joins = dict(joins or {})
-        self.prunes = prunes
-        self.rounds = rounds
         self.idle = idle
-        self.on_receive = on_receive
         self.journal = Journal(self.neighbors, store)
         self.mailbox = Mailbox(self.neighbors)
+        if pipeline is not None:
+            self.mailbox.on_discard = pipeline.left
         self.t = 0
-        self.edges = Receivers(me, self.joined)
+        self._directions = Directions(self.me, neighborhood.joined(0))
         self._receivers: set[PeerId] | None = None  # of this round, once the method has begun to send
         self._first_kept: dict[PeerId, int] = {}  # first round whose messages these neighbors still have
         self.durable = 0
@@ -116,28 +117,27 @@ class Endpoint:
 
     def open(self, t: int) -> None:
         """Announce round ``t`` to all neighbors by its Begin; called before any other message of the round."""
-        before, self.t = set(self.joined), t
+        before, joined, self.t = self.neighborhood.joined(self.t), self.neighborhood.joined(t), t
         self._receivers = None
-        self.edges.begin(t, set(self.joined) - before)
+        self._directions.begin(t, set(joined) - set(before))
         self.journal.begin(t)
-        sources = tuple(sorted(self.edges.sources)) if self.prunes else ()
-        to = self.neighbors if t == FOREVER else self.joined
+        sources = tuple(sorted(self._directions.sources)) if self.prunes else ()
+        to = self.neighbors if t == FOREVER else joined
         self.link.announce(self.journal.append(wire.encode(Begin(sources)), to, optional=not self._awaited_begin(t)))
 
     def _awaited_begin(self, t: int) -> bool:
         """Whether a peer may wait for Begin(t): all if the method prunes, late joiners for their first round, and the
         neighbors of a peer that leaves."""
-        return self.prunes or t == FOREVER or t in self.joins.values()
+        return self.prunes or t == FOREVER or t in self.neighborhood.joins.values()
 
-    def begin(self, t: int) -> Net:
+    def begin(self, t: int) -> None:
         """Begin to compute round ``t``, which is open, with all counters at zero."""
         self._reset_counters()
         self.mailbox.begin(t)
-        return Net(self, t)
 
     def _reset_counters(self) -> None:
-        self.sent: Counts = {}
-        self.received: Counts = {}
+        self.sent: MessageCounts = {}
+        self.received: MessageCounts = {}
         self.missing: dict[str, list[PeerId]] = {}
         self.nonfinite: dict[str, list[PeerId]] = {}
         self.waited = 0.0
@@ -148,27 +148,25 @@ class Endpoint:
 
     async def await_start(self, t: int) -> None:
         """If this peer joins late, in this round, wait without a deadline until its neighbors have begun it."""
-        if 0 < self.joins.get(self.me, 0) == t:
-            earlier = [neighbor for neighbor in self.joined if self.joins.get(neighbor, 0) < t]
+        joins = self.neighborhood.joins
+        if 0 < joins.get(self.me, 0) == t:
+            earlier = [neighbor for neighbor in self.neighborhood.joined(t) if joins.get(neighbor, 0) < t]
             await self._wait(Begin.kind(), earlier, t, deadline_factor=math.inf)
-
-    @property
-    def joined(self) -> list[PeerId]:
-        """The neighbors that take part in this round."""
-        return [neighbor for neighbor in self.neighbors if self.joins.get(neighbor, 0) <= self.t]
-
-    def topology_at(self, t: int) -> Topology:
-        """Return the graph of round ``t``, of the peers that take part in it."""
-        absent = frozenset(peer for peer, joins in self.joins.items() if joins > t)
-        whole = self.topology if self.rounds is None else self.rounds(t)
-        return whole.memoized(("without", absent), lambda: whole.without(absent)) if absent else whole
 
     @property
     def sources(self) -> set[PeerId]:
         """The neighbors that send to this peer in this round."""
-        if self.rounds is None:
-            return self.edges.sources
-        return self.edges.sources & set(self.topology_at(self.t).sources[self.me])
+        if self.neighborhood.rounds is None:
+            return self._directions.sources
+        return self._directions.sources & set(self.neighborhood.topology_at(self.t).sources[self.me])
+
+    def receive_only_from(self, senders: Iterable[PeerId]) -> None:
+        """Drop all other sources after this round."""
+        self._directions.receive_only_from(senders)
+
+    def count_as_missing(self, kind: str, senders: Iterable[PeerId]) -> None:
+        """Record that bodies did not arrive, or cannot be used."""
+        self.missing.setdefault(kind, []).extend(senders)
 
     def next_round(self, t: int) -> int:
         """Return the round to compute after those before ``t``.
@@ -176,12 +174,15 @@ class Endpoint:
         It is later than ``t`` if at least half of the connected neighbors no longer have their messages of round
         ``t``, so that one of three or more cannot make this peer skip the run.
         """
-        present = [neighbor for neighbor in self.joined if not self.mailbox.is_disconnected(neighbor)]
+        joined = self.neighborhood.joined(self.t)
+        present = [neighbor for neighbor in joined if not self.mailbox.is_disconnected(neighbor)]
         later = [first for neighbor in present if (first := self._first_kept.get(neighbor, 0)) > t]
         return min(later) if later and 2 * len(later) >= len(present) else t
 
     def finish(self, t: int) -> None:
         """End round ``t`` and open the next one."""
+        if self._pipeline is not None:
+            self.mailbox.begin(t + 1)  # discards what was not taken before the pipeline's state is checkpointed
         self.open(t + 1)
 
     def lost_before(self, sender: PeerId, t: int) -> None:
@@ -198,7 +199,8 @@ class Endpoint:
         """
         if self._receivers is None:
             if self.prunes and self.t > 0:
-                known = [j for j in self.expected_receivers if self.joins.get(j, 0) < self.t]
+                joins = self.neighborhood.joins
+                known = [j for j in self.expected_receivers if joins.get(j, 0) < self.t]
                 await self._wait(Begin.kind(), known, self.t)
             self._receivers = self.expected_receivers
         return self._receivers
@@ -213,19 +215,21 @@ class Endpoint:
         """The neighbors that receive from this peer in this round, as far as known now."""
         if self._receivers is not None:
             return self._receivers
-        reached = self.joined if self.rounds is None else self.topology_at(self.t).receivers[self.me]
-        return {neighbor for neighbor in reached if self.edges.receives(neighbor, self.t)}
+        place = self.neighborhood
+        reached = place.joined(self.t) if place.rounds is None else place.topology_at(self.t).receivers[self.me]
+        return {neighbor for neighbor in reached if self._directions.receives(neighbor, self.t)}
 
     async def send(
-        self, to: Iterable[PeerId], body: B, count: int = 1, *, stored: bool = False, checked: bool = False
+        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
     ) -> B | None:
         """Write ``body`` into the journal once, for several neighbors; wait for those that are far behind.
 
         Args:
+            count: peers summed up in a partial sum, which no pipeline changes.
             checked: this peer accepts the same bodies of this kind as the receivers, so that one that it would refuse
                 is refused here. The receivers would drop it, and all of them wait in vain.
             stored: return the body as it is in the journal. None if it is not there: there are no receivers, none of
-                them is left, or somebody has deleted the file.
+                them is left, a pipeline has changed it, or somebody has deleted the file.
 
         Raises:
             HeaderTooLarge, BodyTooLarge: the receivers would drop the message, or lose the connection to it again and
@@ -236,6 +240,22 @@ class Endpoint:
             return None
         clock = asyncio.get_running_loop().time
         began = clock()
+        copy = None
+        if count is not None or self._pipeline is None:
+            copy = self._write(receivers, body, count or 1, stored=stored, checked=checked)
+        else:
+            for some, changed in self._pipeline.outgoing(body, receivers, self.t):
+                if changed is body:
+                    copy = self._write(tuple(some), body, 1, stored=stored, checked=checked)
+                else:
+                    self._write(tuple(some), changed, 1, stored=False, checked=checked)
+        if behind := self.link.behind(receivers):
+            async with self.idle(lambda: self.link.behind(behind)):
+                await self.link.caught_up(behind)
+        self.sending += clock() - began
+        return copy
+
+    def _write(self, receivers: Sequence[PeerId], body: B, count: int, *, stored: bool, checked: bool) -> B | None:
         encoded = wire.encode(body, count)
         if len(encoded.header) > MAX_HEADER:
             raise HeaderTooLarge(encoded.kind, len(encoded.header), MAX_HEADER)
@@ -244,38 +264,19 @@ class Endpoint:
         if checked and encoded.kind in self.schema.kinds:
             self.check(encoded.header)
         entry = self.journal.append(encoded, receivers)
-        copy = self._stored(body, encoded, entry) if stored else None
+        copy = _stored(body, encoded, entry, self.journal) if stored else None
         for receiver in receivers:
             _count(self.sent, receiver, encoded.kind, encoded.payload, len(encoded.header))
         self.link.announce(entry)
-        if behind := self.link.behind(receivers):
-            async with self.idle(lambda: self.link.behind(behind)):
-                await self.link.caught_up(behind)
-        self.sending += clock() - began
         return copy
-
-    def _stored(self, body: B, encoded: Encoded, entry: JournalEntry) -> B | None:
-        """Return ``body`` with tensors in the journal, unless it cannot be mapped. Reads none of them."""
-        try:
-            raw, places = self.journal.map(entry), iter(encoded.tensors)
-        except OSError:
-            return None
-        tensors = {}
-        for path, tensor in tensors_of(body).items():
-            if raw is None or not tensor.numel():
-                tensors[path] = torch.empty_like(tensor)
-                continue
-            offset, part = next(places)
-            tensors[path] = raw[offset : offset + len(part)].view(tensor.dtype).view(tensor.shape).to(tensor.device)
-        return with_tensors(body, tensors)
 
     # ---- receiving
 
     def check(self, header: Buffer) -> Plan:
         """Check the header of an entry; on any thread. Raises WireError."""
         plan = self._check(bytes(header))
-        if plan.count > self.topology.peers:
-            raise Unexpected(f"count must be at most {self.topology.peers}, got {shown(plan.count)}")
+        if plan.count > self.neighborhood.peers:
+            raise Unexpected(f"count must be at most {self.neighborhood.peers}, got {shown(plan.count)}")
         return plan
 
     def decode(self, plan: Plan, t: int, sender: PeerId, body: Tensor | None) -> Message:
@@ -283,8 +284,11 @@ class Endpoint:
         return self.converted(plan.message(t, sender, body))
 
     def converted(self, message: Message) -> Message:
-        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place."""
-        if isinstance(message.body, Begin):
+        """Replace the body of a decoded message by what ``on_receive`` makes of it, perhaps in place.
+
+        With a pipeline, that happens when the message is taken: until then it takes as much memory as on the wire.
+        """
+        if self._pipeline is not None or isinstance(message.body, Begin):
             return message
         return replace(message, body=self.on_receive(message.body))
 
@@ -294,7 +298,7 @@ class Endpoint:
         if isinstance(message.body, Begin):
             sender = message.sender
             if self.prunes:
-                self.edges.state(sender, message.t, message.body.sources)
+                self._directions.state(sender, message.t, message.body.sources)
                 left_out = self._receivers is not None and sender not in self._receivers
                 if message.t == self.t and left_out and self.me in message.body.sources:
                     # It may wait for us, and we for it: its Begin has come too late to be heeded in this round.
@@ -342,13 +346,21 @@ class Endpoint:
                 self.mailbox.miss((t, kind, sender))
         for sender, message in list(arrived.items()):
             _count(self.received, sender, kind, message.plan.payload, message.plan.header)
+            if self._pipeline is not None:
+                arrived[sender] = message = self._restored(message, self._pipeline)
             if not self.outcomes.note(MESSAGES, message.diverged):
                 self.nonfinite.setdefault(kind, []).append(sender)
                 del arrived[sender]
         absent = [sender for sender in senders if sender not in arrived]
         if absent:
-            self.missing.setdefault(kind, []).extend(absent)
+            self.count_as_missing(kind, absent)
         return arrived
+
+    def _restored(self, message: Message, pipeline: Pipeline) -> Message:
+        """Return what the method gets in place of a message that it takes."""
+        restored = pipeline.incoming(message)
+        pipeline.left(message)
+        return replace(restored, body=self.on_receive(restored.body)) if restored.finite else restored
 
     async def _wait(
         self, kind: str, senders: Iterable[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
@@ -379,17 +391,44 @@ class Endpoint:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edges; valid between rounds. ``Journal.state_dict`` is the other part of the state."""
-        return {**self.edges.state_dict(), "received_from": sorted(self.received_from)}
+        changes = {} if self._pipeline is None else {"pipeline": self._pipeline.state_dict()}
+        return {**self._directions.state_dict(), "received_from": sorted(self.received_from), **changes}
 
     def load_state_dict(self, state: Mapping[str, Any], journal: Mapping[str, Any], t: int) -> None:
         """Restore the state at the beginning of round ``t``; called before the link starts."""
-        self.edges.load_state_dict(state)
+        if self._pipeline is not None:
+            self._pipeline.load_state_dict(state["pipeline"])
+        self._directions.load_state_dict(state)
         self.received_from.update(state.get("received_from", ()))  # a checkpoint of an earlier version has none
         self.t = t
         self.journal.load_state_dict(journal)
 
 
-def _count(counts: Counts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
+def _schema(layouts: Iterable[Layout], peers: int, pipeline: Pipeline | None) -> MessageSchema:
+    """Return what is accepted on the wire."""
+    begin = Layout.of(Begin(()), free={"sources": {0: peers}}, ranges={"sources": range(peers)})
+    if pipeline is not None:
+        layouts = [accepted for layout in layouts for accepted in pipeline.layouts(layout)]
+    return MessageSchema((*layouts, begin))
+
+
+def _stored(body: B, encoded: Encoded, entry: JournalEntry, journal: Journal) -> B | None:
+    """Return a body that was written, with tensors in the journal, unless it cannot be mapped. Reads none of them."""
+    try:
+        raw, places = journal.map(entry), iter(encoded.tensors)
+    except OSError:
+        return None
+    tensors = {}
+    for path, tensor in tensors_of(body).items():
+        if raw is None or not tensor.numel():
+            tensors[path] = torch.empty_like(tensor)
+            continue
+        offset, part = next(places)
+        tensors[path] = raw[offset : offset + len(part)].view(tensor.dtype).view(tensor.shape).to(tensor.device)
+    return with_tensors(body, tensors)
+
+
+def _count(counts: MessageCounts, neighbor: PeerId, kind: str, payload: int, header: int) -> None:
     entry = counts.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
     entry[0] += 1
     entry[1] += payload

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from p2pfl import PeerId
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
-from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.wire import Message
 
 Key = tuple[int, str, PeerId]
@@ -75,6 +75,8 @@ class Mailbox:
         """Messages that were discarded because they arrived too late, or were not taken in their round."""
         self.on_block: Callable[[], None] = lambda: None
         """Called whenever a wait begins."""
+        self.on_discard: Callable[[Message], None] = lambda message: None
+        """Called with each message that is discarded."""
 
     def put(self, message: Message) -> None:
         """Add a message, or discard it if its round is over or its wait was missed."""
@@ -83,8 +85,7 @@ class Mailbox:
             self._queues[key].append(message)
         else:
             self._missed -= Counter([key])
-            self.expired += 1
-            self._freed(message)
+            self._discard(message)
         self.advance_sender(message.sender, message.t)  # rounds are in order on an edge
 
     def __contains__(self, key: Key) -> bool:
@@ -108,6 +109,11 @@ class Mailbox:
 
     def _freed(self, message: Message) -> None:
         self.taken_bytes[message.sender] += message.cost
+
+    def _discard(self, message: Message) -> None:
+        self.expired += 1
+        self._freed(message)
+        self.on_discard(message)
 
     async def wait(
         self, keys: Iterable[Key], policy: WaitPolicy, deadline_factor: float = 1.0, *, addressed: bool = False
@@ -218,7 +224,6 @@ class Mailbox:
         """Begin round ``t``: discard the messages of earlier rounds that were never taken."""
         self._round = t
         self._missed.clear()
-        for key in [key for key in self._queues if key[0] < t]:
+        for key in sorted(key for key in self._queues if key[0] < t):
             for message in self._queues.pop(key):
-                self.expired += 1
-                self._freed(message)
+                self._discard(message)

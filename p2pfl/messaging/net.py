@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import numpy as np
 
 from p2pfl import PeerId, rng
 from p2pfl.errors import NetError, NotANeighbor
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body, take_apart, tensors_of, with_tensors
+from p2pfl.messaging.wire import Message
 from p2pfl.tensors import Tensors, clone, digest, widened
-
-if TYPE_CHECKING:
-    from p2pfl.messaging.endpoint import Endpoint
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
@@ -49,36 +48,77 @@ def _participants(
     return Participants(sorted(int(peer) for peer in chosen))
 
 
-class Net:
-    """What an algorithm can send and receive in round ``t``."""
+class Messenger(Protocol):
+    """What a Net needs of a peer's endpoint; described there."""
 
-    def __init__(self, endpoint: Endpoint, t: int) -> None:
+    @property
+    def neighborhood(self) -> Neighborhood: ...
+
+    @property
+    def prunes(self) -> bool: ...
+
+    @property
+    def memo(self) -> dict[str, Tensors] | None: ...
+
+    @property
+    def sources(self) -> set[PeerId]: ...
+
+    @property
+    def expected_receivers(self) -> set[PeerId]: ...
+
+    async def receivers(self) -> set[PeerId]: ...
+
+    async def send(
+        self, to: Iterable[PeerId], body: B, count: int | None = None, *, stored: bool = False, checked: bool = False
+    ) -> B | None: ...
+
+    async def take(
+        self, kind: str, senders: Sequence[PeerId], t: int, deadline_factor: float = 1.0, *, addressed: bool = False
+    ) -> dict[PeerId, Message]: ...
+
+    def count_as_missing(self, kind: str, senders: Iterable[PeerId]) -> None: ...
+
+    def receive_only_from(self, senders: Iterable[PeerId]) -> None: ...
+
+
+class Net:
+    """What an algorithm can send and receive in round ``t``.
+
+    Args:
+        endpoint: sends and receives.
+        t: the round.
+        seed: the run's, for ``shared``.
+    """
+
+    def __init__(self, endpoint: Messenger, t: int, seed: int) -> None:
         self._endpoint = endpoint
+        self._place = endpoint.neighborhood
         self.t = t
+        self.seed = seed
 
     # ---- the graph
 
     @property
     def me(self) -> PeerId:
-        return self._endpoint.me
+        return self._place.me
 
     @property
     def peers(self) -> int:
         """Number of peers in the mesh, late joiners included."""
-        return self._endpoint.topology.peers
+        return self._place.peers
 
     @property
     def neighbors(self) -> tuple[PeerId, ...]:
         """Neighbors in this round's graph that have joined, ascending, whether or not messages flow between us."""
-        return self._endpoint.topology_at(self.t).neighbors[self.me]
+        return self._place.topology_at(self.t).neighbors[self.me]
 
     def neighbors_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
         """Return another peer's neighbors in round ``t``, ascending; the run file determines them."""
-        return self._endpoint.topology_at(t).neighbors[peer]
+        return self._place.topology_at(t).neighbors[peer]
 
     def receivers_of(self, peer: PeerId, t: int) -> tuple[PeerId, ...]:
         """Return those of another peer's neighbors that it may send to in round ``t``, ascending."""
-        return self._endpoint.topology_at(t).receivers[peer]
+        return self._place.topology_at(t).receivers[peer]
 
     @property
     def sources(self) -> tuple[PeerId, ...]:
@@ -93,7 +133,7 @@ class Net:
     @property
     def degrees(self) -> dict[PeerId, int]:
         """Number of neighbors of this peer and of each of its neighbors, ascending."""
-        topology = self._endpoint.topology_at(self.t)
+        topology = self._place.topology_at(self.t)
         return {peer: topology.degree(peer) for peer in sorted((self.me, *self.neighbors))}
 
     @property
@@ -102,23 +142,23 @@ class Net:
 
         Metropolis weights, unless the run file's graph is time-varying and defines its weights itself.
         """
-        return self._endpoint.topology_at(self.t).row(self.me)
+        return self._place.topology_at(self.t).row(self.me)
 
     def joined_by(self, t: int) -> list[PeerId]:
         """Return all peers but those that join after round ``t``, ascending."""
-        joins = self._endpoint.joins
+        joins = self._place.joins
         return [peer for peer in range(self.peers) if joins.get(peer, 0) <= t]
 
     def rounds_since_join(self, peer: PeerId) -> int:
         """Return how many rounds have passed since a peer joined; ``t`` if it has been there from the start."""
-        return self.t - self._endpoint.joins.get(peer, 0)
+        return self.t - self._place.joins.get(peer, 0)
 
     # ---- shared randomness
 
     @cached_property
     def shared(self) -> np.random.Generator:
         """A generator that draws the same on every peer, new each round: assigns roles without a coordinator."""
-        return rng.shared(self._endpoint.seed, "net.shared", self.t)
+        return rng.shared(self.seed, "net.shared", self.t)
 
     def participants(self, fraction: float) -> tuple[PeerId, ...]:
         """Draw the peers that take part in this round; every peer draws the same ones.
@@ -132,15 +172,15 @@ class Net:
         Returns:
             Ascending peer ids.
         """
-        joins = tuple(sorted(self._endpoint.joins.items()))
-        return _participants(self._endpoint.seed, self.t, self.peers, joins, fraction)
+        joins = tuple(sorted(self._place.joins.items()))
+        return _participants(self.seed, self.t, self.peers, joins, fraction)
 
     def drawn(self, t: int, key: tuple[Hashable, ...], draw: Callable[[], T]) -> T:
         """Return ``draw()``, which depends on nothing but ``key`` and the graph of round ``t``.
 
         Simulated peers draw once.
         """
-        return self._endpoint.topology_at(t).memoized((*key, t), draw)
+        return self._place.topology_at(t).memoized((*key, t), draw)
 
     def memoized(self, name: str, inputs: Mapping[str, Any], compute: Callable[[], Tensors]) -> Tensors:
         """Return ``compute()``, a server's work that each peer does over what it has received.
@@ -210,7 +250,7 @@ class Net:
         chosen = sorted(receivers if peers is None else set(peers))
         for to in chosen:
             if to not in receivers:
-                neighbor = to in self._endpoint.topology_at(self.t).receivers[self.me]
+                neighbor = to in self._place.topology_at(self.t).receivers[self.me]
                 reason = "it stopped receiving" if neighbor else "not a neighbor"
                 raise NotANeighbor(f"peer {self.me} cannot send to peer {to} in round {self.t}: {reason}")
         return chosen
@@ -262,7 +302,7 @@ class Net:
 
     def count_as_missing(self, kind: type[Body], sender: PeerId) -> None:
         """Record that a body of ``kind`` arrived that its receiver cannot use."""
-        self._endpoint.missing.setdefault(kind.kind(), []).append(sender)
+        self._endpoint.count_as_missing(kind.kind(), [sender])
 
     def receive_only_from(self, senders: Iterable[PeerId]) -> None:
         """Stop receiving from all other sources permanently, from the next round on.
@@ -271,7 +311,7 @@ class Net:
         """
         if not self._endpoint.prunes:
             raise NetError("receive_only_from: the method must declare `prunes = True`")
-        self._endpoint.edges.receive_only_from(senders)
+        self._endpoint.receive_only_from(senders)
 
     async def allreduce(self, body: B, op: Literal["mean", "sum"] = "mean") -> B:
         """Return the mean or sum over all peers of the connected component, bit-identical on every peer of it.
@@ -286,7 +326,7 @@ class Net:
             op: ``mean`` or ``sum``.
         """
         endpoint = self._endpoint
-        topology = endpoint.topology_at(self.t)
+        topology = self._place.topology_at(self.t)
         if topology.directed:
             raise NetError("allreduce: edges of this round's graph have one direction only; use an undirected graph")
         tree = topology.spanning_tree

@@ -1,4 +1,4 @@
-"""Register what a run file can name: algorithms, backbones, datasets, partitions, graphs, metrics, losses, ….
+"""Register what a run file can name: algorithms, backbones, datasets, graphs, metrics, codecs, attacks, ….
 
     from p2pfl import plugins
 
@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from p2pfl.adversaries import ADVERSARIES, adversary
 from p2pfl.aggregation import AGGREGATIONS, aggregation
 from p2pfl.algorithms import ALGORITHMS, algorithm
+from p2pfl.codecs import CODECS, codec
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, augmentation, dataset, partition
 from p2pfl.graphs import GRAPHS, graph
 from p2pfl.learning.gradients import GRADIENTS, gradient
@@ -29,10 +31,12 @@ from p2pfl.models.registration import backbone, group, head
 from p2pfl.registry import Table
 
 __all__ = [
+    "adversary",
     "aggregation",
     "algorithm",
     "augmentation",
     "backbone",
+    "codec",
     "dataset",
     "gradient",
     "graph",
@@ -56,6 +60,8 @@ TABLES: Mapping[str, Table[Any]] = {
         GRAPHS,
         METRICS,
         LOSSES,
+        CODECS,
+        ADVERSARIES,
         AGGREGATIONS,
         GRADIENTS,
     )

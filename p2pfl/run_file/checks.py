@@ -118,6 +118,10 @@ def _check_peers_and_rounds(file: RunFile) -> Iterator[OptionProblem]:
         for number, strike in enumerate(strikes):
             yield from check(("chaos", kind, number, "peer"), peer=strike.peer)
             yield from check(("chaos", kind, number, "round"), t=strike.round)
+    for number, attack in enumerate(file.adversaries):
+        for peer in attack.peers if isinstance(attack.peers, tuple) else ():
+            yield from check(("adversaries", number, "peers"), peer=peer)
+        yield from check(("adversaries", number, "from"), t=attack.first)
     for number, straggler in enumerate(chaos.straggler):
         yield from check(("chaos", "straggler", number, "peer"), peer=straggler.peer)
     for number, partition in enumerate(chaos.partition):

@@ -14,8 +14,10 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from p2pfl.adversaries import ADVERSARIES
 from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
+from p2pfl.codecs import CODECS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.graphs import GRAPHS, TimeVaryingGraph
@@ -28,7 +30,7 @@ from p2pfl.plugins.sources import Plugin
 from p2pfl.registry import Table
 from p2pfl.run_file.checks import check_graph, check_loss, check_rules, cross_checks
 from p2pfl.run_file.run import Run
-from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile, from_name
+from p2pfl.run_file.schema import ALL, Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -114,6 +116,9 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         except ValueError:  # already reported
             problems[:] = (_naming(problem, loc, value, table) for problem in problems)
             return None
+        return parse_options(loc, table, named)
+
+    def parse_options(loc: Loc, table: Table[type[OptionsT]], named: Named) -> OptionsT | None:
         try:
             return table.find(named.name).parse(named.given, base)
         except OptionErrors as errors:
@@ -132,6 +137,14 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
     gradient = resolve(("gradient",), GRADIENTS)
     if file is None:
         raise source.error(problems)
+    short = set(file.codec) == {ALL} and "name" in (Named.from_value(tree["codec"]))
+    codecs = {
+        kind: parse_options(("codec",) if short else ("codec", kind), CODECS, named)
+        for kind, named in file.codec.items()
+    }
+    attacks = [
+        parse_options(("adversaries", number), ADVERSARIES, entry) for number, entry in enumerate(file.adversaries)
+    ]
 
     method = ALGORITHMS[file.algorithm.name] if hyper is not None else None
     problems.extend(cross_checks(file, method))
@@ -157,7 +170,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         raise source.error(problems)
     required = (dataset, partition, augmentation, rule, gradient)
     assert all(part is not None for part in (hyper, graph, topology, *required))
-    parts = (hyper, graph, topology, schedule, *required)
+    parts = (hyper, graph, topology, schedule, *required, codecs, tuple(attacks))
     plugins += loading.used_of_announced(_names(file))
     return Run(file, *parts, tuple(plugins), source.locate, base)  # type: ignore[arg-type]
 
@@ -236,6 +249,8 @@ def _names(file: RunFile) -> list[tuple[str, str]]:
         *(("metric", name) for name in file.metrics),
         *(("aggregation", name) for name in _names_within(file.aggregation, "rules")),
         ("gradient", file.gradient.name),
+        *(("codec", codec.name) for codec in file.codec.values()),
+        *(("adversary", attack.name) for attack in file.adversaries),
         *(("graph", name) for name in _names_within(file.graph, "graphs")),
         ("dataset", data.dataset.name),
         ("partition", data.partition.name),

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from p2pfl import config_hash
+from p2pfl import PeerId, config_hash, rng
+from p2pfl.adversaries import Adversary
 from p2pfl.aggregation import Rule
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.codecs import Codec
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import DataError, Problem, RunFileError
 from p2pfl.graphs import Graph, Schedule
@@ -38,6 +41,8 @@ class Run:
         loader: loads the dataset.
         rule: how peers combine what they receive.
         gradient: how they draw batches and make their gradients.
+        codecs: how messages are packed, by kind; ``ALL`` stands for all kinds that are not listed.
+        attacks: what the peers in ``file.adversaries`` do, in the same order.
         plugins: code from outside that it uses.
         base: the folder of the run file.
     """
@@ -52,6 +57,8 @@ class Run:
     augmentation: Augmentation
     rule: Rule
     gradient: GradientRule
+    codecs: Mapping[str, Codec]
+    attacks: tuple[Adversary, ...]
     plugins: tuple[Plugin, ...]
     _locate: Callable[[Loc, str], Problem] = field(repr=False, compare=False)
     base: Path | None = field(default=None, repr=False, compare=False)
@@ -85,6 +92,15 @@ class Run:
     def algorithm(self) -> type[Algorithm[Any]]:
         return ALGORITHMS[self.file.algorithm.name]
 
+    def attackers(self, number: int) -> frozenset[PeerId]:
+        """Return the peers of an entry of ``adversaries``."""
+        peers = self.file.adversaries[number].peers
+        if not isinstance(peers, dict):
+            return frozenset(peers)
+        count = max(1, math.floor(peers["fraction"] * self.peers + 1e-9))  # 0.29 * 100 is 28.999…
+        drawn = rng.shared(self.seed, "adversaries", number).permutation(self.peers)
+        return frozenset(map(int, drawn[:count]))
+
     def activate(self) -> None:
         """Put the names of this run's plug-ins into the tables; another one may have been loaded since."""
         activate(self.plugins)
@@ -111,7 +127,7 @@ class Run:
             portable: of paths in parameters only the last part, which is the same on all hosts, and hashes of the
                 partition's files.
         """
-        plain = self.file.model_dump(mode="json")
+        plain = self.file.model_dump(mode="json", exclude={"codec", "adversaries"})
         plain["models"] = self.file.models.resolved(portable=portable)
         plain["plugins"] = [plugin.to_dict() for plugin in self.plugins]
         plain["graph"] = self.graph.resolved(self.file.graph.name, self.topology, self.schedule)
@@ -126,6 +142,19 @@ class Run:
                 hashlib.sha256(self._read(path)).hexdigest() if portable else f"{FILES}/{path.name}"
             )
         data["augment"] = {"name": self.file.data.augment.name, **self.augmentation.to_dict(portable=portable)}
+        if self.codecs:
+            names = {kind: named.name for kind, named in self.file.codec.items()}
+            plain["codec"] = {
+                kind: {"name": names[kind], **codec.to_dict(portable=portable)} for kind, codec in self.codecs.items()
+            }
+        if self.attacks:
+            plain["adversaries"] = [
+                {
+                    **entry.model_dump(mode="json", by_alias=True, include={"peers", "name", "first", "messages"}),
+                    **attack.to_dict(portable=portable),
+                }
+                for entry, attack in zip(self.file.adversaries, self.attacks, strict=True)
+            ]
         return plain
 
     def to_yaml(self) -> str:

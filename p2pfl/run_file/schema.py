@@ -93,6 +93,28 @@ class PluginEntry(Section):
     """Version of the installed package, in the run file of a run folder."""
 
 
+ALL = "all"
+"""In place of a kind of message: all kinds that are not listed."""
+
+
+def _by_kind(value: Any) -> Any:
+    """Expand the short form of ``codec``: one for all kinds."""
+    if isinstance(value, Mapping) and "name" not in value:
+        return {kind: Named.from_value(codec) for kind, codec in value.items()}
+    return {ALL: Named.from_value(value)}
+
+
+class Attack(Named):
+    """What some peers do wrong, on purpose."""
+
+    peers: tuple[NonNegativeInt, ...] | dict[Literal["fraction"], Annotated[float, Field(gt=0.0, le=1.0)]]
+    """The peers that attack, or ``{fraction: 0.2}`` of all, drawn from the run's seed."""
+    first: NonNegativeInt = Field(default=0, alias="from")
+    """First round of the attack."""
+    messages: tuple[str, ...] = ()
+    """Kinds of messages that it changes; default: all."""
+
+
 class Data(Section):
     """What the peers learn from."""
 
@@ -332,10 +354,14 @@ class RunFile(Section):
     gradient: Named = Named(name="mean")
     """How batches are drawn and their gradients made in local training."""
     plugins: tuple[Annotated[PluginEntry, BeforeValidator(from_name)], ...] = ()
-    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics and
-    losses this file names; relative to it."""
+    """Python files and modules whose algorithms, models, datasets, partitions, augmentations, graphs, metrics,
+    losses, codecs and attacks this file names; relative to it."""
     joins_at: dict[NonNegativeInt, PositiveInt] = Field(default={})
     """{peer: round}: late joiners and the first round they take part in; all other peers start in round 0."""
+    codec: Annotated[dict[str, Named], BeforeValidator(_by_kind)] = Field(default={})
+    """How tensors in messages are packed: the codec of a plug-in, or ``{kind of message: codec}``; default: none."""
+    adversaries: tuple[Attack, ...] = ()
+    """Peers that attack, and how: ``[{peers: [3], name: …}]``; the attacks are those of plug-ins."""
     transport: Transport = Transport()
     chaos: Chaos = Chaos()
     """Injected faults."""

@@ -38,7 +38,7 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.learning.evaluation import Evaluation
-from p2pfl.messaging.endpoint import Counts
+from p2pfl.messaging.endpoint import MessageCounts
 from p2pfl.outcomes import Outcomes
 from p2pfl.run_folder.files import append_line, read_lines, read_undamaged_lines, write_atomically
 from p2pfl.run_folder.folder import Phase
@@ -58,8 +58,8 @@ class RoundRecord:
     seconds: dict[str, float]
     elapsed: float
     cost: dict[str, float]
-    sent: Counts
-    received: Counts
+    sent: MessageCounts
+    received: MessageCounts
     missing: dict[str, list[PeerId]]
     sources: int
     receivers: int | None
@@ -156,8 +156,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 class Totals:
     """Sums over a run."""
 
-    sent: Counts = field(default_factory=dict)
-    received: Counts = field(default_factory=dict)
+    sent: MessageCounts = field(default_factory=dict)
+    received: MessageCounts = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     missing: int = 0
@@ -205,12 +205,12 @@ class Totals:
         return sum(entry[0] for kinds in self.sent.values() for entry in kinds.values())
 
 
-def add_counts(total: Counts, counts: Counts) -> None:
+def add_counts(total: MessageCounts, counts: MessageCounts) -> None:
     for neighbor, kinds in counts.items():
         for kind, entry in kinds.items():
             into = total.setdefault(neighbor, {}).setdefault(kind, [0, 0, 0])
             into[:] = [a + b for a, b in zip(into, entry, strict=True)]
 
 
-def _bytes(counts: Counts) -> int:
+def _bytes(counts: MessageCounts) -> int:
     return sum(entry[1] + entry[2] for kinds in counts.values() for entry in kinds.values())

@@ -14,7 +14,7 @@ from typing import Any
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
-from p2pfl.messaging.endpoint import Counts
+from p2pfl.messaging.endpoint import MessageCounts
 from p2pfl.outcomes import MESSAGES
 from p2pfl.run_folder.folder import FINAL, PeerFolder, Phase, Result, Status
 from p2pfl.run_folder.peer_log import details
@@ -214,5 +214,5 @@ def _norm_statistics(algorithm: Algorithm[Any]) -> str:
     return algorithm.shared_norm_statistics if shared else algorithm.norm_statistics
 
 
-def _with_string_keys(counts: Counts) -> dict[str, dict[str, list[int]]]:
+def _with_string_keys(counts: MessageCounts) -> dict[str, dict[str, list[int]]]:
     return {str(neighbor): counts[neighbor] for neighbor in sorted(counts)}

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from time import perf_counter
 
 import torch
@@ -18,8 +18,10 @@ from p2pfl import PeerId
 from p2pfl.data import Dataset, Subset
 from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import BodyStore
+from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.net import Net
 from p2pfl.plugins.loading import definition, naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults, NoFaults
@@ -34,6 +36,7 @@ from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
 from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
+from p2pfl.session.pipelines import make_pipeline
 from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, make_result
 from p2pfl.session.saving import Saver, load
 from p2pfl.session.training_errors import naming_batches
@@ -47,6 +50,31 @@ class Stopped(BaseException):
     """
 
 
+@dataclass(frozen=True)
+class Runtime:
+    """What a process gives to the sessions that it runs.
+
+    Attributes:
+        device: where models live.
+        wait_policy: limits of a wait for a neighbor; default: none.
+        slot: permission to compute, held while computing and released in every wait.
+        log: receives one line per event.
+        pid: process id for the status file.
+        alone: the process runs no other peer; what it costs is this peer's.
+        on_round: called after each round with the peer and the round.
+        store: holds what was sent until no neighbor can ask for it; default: memory.
+    """
+
+    device: torch.device = torch.device("cpu")
+    wait_policy: WaitPolicy | None = None
+    slot: Slot = FreeSlot()
+    log: logging.Logger = logging.getLogger("p2pfl.null")
+    pid: int = 0
+    alone: bool = False
+    on_round: Callable[[PeerId, int], None] = lambda peer, t: None
+    store: BodyStore | None = None
+
+
 class Session:
     """One peer's run.
 
@@ -56,15 +84,7 @@ class Session:
         run_id: id of the launch, equal on all peers.
         data: returned by ``load_data``.
         folder: the peer's files; None writes none.
-        device: where the model lives.
-        wait_policy: limits of a wait for a neighbor.
-        slot: permission to compute, held while computing and released in every wait.
-        log: receives one line per event.
-        pid: process id for the status file.
-        alone: the process runs no other peer; what it costs is this peer's.
-        on_round: called after each round with the peer and the round.
-        faults: fault injector.
-        store: holds what was sent until no neighbor can ask for it; default: memory.
+        runtime: what the process gives.
     """
 
     def __init__(
@@ -73,46 +93,35 @@ class Session:
         me: PeerId,
         run_id: str,
         data: tuple[Dataset, Sequence[Subset]],
-        *,
         folder: PeerFolder | None = None,
-        device: torch.device | None = None,
-        wait_policy: WaitPolicy | None = None,
-        slot: Slot | None = None,
-        log: logging.Logger | None = None,
-        pid: int = 0,
-        alone: bool = False,
-        on_round: Callable[[PeerId, int], None] = lambda peer, t: None,
-        faults: Faults | None = None,
-        store: BodyStore | None = None,
+        runtime: Runtime = Runtime(),
     ) -> None:
         self.settings = run.file
         self.me = me
         self.run_id = run_id
         self.folder = folder
-        self.log = log or logging.getLogger("p2pfl.null")
-        self.slot = HeldSlot(slot or FreeSlot(), CostMeter(alone=alone, device=device, peers=run.peers))
-        self.on_round = on_round
-        self.faults = faults or NoFaults()
+        self.log = runtime.log
+        meter = CostMeter(alone=runtime.alone, device=runtime.device, peers=run.peers)
+        self.slot = HeldSlot(runtime.slot, meter)
+        self.on_round = runtime.on_round
+        self.faults: Faults = NoFaults()
+        """Fault injector."""
         self.streams = Streams(run.seed, me)
-        self.algorithm = make_algorithm(run, me, data, device or torch.device("cpu"), self.streams)
+        self.algorithm = make_algorithm(run, me, data, runtime.device, self.streams)
         self.algorithm.after_batch = self._after_batch
+        layouts = layouts_of(self.algorithm)
         self.endpoint = Endpoint(
-            me,
-            run.topology,
+            Neighborhood(me, run.topology, run.schedule, run.file.joins_at),
             run_id,
-            run.seed,
-            layouts_of(self.algorithm),
-            wait_policy,
+            Conversation(layouts, self.algorithm.prunes, self.algorithm.on_receive),
+            runtime.wait_policy,
             self._idle,
-            self.algorithm.on_receive,
-            run.file.joins_at,
-            prunes=self.algorithm.prunes,
-            store=store,
-            rounds=run.schedule,
+            runtime.store,
+            make_pipeline(run, me, layouts, self.streams),
         )
         self.endpoint.outcomes = self.algorithm.outcomes
         self.totals = Totals()
-        self.status = Status(me, pid, tested_on=asdict(self.algorithm.data.tested_on))
+        self.status = Status(me, runtime.pid, tested_on=asdict(self.algorithm.data.tested_on))
         self._status_file = StatusFile(self.status, folder, run.peers, self._queues)
         self.rounds_done = run.file.joins_at.get(me, 0)
         self.evaluations = Evaluations()
@@ -226,7 +235,8 @@ class Session:
         await self.slot.acquire()
         self._enter("training", t)
         self.faults.begins(t)
-        net = self.endpoint.begin(t)
+        self.endpoint.begin(t)
+        net = Net(self.endpoint, t, self.settings.seed)
         await self.endpoint.await_start(t)
         sources = len(net.sources)
         self.algorithm.aggregation.t = t

@@ -41,9 +41,9 @@ from p2pfl.stop_signals import asks_to_kill, handling, stop_signals
 PARENT = -1
 """Number of the parent process; the others count from 0."""
 
-Message = tuple[Any, ...]
+BusMessage = tuple[Any, ...]
 """A kind, and what belongs to it."""
-Counts = tuple[tuple[int, ...], tuple[int, ...]]
+PipeCounts = tuple[tuple[int, ...], tuple[int, ...]]
 """Messages that a process has sent to each other one, and received from it, if they may end a wait."""
 
 
@@ -74,7 +74,7 @@ class Bus:
         with suppress(OSError):  # it has died, which the parent notices
             self._writers[to].send(message)
 
-    def receive(self) -> Iterator[tuple[int, Message]]:
+    def receive(self) -> Iterator[tuple[int, BusMessage]]:
         """Yield messages and their senders as they arrive; the kind "end" when a sender has ended."""
         while self._readers:
             for ready in wait(list(self._readers)):
@@ -159,7 +159,7 @@ class ForkedHub(ReplayingHub):
         self._sent[process] += 1
         self.bus.send(process, *message)
 
-    def handle(self, source: int, message: Message) -> None:
+    def handle(self, source: int, message: BusMessage) -> None:
         """Handle a message of another process."""
         kind, *values = message
         if kind == "drop":
@@ -239,7 +239,7 @@ class _Parent:
         self._results: dict[PeerId, Result] = {}
         self._over: set[int] = set()
         """Processes whose peers have ended."""
-        self._idle: dict[int, Counts] = {}
+        self._idle: dict[int, PipeCounts] = {}
         self._errors: list[BaseException] = []
         self._stopping = False
         self._signals: list[int] = []
@@ -298,7 +298,7 @@ class _Parent:
             self._hub.bus.send(process, kind)
 
 
-def nothing_in_transit(idle: Mapping[int, Counts]) -> bool:
+def nothing_in_transit(idle: Mapping[int, PipeCounts]) -> bool:
     """Return whether every process waits, and has received what the others had sent when they began to wait.
 
     Then none can have gone on since: the first to do so would have received something else.
@@ -336,7 +336,7 @@ async def _serve(mine: Sequence[Session], hub: ForkedHub) -> None:
         for session in mine:
             session.stop()
 
-    def handle(source: int, message: Message) -> None:
+    def handle(source: int, message: BusMessage) -> None:
         if message[0] == "exit":
             exit.set()
         elif message[0] == "deadlock":

@@ -29,7 +29,7 @@ from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.gpus import NO_GPU
-from p2pfl.session.session import Session
+from p2pfl.session.session import Runtime, Session
 from p2pfl.simulation.forked import ForkedHub, failure_of, run_forked
 from p2pfl.simulation.local_link import LocalHub
 from p2pfl.simulation.replaying_hub import ReplayingHub
@@ -83,18 +83,9 @@ def simulate(
             if peer_folder is not None:
                 peer_folder.sweep()
                 store = files.enter_context(closing(FileStore(peer_folder.journal)))
-            session = Session(
-                run,
-                me,
-                folder.info["id"] if folder else "0" * 16,
-                data,
-                folder=peer_folder,
-                device=device,
-                log=log,
-                pid=os.getpid(),
-                on_round=on_round,
-                store=store,
-            )
+            run_id = folder.info["id"] if folder else "0" * 16
+            runtime = Runtime(device, log=log, pid=os.getpid(), on_round=on_round, store=store)
+            session = Session(run, me, run_id, data, peer_folder, runtime)
             frozen.add(frozen_digest(session.algorithm))
             hub.join(session.endpoint)
             try:

@@ -32,8 +32,10 @@ from p2pfl.errors import P2pflError
 from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.control import FOREVER
 from p2pfl.messaging.edge import OPTIONAL_DELAY
-from p2pfl.messaging.endpoint import Counts, Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
 from p2pfl.messaging.journal import BodyStore, JournalEntry, Place
+from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.messaging.wire import Encoded, Message, Plan
 from p2pfl.models import architecture
@@ -44,6 +46,7 @@ from p2pfl.session.compute_slot import HeldSlot
 from p2pfl.session.determinism import deterministic
 from p2pfl.session.method_results import layouts_of
 from p2pfl.session.metrics import add_counts
+from p2pfl.session.pipelines import make_pipeline
 from p2pfl.simulation.machine import Computing, Machine, computing
 from p2pfl.simulation.virtual_loop import VirtualLoop
 
@@ -78,7 +81,7 @@ class VirtualPeer:
             ("training", "evaluating", "messages", "other", "queued", "waiting"), 0.0
         )
     )
-    sent: Counts = field(default_factory=dict)
+    sent: MessageCounts = field(default_factory=dict)
     missing: int = 0
 
 
@@ -249,17 +252,13 @@ class _Peer:
         factors = {straggler.peer: straggler.factor for straggler in run.file.chaos.straggler}
         self.factor = factors.get(me, 1.0) * machine.slow.get(me, 1.0)
         self.endpoint = _Endpoint(
-            me,
-            run.topology,
+            Neighborhood(me, run.topology, run.schedule, run.file.joins_at),
             "0" * 16,
-            run.seed,
-            kind.layouts,
+            Conversation(kind.layouts, self.algorithm.prunes),
             run.file.transport.wait_policy,
             self._idle,
-            joins=run.file.joins_at,
-            prunes=self.algorithm.prunes,
-            store=_NoBodies(),
-            rounds=run.schedule,
+            _NoBodies(),
+            make_pipeline(run, me, kind.layouts, Streams(run.seed, me)),
         )
         self.endpoint.kind = kind
         self.endpoint.link = self
@@ -304,9 +303,9 @@ class _Peer:
         settings, seconds = self.mesh.run.file, self.record.seconds
         self._slot.queued = 0.0
         await self._slot.acquire()
-        net = self.endpoint.begin(t)
+        self.endpoint.begin(t)
         await self.endpoint.await_start(t)
-        await self.algorithm.dry_round(t, net, self)
+        await self.algorithm.dry_round(t, Net(self.endpoint, t, settings.seed), self)
         self.endpoint.finish(t)
         if t + 1 == settings.rounds or self.algorithm.finished or (t + 1) % settings.eval_every == 0:
             await self._compute("evaluating", self.tests * self.kind.computing.sample)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,22 +17,11 @@ import pytest
 
 import p2pfl
 from tests.fast_python.fixture import FastPython
+from tests.guide_pages import GUIDE, blocks, files
 
 PROJECT = Path(__file__).parents[2]
-PAGES = sorted((PROJECT / "docs" / "guide").glob("*.md"))
-NOTEBOOKS = sorted((PROJECT / "docs" / "guide").glob("*.ipynb"))
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page: Path) -> Iterator[tuple[str, str, str | None]]:
-    """Language, text and file name of each block."""
-    text = page.read_text(encoding="utf-8")
-    end = 0
-    for found in BLOCK.finditer(text):
-        before = text[end : found.start()].strip().rpartition("\n\n")[2]
-        names = re.findall(r"`([\w.]+\.(?:py|yaml))`", before)
-        yield found[1], found[2], names[-1] if names else None
-        end = found.end()
+PAGES = sorted(GUIDE.glob("*.md"))
+NOTEBOOKS = sorted(GUIDE.glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -96,9 +83,8 @@ def test_readme_of_the_documentation_lists_every_page() -> None:
 
 
 def test_method_of_the_guide_learns_and_finds_the_peers_of_its_group(tmp_path: Path) -> None:
-    for _, text, name in blocks(PROJECT / "docs" / "guide" / "own-method.md"):
-        if name in ("best_heads.py", "mine.yaml"):
-            (tmp_path / name).write_text(text)
+    for name, text in files("own-method.md").items():
+        (tmp_path / name).write_text(text)
     run = p2pfl.load(tmp_path / "mine.yaml", rounds=16, algorithm__best=1).simulate(tmp_path / "run")
     accuracy = run.metrics().groupby("t")["accuracy"].mean()
     assert accuracy.iloc[-1] > accuracy.iloc[0] + 0.25

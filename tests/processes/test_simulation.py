@@ -145,7 +145,7 @@ def test_nothing_is_in_transit_once_all_that_was_sent_has_arrived() -> None:
 def test_deadlock_is_noticed_though_a_checkpoint_is_written_during_the_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes tell one another of it, and have no reason to tell the parent again that they wait."""
     hubs = [ForkedHub(2, 2), ForkedHub(2, 2)]
-    told: dict[int, forked.Counts] = {}
+    told: dict[int, forked.PipeCounts] = {}
     dropped: list[tuple[int, int]] = []
 
     def send(me: int, to: int, kind: str, *values: Any) -> None:
@@ -178,7 +178,7 @@ def test_message_that_cannot_be_handed_over_ends_the_run(
 ) -> None:
     original = ForkedHub.handle
 
-    def handle(self: ForkedHub, source: int, message: forked.Message) -> None:
+    def handle(self: ForkedHub, source: int, message: forked.BusMessage) -> None:
         if message[0] == "entry":
             raise ZeroDivisionError("in its receiver")
         original(self, source, message)

@@ -135,7 +135,7 @@ class DigestAlgorithm(Algorithm[Options]):
         self._update(net, part, net.sources, await net.gather(Reply))
 
     async def _sum(self, net: Net, part: int) -> None:
-        tree = net._endpoint.topology_at(net.t).spanning_tree  # its height bounds the wait
+        tree = net._place.topology_at(net.t).spanning_tree  # its height bounds the wait
         self.host.on_send(net, part, tree.height[self.me] + tree.height[tree.root[self.me]] + 1.0, [])
         x = torch.tensor([int(self.digest[:8], 16), 1], dtype=torch.float64)
         total = await net.allreduce(Sum(x), "sum")

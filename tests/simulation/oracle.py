@@ -72,7 +72,7 @@ class Oracle:
     def on_round_begins(self, process: SimulatedProcess, t: int) -> None:
         self.last_begun[process.peer] = max(t, self.last_begun.get(process.peer, -1))
         endpoint = process.session.endpoint
-        present = [j for j in endpoint.joined if not endpoint.mailbox.is_disconnected(j)]
+        present = [j for j in endpoint.neighborhood.joined(endpoint.t) if not endpoint.mailbox.is_disconnected(j)]
         ahead = [endpoint._first_kept[j] for j in present if endpoint._first_kept.get(j, 0) > t]
         if 2 * len(ahead) > len(present):
             self.mesh.violation(

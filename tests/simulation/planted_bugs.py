@@ -12,11 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 from p2pfl.messaging.control import BEFORE, Entry, Id
+from p2pfl.messaging.directions import Begin, Directions
 from p2pfl.messaging.edge import Reader, Writer
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import Journal
 from p2pfl.messaging.mailbox import Mailbox
-from p2pfl.messaging.receivers import Begin, Receivers
 from p2pfl.messaging.wire import Message
 from p2pfl.session.saving import Saver
 from peers.connection import Connection
@@ -121,7 +121,7 @@ def _skip_no_rounds(next_round: Method) -> Method:
 
 
 def _miss_some_statements(state: Method) -> Method:
-    def planted(self: Receivers, neighbor: int, t: int, sources: Any) -> None:
+    def planted(self: Directions, neighbor: int, t: int, sources: Any) -> None:
         if t % 3:
             state(self, neighbor, t, sources)
 
@@ -171,7 +171,7 @@ PLANTED_BUGS: Mapping[str, PlantedBug] = {
     "renumbered": PlantedBug("a repeated round gets other numbers", Journal, "begin", _number_anew),
     "window-leak": PlantedBug("the window never opens again", Connection, "pending", _leak_window),
     "statements-missed": PlantedBug(
-        "some statements of sources are ignored", Receivers, "state", _miss_some_statements
+        "some statements of sources are ignored", Directions, "state", _miss_some_statements
     ),
     "begin-not-awaited": PlantedBug(
         "a method that prunes does not wait for Begin", Endpoint, "receivers", _do_not_wait_for_begin

@@ -11,7 +11,7 @@ from p2pfl import PeerId
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
 from p2pfl.run_folder.folder import PeerFolder
-from p2pfl.session.session import Session, Stopped
+from p2pfl.session.session import Runtime, Session, Stopped
 from peers.io_loop import Leaving
 from peers.zmq_link import ZmqLink
 from tests.simulation.algorithm import DigestAlgorithm, Said
@@ -77,12 +77,10 @@ class SimulatedProcess:
             self.peer,
             RUN_ID,
             cast(Any, self),
-            folder=folder,
-            wait_policy=wait_policy,
-            log=log,
-            faults=self,
-            store=SimulatedStore(mesh.disks[self.peer], self.step),
+            folder,
+            Runtime(wait_policy=wait_policy, log=log, store=SimulatedStore(mesh.disks[self.peer], self.step)),
         )
+        self.session.faults = self
         self.session.resume()
         transport, world = self.schedule.transport, cast(Any, self.world)
         self.link = ZmqLink(self.session.endpoint, world, transport, CONFIG_HASH, log)

@@ -16,7 +16,7 @@ from p2pfl.messaging.schema import Body
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from p2pfl.run_folder.folder import Result
-from p2pfl.session.session import Session
+from p2pfl.session.session import Runtime, Session
 from p2pfl.simulation.local_link import LocalHub
 from p2pfl.simulation.virtual_loop import VirtualLoop
 from tests.simulation.algorithm import Said, summary
@@ -57,7 +57,9 @@ class _ReferenceRun:
     async def run(self) -> Expected:
         run, hub = run_of(self.schedule), LocalHub()
         log = logging.Logger("reference run", logging.CRITICAL)
-        sessions = [ModelFreeSession(run, me, RUN_ID, cast(Any, self), log=log) for me in range(run.peers)]
+        sessions = [
+            ModelFreeSession(run, me, RUN_ID, cast(Any, self), runtime=Runtime(log=log)) for me in range(run.peers)
+        ]
         for session in sessions:
             hub.join(session.endpoint)
 

@@ -18,7 +18,7 @@ from p2pfl.messaging.control import BEFORE, FROM_READER, FROM_WRITER, Control, E
 from p2pfl.messaging.schema import Body, Layout, MessageSchema
 from p2pfl.messaging.topology import Topology
 from peers.zmq_link import ZmqLink
-from tests.bodies import PAIR, RUN_ID, Block, Word, texts
+from tests.bodies import PAIR, RUN_ID, Block, Word, round_of, texts
 
 BLOCK = Block(torch.zeros(1000, 1000))
 LAYOUTS = [Layout.of(Word("")), Layout.of(BLOCK)]
@@ -41,7 +41,7 @@ async def up(
 
 async def exchange(endpoints: Sequence[Any], t: int = 0) -> list[dict[int, str]]:
     """Have each of some peers exchange its number."""
-    received = await asyncio.gather(*(each.begin(t).exchange(Word(f"{each.me}")) for each in endpoints))
+    received = await asyncio.gather(*(round_of(each, t).exchange(Word(f"{each.me}")) for each in endpoints))
     return [texts(each) for each in received]
 
 

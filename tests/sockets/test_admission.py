@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from peers import admission, zmq_sockets
-from tests.bodies import Word
+from tests.bodies import Word, round_of
 from tests.sockets.raw_peer import exchange, port_of, up
 
 
@@ -97,7 +97,7 @@ async def test_an_error_between_the_turns_of_the_io_loop_fails_the_peer(
     await still_works([zero, one], 0)
     monkeypatch.setattr(admission.ConnectionGuard, "check", check)
     with pytest.raises(OSError, match="Transport endpoint is not connected"):
-        await zero.begin(1).exchange(Word("x"))
+        await round_of(zero, 1).exchange(Word("x"))
     await asyncio.to_thread(zero.link.world.thread.join)
 
 
@@ -170,7 +170,7 @@ async def test_many_messages_do_not_count_as_an_oversized_one(sockets: Any, monk
     zero, one = await up(sockets, 0), await up(sockets, 1)
     text = "x" * 100_000
     for t in range(200):
-        await one.begin(t).broadcast(Word(text))
-        assert await zero.begin(t).gather(Word) == {1: Word(text)}
+        await round_of(one, t).broadcast(Word(text))
+        assert await round_of(zero, t).gather(Word) == {1: Word(text)}
     (connection,) = zero.link.world._router.guard.connections.values()
     assert connection.bytes_read > 200 * 100_000

@@ -17,7 +17,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_folder.files import allow_many_files
 from peers import io_loop, resolver
 from peers.io_loop import TICK
-from tests.bodies import PAIR, Word, complete
+from tests.bodies import PAIR, Word, complete, round_of
 from tests.sockets.raw_peer import LAYOUTS, exchange, up
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
@@ -29,7 +29,7 @@ async def test_peers_may_start_in_any_order(sockets: Any) -> None:
     tasks = []
     for me in random.sample(range(5), 5):
         await links[me].start()
-        tasks.append(asyncio.create_task(endpoints[me].begin(0).exchange(Word(f"from {me}"))))
+        tasks.append(asyncio.create_task(round_of(endpoints[me], 0).exchange(Word(f"from {me}"))))
         await asyncio.sleep(random.choice([0, 0.03]))
     for task in tasks:
         assert len(await task) == 4
@@ -91,11 +91,11 @@ async def test_survives_an_address_that_another_peer_took_over(sockets: Any, tmp
     await links[2].start()
     (tmp_path / "01").write_text(links[2].address)
     await links[0].start()
-    net, other = endpoints[0].begin(0), endpoints[2].begin(0)
+    net, other = round_of(endpoints[0], 0), round_of(endpoints[2], 0)
     await net.broadcast(Word("from 0"))
     assert await other.gather(Word, of=[0]) == {0: Word("from 0")}
     await links[1].start()
-    assert await endpoints[1].begin(0).gather(Word, of=[0]) == {0: Word("from 0")}
+    assert await round_of(endpoints[1], 0).gather(Word, of=[0]) == {0: Word("from 0")}
     await net.send(2, Word("once more"))
     assert await other.gather(Word, of=[0]) == {0: Word("once more")}
 

@@ -16,7 +16,7 @@ from p2pfl.errors import HandshakeError, NetError
 from p2pfl.messaging import control
 from p2pfl.messaging.control import Entry, Hello, Id, Refused, Want
 from peers import io_loop
-from tests.bodies import PAIR, RUN_ID, Block, Word, line
+from tests.bodies import PAIR, RUN_ID, Block, Word, line, round_of
 from tests.sockets.raw_peer import BLOCK, HELLO, LAYOUTS, by_value, up
 
 pytestmark = pytest.mark.usefixtures("no_needless_waits")
@@ -32,7 +32,7 @@ async def test_refuses_a_different_run_file_on_both_sides(
     waits = []
     for link, endpoint in zip(links, endpoints, strict=True):
         await link.start()
-        waits.append(asyncio.create_task(endpoint.begin(0).gather(Word)))
+        waits.append(asyncio.create_task(round_of(endpoint, 0).gather(Word)))
         if not together:
             await eventually(lambda: links[0].io.next_check > 0)
     first, second = await asyncio.gather(*waits, return_exceptions=True)
@@ -91,7 +91,7 @@ async def test_refusal_ends_waits_and_is_logged_in_one_line(
     alone: Any, raw: Any, caplog: Any, answer: bytes, why: str
 ) -> None:
     other = raw(1)
-    waiting = asyncio.create_task(alone.begin(0).gather(Word))
+    waiting = asyncio.create_task(round_of(alone, 0).gather(Word))
     identity, message, _ = await other.receive()
     assert isinstance(message, Hello)
     assert identity == b"0>1"
@@ -117,7 +117,7 @@ async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
 ) -> None:
     stranger = raw(1)
     endpoint = await up(sockets, 0, hosts={"1": stranger.address} if settled else {})
-    waiting = asyncio.create_task(endpoint.begin(0).gather(Word))
+    waiting = asyncio.create_task(round_of(endpoint, 0).gather(Word))
     identity, *_ = await stranger.receive()
     stranger.router.send_multipart([identity, control.pack(Refused("this is another run"), "another run")])
     if settled:
@@ -135,7 +135,7 @@ async def test_refusal_by_another_run_is_an_error_only_at_a_fixed_address(
 
 async def test_refusal_ends_a_blocked_send(sockets: Any, raw: Any) -> None:
     endpoint, other = await up(sockets, 0, queue=2), raw(1)
-    net = endpoint.begin(0)
+    net = round_of(endpoint, 0)
 
     async def send() -> None:
         for _ in range(4):
@@ -162,7 +162,7 @@ async def test_drops_messages_of_unknown_senders(
     await eventually(lambda: f"message from unknown sender dropped identity={identity.encode()!r}" in caplog.text)
     await neighbor.write(endpoint.link)
     neighbor.put(Word("it is me"))
-    assert await endpoint.begin(0).gather(Word) == {1: Word("it is me")}
+    assert await round_of(endpoint, 0).gather(Word) == {1: Word("it is me")}
     assert endpoint.dropped == {}
 
 
@@ -188,7 +188,7 @@ async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: A
     wrong, frames = by_value(Block(torch.zeros(2)), other.epoch, Id(0, 50))
     other.send(wrong, *frames)
     other.send(entry, *good)
-    assert await alone.begin(0).gather(Word) == {1: Word("good")}
+    assert await round_of(alone, 0).gather(Word) == {1: Word("good")}
     await eventually(lambda: alone.dropped == {1: len(garbage) + 4})
     assert alone.failure is None
 
@@ -196,7 +196,7 @@ async def test_drops_and_counts_invalid_messages(alone: Any, raw: Any, caplog: A
 async def test_body_over_the_limit_raises_an_error_at_the_sender(sockets: Any) -> None:
     endpoints = await sockets.open(PAIR, LAYOUTS, max_message=1000)
     with pytest.raises(NetError, match=r"a body of 4000000 bytes cannot be sent: transport\.max_message is 1000"):
-        await endpoints[0].begin(0).broadcast(BLOCK)
+        await round_of(endpoints[0], 0).broadcast(BLOCK)
     assert all(path.stat().st_size < 1000 for path in sockets.journal(0).iterdir())
 
 

@@ -14,14 +14,14 @@ import torch
 
 from p2pfl.messaging import edge, wire
 from p2pfl.messaging.control import BEFORE, Entry, Hello, Id, Nothing, Start, Want
-from p2pfl.messaging.receivers import MAX_STATEMENTS, Begin
+from p2pfl.messaging.directions import MAX_STATEMENTS, Begin
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
 from p2pfl.session.body_files import FileStore
 from peers import receiver, zmq_sockets
 from peers.journal_files import NeighborJournals
 from peers.zmq_sockets import MAX_ANSWER
-from tests.bodies import PAIR, Block, Word, star
+from tests.bodies import PAIR, Block, Word, round_of, star
 from tests.mesh_fixtures import change_transport
 from tests.sockets.raw_peer import HELLO, by_value, port_of, up, want
 
@@ -45,10 +45,10 @@ def block(t: int) -> Block:
 
 async def still_works(mesh: Any, zero: Any) -> None:
     """Peer 2 is not affected: five rounds, none of which is skipped."""
-    two = await up(mesh, 2, zero.topology, LAYOUTS, prunes=zero.prunes)
+    two = await up(mesh, 2, zero.neighborhood.topology, LAYOUTS, prunes=zero.prunes)
     for t in range(5):
         assert zero.next_round(t) == t
-        net, other = zero.begin(t), two.begin(t)
+        net, other = round_of(zero, t), round_of(two, t)
         await other.broadcast(block(t))
         await net.broadcast(block(t))
         assert torch.equal((await net.gather(Block, of=[2]))[2].x, block(t).x)
@@ -67,7 +67,7 @@ async def test_large_bodies_arrive_with_any_fault(sockets: Any, encrypted: Any, 
     began = asyncio.get_running_loop().time()
     endpoints = await mesh.open(PAIR, [Layout.of(large)], faults=faults, same_host=kind == "mapped")
     for t in range(2):
-        nets = [endpoint.begin(t) for endpoint in endpoints]
+        nets = [round_of(endpoint, t) for endpoint in endpoints]
         for received in await asyncio.gather(*(net.exchange(large) for net in nets)):
             (body,) = received.values()
             assert torch.equal(body.x, large.x)
@@ -88,7 +88,7 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
 
     async def run_ahead() -> None:
         for t in range(rounds):
-            await one.begin(t).broadcast(block(t))
+            await round_of(one, t).broadcast(block(t))
 
     ahead = asyncio.create_task(run_ahead())
     await eventually(lambda: one.link.behind([0]))
@@ -96,7 +96,7 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
     await eventually(lambda: zero.link.io.connections[1].pending() > BUDGET // 2)
     most = 0
     for t in range(rounds):
-        net = zero.begin(t)
+        net = round_of(zero, t)
         most = max(most, zero.link.io.connections[1].pending())
         assert torch.equal((await net.gather(Block))[1].x, block(t).x)
     await ahead
@@ -108,7 +108,7 @@ async def test_fast_neighbor_waits_without_loss(sockets: Any, encrypted: Any, ki
 async def test_send_waits_for_a_neighbor_far_behind_until_the_deadline(alone: Any, caplog: Any) -> None:
     alone.link.transport = alone.link.transport.model_copy(update={"deadline": 0.5})
     change_transport(alone.link, queue=4, deadline=1000.0)
-    net = alone.begin(0)
+    net = round_of(alone, 0)
     began = time.monotonic()
     for _ in range(3):
         await net.broadcast(Word("…"))
@@ -140,7 +140,7 @@ async def test_memory_is_bounded_if_a_neighbor_begins_rounds_without_end(
         other.put(Begin((0,)), t)
     other.send(Nothing(other.epoch, 7))
     await eventually(lambda: zero.mailbox._nothing.get(1) == 7, "all was read")
-    assert 1 < len(zero.edges._stated[1]) <= MAX_STATEMENTS
+    assert 1 < len(zero._directions._stated[1]) <= MAX_STATEMENTS
     assert zero.link.io.connections[1].pending() == 0  # they take no window once they are noted
     await still_works(sockets, zero)
 
@@ -195,7 +195,7 @@ async def test_withstands_hostile_entries(sockets: Any, raw: Any, numbers: Any, 
 @pytest.mark.parametrize("wanted", WANTS, ids=str)
 async def test_withstands_hostile_wants(sockets: Any, raw: Any, wanted: Want) -> None:
     zero, other = await limited(sockets, 0), raw(1)
-    zero.begin(0)
+    round_of(zero, 0)
     other.connect(zero.link)
     for _ in range(3):
         other.send(wanted)
@@ -241,7 +241,7 @@ async def test_chunks_out_of_order_begin_a_new_epoch(sockets: Any, raw: Any, mon
     other.send(Start(other.epoch, 0, 0))
     for offset in (0, 400, 800):
         chunk(offset, min(offset + 400, 1000))
-    assert torch.equal((await zero.begin(0).gather(Block))[1].x, block(7).x)
+    assert torch.equal((await round_of(zero, 0).gather(Block))[1].x, block(7).x)
 
 
 # ---- useless messages
@@ -286,7 +286,7 @@ async def test_reads_slowly_what_takes_no_window(
 ) -> None:
     monkeypatch.setattr(receiver, "USELESS_RATE", 50.0)
     zero, other = await up(sockets, 0, PAIR, LAYOUTS), raw(1)
-    zero.begin(5)
+    round_of(zero, 5)
     await other.write(zero.link)
     for number in range(500):
         if kind == "begins":
@@ -307,7 +307,7 @@ async def test_begins_of_the_next_rounds_are_of_use(
     useless: list[Any] = []
     monkeypatch.setattr(zero.link.io.receiver, "_count_useless", lambda *message: useless.append(message))
     for t in range(50):
-        zero.begin(t)
+        round_of(zero, t)
         other.put(Begin(()), t + 1)
         await eventually(lambda t=t: zero.link.io.connections[1].reader.next == Id(t + 1, 1))
     assert len(useless) < 50, "all else is of the connection"

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
-from p2pfl.messaging.endpoint import Counts, Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint, MessageCounts
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import MAX_HEADER, Body, Layout
 from p2pfl.messaging.topology import Topology
 from p2pfl.simulation.local_link import LocalHub
 from tests import bodies
-from tests.bodies import PAIR, RUN_ID, Vector, Word, complete, line, star, texts, vector
+from tests.bodies import PAIR, RUN_ID, Vector, Word, complete, line, round_of, star, texts, vector
 from tests.mesh_fixtures import run_all, run_rounds, yield_randomly
 
 
@@ -38,7 +39,7 @@ LAYOUTS = [
 
 async def test_messages_of_one_sender_and_kind_keep_their_order(mesh: Any) -> None:
     here, there = await mesh.open(PAIR, LAYOUTS)
-    net, other = here.begin(0), there.begin(0)
+    net, other = round_of(here, 0), round_of(there, 0)
     for number in range(40):
         await other.send(0, Word(str(number)))
         await other.send(0, vector(number, 0, 0))
@@ -50,7 +51,7 @@ async def test_messages_of_one_sender_and_kind_keep_their_order(mesh: Any) -> No
 
 async def test_a_body_that_all_receivers_would_drop_is_refused_by_its_sender(mesh: Any) -> None:
     here, _ = await mesh.open(PAIR, LAYOUTS)
-    net = here.begin(0)
+    net = round_of(here, 0)
     for sending in (net.exchange, net.broadcast, net.publish):
         with pytest.raises(Unexpected, match=r"^Vector: x must be float32\[3\], got float32\[2\]$"):
             await sending(vector(1, 2))
@@ -59,7 +60,7 @@ async def test_a_body_that_all_receivers_would_drop_is_refused_by_its_sender(mes
 
 async def test_a_header_that_all_receivers_would_drop_is_refused_by_its_sender(mesh: Any) -> None:
     there, here = await mesh.open(PAIR, LAYOUTS)
-    net = here.begin(0)
+    net = round_of(here, 0)
     largest = 2 * MAX_HEADER - len(wire.encode(Word("x" * MAX_HEADER)).header)
     long, longest = Word("x" * (largest + 1)), Word("x" * largest)
     attempts: list[Callable[[], Awaitable[object]]] = [
@@ -80,7 +81,7 @@ async def test_a_header_that_all_receivers_would_drop_is_refused_by_its_sender(m
     assert here.sent == {}
     assert HeaderTooLarge.exit_code == BodyTooLarge.exit_code, "the launcher restarts no such peer"
     await net.send(0, longest)
-    assert texts(await there.begin(0).gather(Word)) == {1: longest.text}
+    assert texts(await round_of(there, 0).gather(Word)) == {1: longest.text}
 
 
 @pytest.mark.parametrize("topology", [line(4), line(1), star(5), star(5, hub=3), complete(5)], ids=str)
@@ -116,8 +117,8 @@ async def test_peers_that_disagree_on_an_edge_do_not_wait_for_deadlines(
     """Each takes the other for a receiver of the last state that it knows; both have rolled back separately."""
     endpoints = await mesh.open(PAIR, LAYOUTS, deadline=600.0, prunes=True)
     for endpoint, here, there in zip(endpoints, receives, reversed(receives), strict=True):
-        endpoint.edges.sources = {1 - endpoint.me} if here else set()
-        endpoint.edges.state(1 - endpoint.me, 0, [] if there else [endpoint.me])  # the opposite of the truth
+        endpoint._directions.sources = {1 - endpoint.me} if here else set()
+        endpoint._directions.state(1 - endpoint.me, 0, [] if there else [endpoint.me])  # the opposite of the truth
 
     async def one_round(net: Net) -> list[int]:
         return list(await net.exchange(Word("…")))
@@ -128,11 +129,11 @@ async def test_peers_that_disagree_on_an_edge_do_not_wait_for_deadlines(
         assert endpoint.waited < 60
 
 
-async def random_program(endpoint: Endpoint, seed: int) -> list[tuple[Any, Counts, Counts]]:
+async def random_program(endpoint: Endpoint, seed: int) -> list[tuple[Any, MessageCounts, MessageCounts]]:
     """Rounds that exchange, drop edges, scatter and reduce as drawn from the seed."""
     record = []
     for t in range(6):
-        net = endpoint.begin(t)
+        net = round_of(endpoint, t)
         choice = random.Random(f"{seed} {net.me} {t}")
         await yield_randomly((seed, net.me, t))
         received: list[Any] = []
@@ -168,7 +169,8 @@ async def test_equal_programs_send_equal_messages_over_any_link_and_with_any_del
         for i, j in [*topology.edges, *((j, i) for i, j in topology.edges)]:
             assert records[i][t][1].get(j, {}) == records[j][t][2].get(i, {})
 
-    hub, plain = LocalHub(), [Endpoint(me, topology, RUN_ID, 5, LAYOUTS, prunes=True) for me in range(peers)]
+    hub, conversation = LocalHub(), Conversation(LAYOUTS, prunes=True)
+    plain = [Endpoint(Neighborhood(me, topology), RUN_ID, conversation) for me in range(peers)]
     for endpoint in plain:
         hub.join(endpoint)
     for endpoint in plain:
@@ -178,7 +180,7 @@ async def test_equal_programs_send_equal_messages_over_any_link_and_with_any_del
 
 async def test_peers_share_no_tensor_memory(mesh: Any) -> None:
     endpoints = await mesh.open(star(3), LAYOUTS)
-    net, one, two = (endpoint.begin(0) for endpoint in endpoints)
+    net, one, two = (round_of(endpoint, 0) for endpoint in endpoints)
     mine = torch.tensor([1.0, 2.0, 3.0])
     await net.broadcast(Vector(mine))
     mine.zero_()  # training continues
@@ -198,7 +200,7 @@ async def test_on_receive_replaces_bodies_as_they_arrive(mesh: Any, eventually: 
         return Word("replaced") if isinstance(body, Word) else body
 
     there.on_receive = on_receive
-    net, other = here.begin(0), there.begin(0)
+    net, other = round_of(here, 0), round_of(there, 0)
     await net.broadcast(Word("hello"))
     await net.broadcast(vector(1, 2, 3))
     await eventually(lambda: len(arrived) == 2)
@@ -217,5 +219,5 @@ async def test_on_receive_may_modify_bodies_in_place(mesh: Any) -> None:
         return body
 
     there.on_receive = on_receive
-    await here.begin(0).broadcast(vector(1, 2, 3))
-    assert (await there.begin(0).gather(Vector))[0].x.tolist() == [2.0, 4.0, 6.0]
+    await round_of(here, 0).broadcast(vector(1, 2, 3))
+    assert (await round_of(there, 0).gather(Vector))[0].x.tolist() == [2.0, 4.0, 6.0]

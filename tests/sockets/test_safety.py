@@ -20,7 +20,7 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.run_folder.key_files import Keys
 from peers import limited_log, zmq_sockets
 from peers.keys import new_pair
-from tests.bodies import RUN_ID, Word
+from tests.bodies import RUN_ID, Word, round_of
 from tests.sockets.raw_peer import HELLO, REFUSED, exchange, port_of, relay, up
 
 LINE = Topology.from_edges(3, [(0, 1), (1, 2)])
@@ -63,9 +63,9 @@ def hello() -> list[bytes]:
 
 async def still_works(mesh: Any, endpoint: Any, **options: Any) -> None:
     """Peer 1 starts, and its message arrives."""
-    neighbor = await up(mesh, 1, endpoint.topology, **options)
-    await neighbor.begin(0).broadcast(Word("it is me"))
-    assert await endpoint.begin(0).gather(Word, of=[1]) == {1: Word("it is me")}
+    neighbor = await up(mesh, 1, endpoint.neighborhood.topology, **options)
+    await round_of(neighbor, 0).broadcast(Word("it is me"))
+    assert await round_of(endpoint, 0).gather(Word, of=[1]) == {1: Word("it is me")}
     assert endpoint.dropped == {}
 
 
@@ -111,8 +111,8 @@ async def test_neighbor_cannot_take_over_anothers_connection(
     dealer = stranger.connect(endpoint.link.address, "1>0", encrypted.pairs[2], encrypted.pairs[0][0])
     dealer.send_multipart(hello(), zmq.NOBLOCK)
     await eventually(lambda: "message refused" in caplog.text)
-    await neighbor.begin(0).broadcast(Word("still here"))
-    assert await endpoint.begin(0).gather(Word, of=[1]) == {1: Word("still here")}
+    await round_of(neighbor, 0).broadcast(Word("still here"))
+    assert await round_of(endpoint, 0).gather(Word, of=[1]) == {1: Word("still here")}
     assert "connection lost" not in caplog.text
 
 
@@ -163,7 +163,7 @@ async def test_neighbor_that_rejects_our_key_is_a_named_error(encrypted: Any) ->
         HandshakeError,
         match=r"peer 1 at tcp://\S+ refused peer 0: it does not accept this peer's key; compare",
     ):
-        await endpoint.begin(0).gather(Word)
+        await round_of(endpoint, 0).gather(Word)
 
 
 @pytest.mark.parametrize("with_keys", [0, 1])
@@ -175,7 +175,7 @@ async def test_logs_a_neighbor_when_only_one_side_has_keys(
     for me in range(2):
         encrypted.pairs = pairs if me == with_keys else []
         endpoints.append(await up(encrypted, me, deadline=1))
-    waits = [endpoint.begin(0).gather(Word) for endpoint in endpoints]
+    waits = [round_of(endpoint, 0).gather(Word) for endpoint in endpoints]
     assert await asyncio.gather(*waits) == [{}, {}]  # after the deadline
     named = [rf"CURVE handshake failed peer={peer} address=tcp://\S+: wrong key" for peer in range(2)]
     await eventually(lambda: all(re.search(text, caplog.text) for text in (*named, "connection refused: ")))
@@ -189,7 +189,7 @@ async def test_logs_a_neighbor_whose_public_key_is_wrong(encrypted: Any, caplog:
     wrong = Keys((keys.public[0], new_pair()[0]), keys.private)
     endpoint = await up(encrypted, 0, keys=wrong, deadline=0.5)
     await eventually(lambda: "CURVE handshake failed peer=1 address=tcp://127.0.0.1:" in caplog.text)
-    assert await endpoint.begin(0).gather(Word) == {}  # after the deadline
+    assert await round_of(endpoint, 0).gather(Word) == {}  # after the deadline
     assert caplog.text.count("CURVE handshake failed") == 1
 
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.algorithms.aggregators import AggregatorSchedule, Assignment
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
-from tests.bodies import RUN_ID
+from tests.bodies import net_of
 
 property_of = settings(deadline=None, max_examples=20)
 
@@ -26,7 +25,7 @@ SEED = 5
 def nets(topology: Topology, t: int, joins: Mapping[int, int] | None = None) -> list[Net]:
     """Every peer's view of round ``t``."""
     # Each with a graph of its own: launched peers share no memory.
-    return [Endpoint(me, replace(topology), RUN_ID, SEED, [], joins=joins).begin(t) for me in range(topology.peers)]
+    return [net_of(me, replace(topology), t, SEED, joins) for me in range(topology.peers)]
 
 
 def complete(peers: int) -> Topology:

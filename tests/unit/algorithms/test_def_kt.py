@@ -15,12 +15,11 @@ from torch import nn
 
 from p2pfl.algorithms.def_kt import DefKT, Hyper, LocallyTrained
 from p2pfl.errors import Unexpected
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology, WeightedTopology
 from p2pfl.models import Model
 from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest
-from tests.bodies import RUN_ID, arrive
+from tests.bodies import arrive, net_of
 from tests.regression import Matrix, regression_data, softmax, theta
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
@@ -53,7 +52,7 @@ def make(h: Hyper, model: Callable[[int], Model] = flat, peers: int = 4) -> list
 
 
 def pairs(peers: Sequence[DefKT], topology: Topology, rounds: int) -> list[dict[int, int]]:
-    net = Endpoint(0, topology, RUN_ID, 0, []).begin(0)
+    net = net_of(0, topology, 0, 0)
     return [peers[0].schedule.pairs(t, net) for t in range(rounds)]
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from p2pfl.messaging.deadline import WaitPolicy
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.models import Model
 from p2pfl.simulation.local_link import LocalHub
 from p2pfl.tensors import digest, has_diverged
-from tests.bodies import RUN_ID, complete
+from tests.bodies import RUN_ID, complete, round_of
 from tests.dfml_reference import Reference, agree, assignments, hyper, make, run_reference, train_reference, values
 from tests.support import run_rounds
 
@@ -61,12 +62,15 @@ async def test_wait_for_reply_ends_at_its_deadline() -> None:
     """The aggregator is alive but silent; the sender keeps its trained model."""
     peers = make(hyper(participation=1.0, fixed_aggregator=True, patience=0.5), names=("flat", "flat"))
     hub = LocalHub()
-    endpoints = [Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), WaitPolicy(0.02)) for peer in peers]
+    endpoints = [
+        Endpoint(Neighborhood(peer.me, complete(2)), RUN_ID, Conversation(peer.layouts()), WaitPolicy(0.02))
+        for peer in peers
+    ]
     for endpoint in endpoints:
         hub.join(endpoint)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await peers[1].round(0, endpoints[1].begin(0))
+    await peers[1].round(0, round_of(endpoints[1], 0))
     assert loop.time() - began >= 1.5 * 0.02
     assert endpoints[1].missing == {"Taught": [0]}
     assert peers[1].peak_alpha == 0.0
@@ -79,13 +83,13 @@ async def test_late_sender_learns_not_to_wait() -> None:
     (_, expected) = [Reference(peer) for peer in peers]
     hub = LocalHub()
     endpoints = [
-        Endpoint(peer.me, complete(2), RUN_ID, 0, peer.layouts(), WaitPolicy(deadline))
+        Endpoint(Neighborhood(peer.me, complete(2)), RUN_ID, Conversation(peer.layouts()), WaitPolicy(deadline))
         for peer, deadline in zip(peers, (0.01, math.inf), strict=True)
     ]
     for endpoint in endpoints:
         hub.join(endpoint)
-    await peers[0].round(0, endpoints[0].begin(0))
-    await peers[1].round(0, endpoints[1].begin(0))
+    await peers[0].round(0, round_of(endpoints[0], 0))
+    await peers[1].round(0, round_of(endpoints[1], 0))
     assert [endpoint.missing for endpoint in endpoints] == [{"Pupil": [1]}, {}]
     train_reference(expected, peers[1].hyper)
     np.testing.assert_allclose(values(peers[1]), expected.values(), atol=2e-5)
@@ -149,7 +153,9 @@ def test_peers_many_rounds_apart_get_the_same_result() -> None:
 
     async def late() -> list[int]:
         hub = LocalHub()
-        endpoints = [Endpoint(peer.me, topology, RUN_ID, 0, peer.layouts()) for peer in apart]
+        endpoints = [
+            Endpoint(Neighborhood(peer.me, topology), RUN_ID, Conversation(peer.layouts())) for peer in apart
+        ]
         for endpoint in endpoints:
             hub.join(endpoint)
             endpoint.mailbox.on_block = lambda: None  # not a deadlock: peer 0 starts later
@@ -159,7 +165,7 @@ def test_peers_many_rounds_apart_get_the_same_result() -> None:
             for t in range(12):
                 reached[me] = t
                 endpoints[me].open(t)
-                await apart[me].round(t, endpoints[me].begin(t))
+                await apart[me].round(t, round_of(endpoints[me], t))
 
         others = [asyncio.create_task(run(me)) for me in (1, 2, 3)]
         for _ in range(2000):

@@ -12,11 +12,10 @@ import torch
 from p2pfl.algorithms.ditto import Ditto, DittoHyper
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.learning import losses
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
-from tests.bodies import RUN_ID
+from tests.bodies import net_of
 from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 
@@ -59,7 +58,7 @@ def descend(peer: Any, x: Matrix, steps: int, pull: float = 0.0, center: Matrix 
 
 
 def participants(fraction: float, t: int) -> tuple[int, ...]:
-    return Endpoint(0, COMPLETE, RUN_ID, 0, []).begin(t).participants(fraction)
+    return net_of(0, COMPLETE, t, 0).participants(fraction)
 
 
 # ---- equations ---------------------------------------------------------------------------------------------

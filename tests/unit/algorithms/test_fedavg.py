@@ -15,12 +15,11 @@ from p2pfl.algorithms import dfedavgm, fedavg
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, has_diverged
-from tests.bodies import RUN_ID
+from tests.bodies import net_of
 from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import (
     linear_model,
@@ -65,7 +64,7 @@ def descend(peer: Any, x: Matrix, epochs: int, momentum: float = 0.0) -> Matrix:
 
 def participants(peers: int, fraction: float, t: int) -> tuple[int, ...]:
     topology = Topology.from_edges(peers, [(i, i + 1) for i in range(peers - 1)])
-    return Endpoint(0, topology, RUN_ID, 0, []).begin(t).participants(fraction)
+    return net_of(0, topology, t, 0).participants(fraction)
 
 
 PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5, "batch": 64}

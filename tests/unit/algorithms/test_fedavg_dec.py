@@ -25,11 +25,10 @@ from p2pfl.algorithms.fedavg_dec import (
     mean_model,
 )
 from p2pfl.errors import Unexpected
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.tensors import buffers_of, digest, has_diverged, parameters_of
-from tests.bodies import RUN_ID, arrive
+from tests.bodies import arrive, net_of
 from tests.regression import Matrix, regression_data, theta
 from tests.support import mean_at, messages, payload, peer_data, random_dataset, run_rounds, setting
 
@@ -67,7 +66,7 @@ def make(
 
 
 def assignments(peers: Sequence[FedAvgDec], topology: Topology, rounds: int) -> list[Assignment]:
-    net = Endpoint(0, topology, RUN_ID, 0, []).begin(0)
+    net = net_of(0, topology, 0, 0)
     return [peers[0].schedule.assignment(t, net) for t in range(rounds)]
 
 

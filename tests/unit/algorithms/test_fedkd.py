@@ -14,7 +14,9 @@ from torch import nn
 
 from p2pfl.algorithms.fedkd import CompressedMemeHyper, Factors, FedKD, compressed, largest_rank, low_rank, recovered
 from p2pfl.errors import RunFileError, Unexpected
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint
+from p2pfl.messaging.neighborhood import Neighborhood
+from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.options import OptionErrors
@@ -252,9 +254,10 @@ def test_meme_that_cannot_be_recovered_counts_as_missing(field: str, name: str, 
     if field == "left":
         sent = changed(sent, "right", name, torch.full((1, INPUTS), 9e5))
     wrong = arrive(sent, peer.layouts())  # nothing that a layout could refuse
-    net = Endpoint(0, COMPLETE, RUN_ID, 0, []).begin(0)
+    endpoint = Endpoint(Neighborhood(0, COMPLETE), RUN_ID, Conversation())
+    net = Net(endpoint, 0, 0)
     assert list(peer.opened({0: good, 1: wrong}, net)) == [0]
-    assert net._endpoint.missing == {"Factors": [1]}
+    assert endpoint.missing == {"Factors": [1]}
 
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])

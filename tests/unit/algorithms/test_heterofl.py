@@ -20,13 +20,12 @@ from p2pfl.algorithms.fedrolex import AveragedSlice, FedRolex, TrainedSlice
 from p2pfl.algorithms.heterofl import HeteroFL
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width, common_steps
 from p2pfl.errors import ModelError, Unexpected
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model, build
 from p2pfl.models.dfml import LocalSelfAttention
 from p2pfl.options import OptionErrors
 from p2pfl.tensors import Tensors, parameters_of
-from tests.bodies import RUN_ID, arrive
+from tests.bodies import arrive, net_of
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
 
 INPUTS, CLASSES = 4, 3
@@ -74,7 +73,7 @@ def arrays(peer: HeteroFL) -> Arrays:
 
 
 def assignments(peers: Sequence[HeteroFL], topology: Topology, rounds: int) -> list[Assignment]:
-    net = Endpoint(0, topology, RUN_ID, 0, []).begin(0)
+    net = net_of(0, topology, 0, 0)
     return [peers[0].schedule.assignment(t, net) for t in range(rounds)]
 
 

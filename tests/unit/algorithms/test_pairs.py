@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.algorithms.pairs import PairSchedule
-from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.topology import Topology, WeightedTopology
-from tests.bodies import RUN_ID
+from tests.bodies import net_of
 
 SEED = 5
 property_of = settings(deadline=None, max_examples=30)
@@ -24,7 +23,7 @@ Job = tuple[int, int]
 
 
 def net(topology: Topology, me: int, t: int) -> Net:
-    return Endpoint(me, topology, RUN_ID, SEED, []).begin(t)
+    return net_of(me, topology, t, SEED)
 
 
 def complete(peers: int) -> Topology:

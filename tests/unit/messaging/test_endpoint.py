@@ -14,13 +14,14 @@ from p2pfl.errors import Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.control import FOREVER, Id
 from p2pfl.messaging.deadline import Deadline, WaitPolicy
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.directions import Begin
+from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import JournalEntry
-from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
 from p2pfl.simulation.virtual_loop import VirtualLoop
-from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, texts, vector
+from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, vector
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -67,7 +68,9 @@ class ScriptedLink:
 
 def make(topology: Topology | None = None, *, t: int | None = 0, me: int = 0, **options: Any) -> Endpoint:
     """An endpoint with five neighbors, or those of ``topology``, that has opened round ``t``."""
-    endpoint = Endpoint(me, topology or star(6), RUN_ID, 5, LAYOUTS, **options)
+    conversation = Conversation(LAYOUTS, options.pop("prunes", False))
+    neighborhood = Neighborhood(me, topology or star(6), joins=options.pop("joins", {}))
+    endpoint = Endpoint(neighborhood, RUN_ID, conversation, **options)
     endpoint.link = ScriptedLink()
     if t is not None:
         endpoint.open(t)
@@ -83,6 +86,13 @@ def receive(endpoint: Endpoint, sender: int, t: int = 0, body: Body | None = Non
     """Let ``endpoint`` receive a body from ``sender``; default: a Word."""
     encoded = wire.encode(body or Word(f"{sender}"), count)
     endpoint.accept(endpoint.decode(endpoint.check(encoded.header), t, sender, stored(encoded)))
+
+
+async def take(endpoint: Endpoint, t: int, deadline_factor: float = 1.0) -> dict[int, Body]:
+    """Begin round ``t``, and take a Word of each source."""
+    endpoint.begin(t)
+    taken = await endpoint.take("Word", sorted(endpoint.sources), t, deadline_factor)
+    return {sender: message.body for sender, message in taken.items()}
 
 
 def begin(endpoint: Endpoint, sender: int, t: int, sources: tuple[int, ...] = (0,)) -> None:
@@ -193,7 +203,7 @@ async def test_a_wait_ends_at_the_deadline_with_a_quorum_and_after_give_up_witho
     for sender in range(1, senders + 1):
         receive(endpoint, sender)
     arrival = asyncio.create_task(after(200.0, receive, endpoint, late or 0)) if late else None
-    taken = sorted(await endpoint.begin(0).gather(Word, deadline_factor=deadline_factor))
+    taken = sorted(await take(endpoint, 0, deadline_factor))
     assert taken == list(range(1, (late or senders) + 1))
     assert endpoint.missing == {"Word": list(range(len(taken) + 1, 6))}
     assert [endpoint.waited, endpoint.wasted_wait] == pytest.approx([seconds, wasted])
@@ -218,7 +228,7 @@ async def test_a_wait_ends_with_the_news_that_nothing_will_come(ends: Callable[[
     for sender in range(1, 5):
         receive(endpoint, sender)
     news = asyncio.create_task(after(7.0, ends, endpoint))
-    assert sorted(await endpoint.begin(0).gather(Word)) == [1, 2, 3, 4]
+    assert sorted(await take(endpoint, 0)) == [1, 2, 3, 4]
     assert endpoint.missing == {"Word": [5]}
     assert endpoint.waited == pytest.approx(7.0)
     assert await endpoint.take("Word", [5], 0) == {}  # known from then on
@@ -251,7 +261,7 @@ async def test_messages_before_the_news_are_taken_and_those_of_past_rounds_are_d
     receive(endpoint, 1, 1, Word("later"))
     endpoint.mailbox.mark_disconnected(1)
     size = endpoint.mailbox.taken_bytes[1]
-    assert texts(await endpoint.begin(1).gather(Word)) == {1: "later"}
+    assert await take(endpoint, 1) == {1: Word("later")}
     assert endpoint.mailbox.expired == 1
     receive(endpoint, 1, 0)
     assert endpoint.mailbox.expired == 2
@@ -291,7 +301,7 @@ async def test_the_slot_is_released_while_a_reader_is_behind_and_in_every_wait()
         await endpoint.send([1, 2], Word("x"))
     assert idle == [[2], (3.0, [])]
     arrival = asyncio.create_task(after(1.0, receive, endpoint, 2))
-    await endpoint.begin(0).gather(Word)
+    await take(endpoint, 0)
     assert idle[2:] == [[1, 2], (12.0, [1])]
     await arrival
 
@@ -339,7 +349,8 @@ async def test_begin_is_awaited_in_methods_that_prune_but_not_from_a_late_joiner
     endpoint = make(complete(3), wait_policy=WaitPolicy(9.0), **options)
     begin(endpoint, 1, 1)
     endpoint.finish(0)
-    assert endpoint.begin(1).sources == (1, 2)
+    endpoint.begin(1)
+    assert endpoint.sources == {1, 2}
     assert await endpoint.receivers() == {1, 2}
     assert now() == pytest.approx(seconds)
 
@@ -353,11 +364,11 @@ async def test_who_has_stopped_receiving_is_neither_awaited_nor_sent_to() -> Non
     begin(endpoint, 1, 2, ())  # it is ahead
     endpoint.mailbox.mark_disconnected(4)
     endpoint.finish(0)
-    net = endpoint.begin(1)
-    await net.broadcast(Word("x"))
+    endpoint.begin(1)
+    await endpoint.send(await endpoint.receivers(), Word("x"))
     assert now() == pytest.approx(9.0)  # for peer 5
     assert link_of(endpoint).entries[-1].to == (1, 3, 4, 5)
-    assert net.receivers == (1, 3, 4, 5)
+    assert endpoint.expected_receivers == {1, 3, 4, 5}
     begin(endpoint, 3, 3)  # it has skipped round 2
     begin(endpoint, 5, 2)
     endpoint.finish(1)
@@ -425,21 +436,6 @@ def test_a_count_above_the_number_of_peers_is_rejected() -> None:
     receive(endpoint, 1, body=vector(1, 2, 3), count=3)
     with pytest.raises(Unexpected, match="count must be at most 3, got 4"):
         receive(endpoint, 1, body=vector(1, 2, 3), count=4)
-
-
-@pytest.mark.parametrize(
-    ("peers", "fraction", "count"),
-    [(10, 1.0, 10), (10, 0.01, 1), (10, 0.25, 2), (10, 0.39, 3), (10, 0.55, 5), (15, 0.5, 7), (100, 0.29, 29)],
-)
-def test_participants_are_equal_on_every_peer_new_each_round_and_rounded_down(
-    peers: int, fraction: float, count: int
-) -> None:
-    drawn = [
-        [make(complete(peers), me=me, t=None).begin(t).participants(fraction) for t in range(4)] for me in (0, 7)
-    ]
-    assert drawn[0] == drawn[1]
-    assert all(len(chosen) == count and list(chosen) == sorted(set(chosen)) for chosen in drawn[0])
-    assert (len(set(drawn[0])) > 1) == (fraction < 1.0)
 
 
 def test_a_begin_names_at_most_as_many_peers_as_there_are() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from p2pfl.messaging import edge, wire
 from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Hello, Id, Nothing, Start, Want
-from p2pfl.messaging.receivers import Begin
+from p2pfl.messaging.directions import Begin
 from p2pfl.messaging.wire import Buffer
 from peers import receiver
 from peers.effects import Deliver, Disconnected, Effect, Look, Lost, News, NothingComes, Reconnected, Refuse, Send

@@ -16,8 +16,9 @@ import torch
 
 from p2pfl.errors import CheckpointError
 from p2pfl.messaging import wire
-from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.endpoint import Conversation, Endpoint
 from p2pfl.messaging.journal import Journal
+from p2pfl.messaging.neighborhood import Neighborhood
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import checkpoint, saving
 from p2pfl.session.body_files import FileStore
@@ -42,7 +43,7 @@ def test_without_a_checkpoint_nothing_stays_of_the_journal_of_an_earlier_process
     files = make_folder(peers=2, results={0: None, 1: None}).peer(0)
     FileStore(files.journal).write(wire.encode(Named({"a": torch.ones(9)})))
     store = FileStore(files.journal)
-    endpoint = Endpoint(0, complete(2), "run", 0, [], store=store)
+    endpoint = Endpoint(Neighborhood(0, complete(2)), "run", Conversation(), store=store)
     assert saving.load(files, endpoint, "run", logging.getLogger("load")) is None
     assert [path.name for path in files.journal.iterdir()] == [store.token]
 
@@ -55,7 +56,8 @@ class Host:
     copies: CheckpointCopies
 
     def load(self) -> Any:
-        endpoint = Endpoint(3, complete(4), RUN, 0, [], store=FileStore(self.files.journal))
+        store = FileStore(self.files.journal)
+        endpoint = Endpoint(Neighborhood(3, complete(4)), RUN, Conversation(), store=store)
         return saving.load(self.files, endpoint, RUN, logging.getLogger("load"), self.copies)
 
     def save(self, rounds_done: int) -> None:
@@ -63,7 +65,7 @@ class Host:
         journal = Journal([0], FileStore(self.files.journal))
         journal.append(wire.encode(Named({"a": torch.ones(9)})), [0])
         index = journal.state_dict(before=rounds_done)
-        endpoint = Endpoint(3, complete(4), RUN, 0, []).state_dict()
+        endpoint = Endpoint(Neighborhood(3, complete(4)), RUN, Conversation()).state_dict()
         checkpoint.save(self.files.checkpoint, state(rounds_done=rounds_done, journal=index, endpoint=endpoint))
         assert self.copies.save(rounds_done, saving._segments(index))
 

@@ -25,7 +25,7 @@ MAX_STATEMENTS = 64
 """Statements kept of a neighbor that is ahead."""
 
 
-class Receivers:
+class Directions:
     """The directed edges of one peer that a method uses.
 
     A peer drops sources between rounds and states the remaining ones in Begin. It sends to the neighbors whose

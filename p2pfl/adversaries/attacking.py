@@ -1,0 +1,71 @@
+"""The pipeline of a peer that attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from p2pfl import PeerId
+from p2pfl.adversaries.base import Adversary, Attacker
+from p2pfl.errors import PluginError
+from p2pfl.messaging.pipeline import Pipeline
+from p2pfl.messaging.schema import Body, take_apart
+from p2pfl.rng import Streams
+
+
+class Attacking(Pipeline):
+    """Sends what an attack says.
+
+    Args:
+        adversary: the attack.
+        attacker: this peer.
+        streams: its random streams.
+        first: the first round of the attack.
+        kinds: the kinds of bodies that it changes; empty: all.
+    """
+
+    def __init__(
+        self, adversary: Adversary, attacker: Attacker, streams: Streams, first: int = 0, kinds: Collection[str] = ()
+    ) -> None:
+        self._adversary = adversary
+        self._attacker = attacker
+        self._streams = streams
+        self._first = first
+        self._kinds = kinds
+
+    def outgoing(self, body: Body, to: Sequence[PeerId], t: int) -> Iterable[tuple[Sequence[PeerId], Body]]:
+        if t < self._first or (self._kinds and body.kind() not in self._kinds):
+            return [(to, body)]
+        with self._streams.torch("adversary"), torch.no_grad():
+            sent = self._adversary.attack(body, to, t, self._attacker)
+        bodies = dict.fromkeys(to, sent) if isinstance(sent, Body) else {j: sent[j] for j in to if j in sent}
+        return [(peers, self._checked(each, body)) for peers, each in _by_body(bodies)]
+
+    def _checked(self, sent: Body, true: Body) -> Body:
+        """Return ``sent``. Raises PluginError if receivers would drop it, as a message of another form."""
+        if type(sent) is not type(true) or _form(sent) != _form(true):
+            text = f"attack should return a {true.kind()} with the same fields, tensors, dtypes and dimensions"
+            raise PluginError.of(type(self._adversary).attack, text)
+        return sent
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"memory": dict(self._attacker.memory)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._attacker.memory.clear()
+        self._attacker.memory.update(state["memory"])
+
+
+def _form(body: Body) -> dict[Any, Any]:
+    tensors, plain = take_apart(body)
+    return {path: (x.dtype, x.dim()) for path, x in tensors.items()} | {name: type(x) for name, x in plain.items()}
+
+
+def _by_body(bodies: Mapping[PeerId, Body]) -> Iterator[tuple[list[PeerId], Body]]:
+    """Yield each body once, with the peers that get it."""
+    while bodies:
+        first = next(iter(bodies.values()))
+        yield [peer for peer, body in bodies.items() if body is first], first
+        bodies = {peer: body for peer, body in bodies.items() if body is not first}

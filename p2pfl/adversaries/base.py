@@ -1,0 +1,53 @@
+"""Base class of all attacks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2pfl import PeerId
+from p2pfl.messaging.schema import Body
+from p2pfl.options import Options
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """The peer that attacks.
+
+    Attributes:
+        me: this peer.
+        peers: number of peers.
+        adversaries: all peers of the run that attack, this one included.
+        memory: what the attack remembers from round to round, tensors and plain values by name; part of the
+            checkpoint.
+    """
+
+    me: PeerId
+    peers: int
+    adversaries: frozenset[PeerId]
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Adversary(Options, ABC):
+    """An attack; its fields are its parameters in the run file.
+
+    Random numbers come from torch's global generators, which hold the peer's stream meanwhile.
+    """
+
+    @abstractmethod
+    def attack(self, body: Body, to: Sequence[PeerId], t: int, attacker: Attacker) -> Body | Mapping[PeerId, Body]:
+        """Return what to send in place of ``body``, which must not be modified.
+
+        Args:
+            body: what the method sends.
+            to: its receivers, ascending.
+            t: the round.
+            attacker: this peer.
+
+        Returns:
+            A body for all receivers, or one for each; those without one get nothing. Receivers drop a body that the
+            method's layouts do not accept, so this peer refuses to send it.
+        """
