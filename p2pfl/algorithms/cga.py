@@ -42,6 +42,7 @@ from torch.func import functional_call
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -108,10 +109,10 @@ def projected(local: Tensors, others: Sequence[Tensors], margin: float = 0.0) ->
     }
 
 
+@algorithm("cga")
 class CGA(Algorithm[Hyper]):
     """CGA, Algorithm 1."""
 
-    name = "cga"
     summary = (
         "models are sent, their gradients on the neighbors' data come back; the step conflicts with none of them"
     )

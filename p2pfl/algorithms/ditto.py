@@ -41,6 +41,7 @@ from torch import Tensor
 from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import shared_tensors, shares_statistics
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
@@ -58,10 +59,10 @@ class DittoHyper(fedavg.Hyper):
     """s, epochs over the local samples per round that train the personal model; null: local_epochs."""
 
 
+@algorithm("ditto")
 class Ditto(FedAvg):
     """Ditto, Algorithm 1."""
 
-    name = "ditto"
     summary = (
         "as fedavg, but each peer also trains a personal model, kept near the average, which it is evaluated with"
     )

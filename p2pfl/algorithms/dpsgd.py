@@ -32,6 +32,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -86,10 +87,10 @@ def average_neighborhood(
     weighted_sum(terms if step is None else [*terms, (1.0, step)], out=x if out is None else out)
 
 
+@algorithm("dpsgd")
 class DPSGD(Algorithm[Hyper]):
     """D-PSGD, Algorithm 1."""
 
-    name = "dpsgd"
     summary = "whole models are sent; averaged with the graph's Metropolis weights around one gradient step"
     title = "Can Decentralized Algorithms Outperform Centralized Algorithms?"
     authors = "Lian, Zhang, Zhang, Hsieh, Zhang, Liu"

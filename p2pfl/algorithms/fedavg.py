@@ -35,6 +35,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Fraction, Work
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
@@ -61,10 +62,10 @@ class Shared(Body):
     samples: int
 
 
+@algorithm("fedavg")
 class FedAvg(Algorithm[Participation]):
     """FedAvg, Algorithm 1."""
 
-    name = "fedavg"
     summary = "whole models are sent; each peer averages its own and its neighbors', weighted by sample counts"
     title = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     authors = "McMahan, Moore, Ramage, Hampson, Agüera y Arcas"

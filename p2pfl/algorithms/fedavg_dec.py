@@ -38,6 +38,7 @@ from torch import Tensor
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule
 from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
@@ -90,10 +91,10 @@ def mean_model(cluster: Mapping[PeerId, Trained]) -> Tensors:
     return average(models, samples if any(samples.values()) else dict.fromkeys(samples, 1.0))
 
 
+@algorithm("fedavg-dec")
 class FedAvgDec(Algorithm[Aggregation]):
     """Decentralized FedAvg, Algorithm 2."""
 
-    name = "fedavg-dec"
     summary = "as dfml, but the aggregator averages the models of each architecture"
     title = "DFML: Decentralized Federated Mutual Learning"
     authors = "Khalil, Estiri, Beitollahi, Asadi, Hemati, Li, Zhang, Chen"
@@ -219,10 +220,10 @@ class FedAvgDec(Algorithm[Aggregation]):
         return {"samples": self.sample_counts}
 
 
+@algorithm("fedprox-dec")
 class FedProxDec(FedAvgDec):
     """Decentralized FedProx, Algorithm 2: each peer's model at the start of the round serves as its global model."""
 
-    name = "fedprox-dec"
     summary = "as fedavg-dec, with a proximal term that keeps local training near the start of the round"
     Hyper = ProxHyper
     hyper: ProxHyper

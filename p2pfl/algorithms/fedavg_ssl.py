@@ -49,6 +49,7 @@ from torch import Tensor, nn
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import unsupervised
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
@@ -93,10 +94,10 @@ def all_tensors(net: nn.Module) -> dict[str, Tensor]:
     return parameters_of(net) | statistics
 
 
+@algorithm("fedavg-ssl")
 class FedAvgSSL(Algorithm[Hyper]):
     """FedAvg as FedStyle's Algorithm 1 and appendix C have it."""
 
-    name = "fedavg-ssl"
     summary = "as fedavg, but without labels: contrastive learning trains the nets that are averaged"
     title = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     authors = "McMahan, Moore, Ramage, Hampson, Agüera y Arcas"

@@ -43,6 +43,7 @@ from torch import Tensor
 from p2pfl.algorithms import fedavg, presets
 from p2pfl.algorithms.lg_fedavg import WithOwnHead
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.learning.optimizers import OptimizerName
 from p2pfl.tensors import clone
@@ -72,10 +73,10 @@ class ContrastiveHyper(fedavg.Participation):
     PRESETS: ClassVar[Presets] = presets.FEDCLASSAVG
 
 
+@algorithm("fedclassavg")
 class FedClassAvg(WithOwnHead):
     """FedClassAvg: LG-FedAvg with a contrastive loss and a proximal term."""
 
-    name = "fedclassavg"
     summary = "heads are sent and averaged; a contrastive loss shapes the features, backbones may differ"
     title = (
         "FedClassAvg: Local Representation Learning for Personalized Federated Learning on Heterogeneous Neural "

@@ -44,6 +44,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
@@ -89,10 +90,10 @@ class Generator(nn.Module):
         return z
 
 
+@algorithm("fedgen")
 class FedGen(LGFedAvg):
     """FedGen: LG-FedAvg with a generator of features."""
 
-    name = "fedgen"
     summary = "heads are sent and averaged; they train a generator of features, from which each head learns"
     title = "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"
     authors = "Zhu, Hong, Zhou"

@@ -48,6 +48,7 @@ from p2pfl import PeerId
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fml import Memes, WithMeme, distillation
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.tensors import Tensors, is_finite, widened
@@ -123,10 +124,10 @@ def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
     return found
 
 
+@algorithm("fedkd")
 class FedKD(Memes):
     """FedKD: FML with losses weighted by certainty, features that teach too, and compressed memes."""
 
-    name = "fedkd"
     summary = "a private model and a small meme teach each other; memes are sent as factors of low rank and averaged"
     title = "Communication-Efficient Federated Learning via Knowledge Distillation"
     authors = "Wu, Wu, Lyu, Huang, Xie"

@@ -31,12 +31,13 @@ Differs from the paper:
 from __future__ import annotations
 
 from p2pfl.algorithms.lg_fedavg import WithOwnHead
+from p2pfl.algorithms.registration import algorithm
 
 
+@algorithm("fedsim")
 class FedSim(WithOwnHead):
     """FedSim with a shared head."""
 
-    name = "fedsim"
     summary = "heads are sent and averaged with equal weights; backbones stay local and may differ"
     title = "Federated Learning with Partial Model Personalization"
     authors = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao"

@@ -46,6 +46,7 @@ from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.models.fedstyle import StyleInfusion, mlp
 from p2pfl.tensors import parameters_of
@@ -70,10 +71,10 @@ class StyleHyper(fedavg_ssl.Hyper):
     PRESETS: ClassVar[Presets] = presets.FEDSTYLE
 
 
+@algorithm("fedstyle")
 class FedStyle(FedAvgSSL):
     """FedStyle, Algorithm 4."""
 
-    name = "fedstyle"
     summary = "averages content nets that are trained without labels, infused with each peer's style"
     title = "More Generalized and Personalized Unsupervised Representation Learning In A Distributed System"
     authors = "Yang, Sun, Li, Li, Chen"

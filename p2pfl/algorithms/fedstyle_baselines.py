@@ -52,14 +52,15 @@ from torch import Tensor
 
 from p2pfl.algorithms import fedavg_ssl
 from p2pfl.algorithms.fedavg_ssl import FedAvgSSL, all_tensors
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.losses import proximal
 from p2pfl.tensors import clone, parameters_of
 
 
+@algorithm("fedper-ssl")
 class FedPerSSL(FedAvgSSL):
     """FedPer: projectors stay personal."""
 
-    name = "fedper-ssl"
     summary = "as fedavg-ssl, but projectors stay local"
     title = "Federated Learning with Personalization Layers"
     authors = "Arivazhagan, Aggarwal, Singh, Choudhary"
@@ -70,10 +71,10 @@ class FedPerSSL(FedAvgSSL):
         return name.startswith("backbone.")
 
 
+@algorithm("fedrep-ssl")
 class FedRepSSL(FedPerSSL):
     """FedRep: FedPer, but the personal projector and the shared content net are trained one after the other."""
 
-    name = "fedrep-ssl"
     summary = "as fedper-ssl, but first the projector is trained, then the content net"
     title = "Exploiting Shared Representations for Personalized Federated Learning"
     authors = "Collins, Hassani, Mokhtari, Shakkottai"
@@ -100,10 +101,10 @@ class ProxHyper(fedavg_ssl.Hyper):
     """μ, weight of the proximal term."""
 
 
+@algorithm("fedprox-ssl")
 class FedProxSSL(FedAvgSSL):
     """FedProx: a proximal term keeps local training near the average."""
 
-    name = "fedprox-ssl"
     summary = "as fedavg-ssl, with a proximal term that keeps local training near the average"
     title = "Federated Optimization in Heterogeneous Networks"
     authors = "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith"
@@ -154,10 +155,10 @@ class MixtureHyper(fedavg_ssl.Hyper):
     """α, the weight of the averaged net's projections in the mixture that trains the personal net."""
 
 
+@algorithm("apfl-ssl")
 class APFLSSL(_WithPersonalNet):
     """APFL: the personal net learns to complement the net that is averaged."""
 
-    name = "apfl-ssl"
     summary = "as fedavg-ssl, but each peer also trains a personal net, on a mixture of both nets' projections"
     title = "Adaptive Personalized Federated Learning"
     authors = "Deng, Kamani, Mahdavi"
@@ -181,10 +182,10 @@ class DittoHyper(fedavg_ssl.Hyper):
     """μ, how strongly the personal net is kept near the one that is averaged."""
 
 
+@algorithm("ditto-ssl")
 class DittoSSL(_WithPersonalNet):
     """Ditto: the personal net is kept near the net that is averaged."""
 
-    name = "ditto-ssl"
     summary = "as fedavg-ssl, but each peer also trains a personal net, kept near the one that is averaged"
     title = "Ditto: Fair and Robust Federated Learning Through Personalization"
     authors = "Li, Hu, Beirami, Smith"

@@ -55,6 +55,7 @@ from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import FedAvg, Shared
 from p2pfl.algorithms.flt_centers import LEAST_CENTERS, Autoencoder, embed, k_means, matching_distance
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import MissingExtra
 from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
@@ -99,10 +100,10 @@ class Centers(Body):
     encoder: str
 
 
+@algorithm("flt")
 class FLT(FedAvg):
     """FLT: FedAvg among peers with similar inputs."""
 
-    name = "flt"
     summary = "as fedavg, among neighbors with similar images: in round 0, centers of encoded images are compared"
     title = "Federated Learning with Taskonomy for Non-IID Data"
     authors = "Jamali-Rad, Abdizadeh, Singh"

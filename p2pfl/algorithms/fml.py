@@ -45,6 +45,7 @@ from torch.nn.functional import kl_div
 from p2pfl import rng
 from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.fedavg import FedAvg
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import shared_tensors
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
@@ -137,10 +138,10 @@ class Memes(FedAvg):
             yield ExtraMetric("meme_global", self.predict_meme, self.data.global_test)
 
 
+@algorithm("fml")
 class FML(Memes):
     """FML: FedAvg of memes, which teach and learn from private models."""
 
-    name = "fml"
     summary = "a private model and a small meme teach each other; memes are sent and averaged"
     title = "Federated Mutual Learning"
     authors = "Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu"

@@ -27,14 +27,15 @@ from torch import Tensor
 
 from p2pfl import rng
 from p2pfl.algorithms.fedavg import FedAvg, Participation
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.tensors import parameters_of
 
 
+@algorithm("lg-fedavg")
 class LGFedAvg(FedAvg):
     """LG-FedAvg: FedAvg of the heads."""
 
-    name = "lg-fedavg"
     summary = "heads are sent and averaged; backbones stay local and may differ"
     title = "Think Locally, Act Globally: Federated Learning with Local and Global Representations"
     authors = "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency"

@@ -43,6 +43,7 @@ from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.mapl_graph import head_similarity
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -77,10 +78,10 @@ def similarity_weights(heads: Mapping[PeerId, Tensor], me: PeerId) -> dict[PeerI
     return {j: weight / total for j, weight in phi.items()}
 
 
+@algorithm("pfedsim")
 class PFedSim(FedAvg):
     """pFedSim: FedAvg, then a personalized average of backbones."""
 
-    name = "pfedsim"
     summary = "fedavg; from half of the rounds on, backbones are averaged with weights from the similarity of heads"
     title = "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning"
     authors = "Tan, Zhou, Liu, Wang, Yu"

@@ -16,11 +16,13 @@ import p2pfl.algorithms
 from p2pfl import errors
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.algorithms.registration import check_algorithm
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
 from p2pfl.errors import P2pflError
-from p2pfl.graphs import GRAPHS
+from p2pfl.graphs import GRAPHS, Graph
 from p2pfl.messaging import control
 from p2pfl.options import Options, notes
+from p2pfl.registry import Table, check_class, check_options
 from p2pfl.run_file import schema
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -70,6 +72,25 @@ def test_algorithm_file_starts_with_paper_and_differences(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_algorithm_has_a_page(name: str) -> None:
     assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
+
+
+# ---- what the decorators check of plug-ins -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_built_in_algorithms_pass_the_checks_of_plugins(name: str) -> None:
+    check_algorithm(ALGORITHMS[name])
+
+
+@pytest.mark.parametrize(
+    ("table", "base"),
+    [(GRAPHS, Graph), (DATASETS, Loader), (PARTITIONS, Partition), (AUGMENTATIONS, Augmentation)],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_built_in_options_pass_the_checks_of_plugins(table: Table[type[Options]], base: type[Options]) -> None:
+    for options in table.values():
+        check_class(options, base)
+        check_options(options)
 
 
 # ---- notes of parameters -----------------------------------------------------------------------------------
