@@ -43,7 +43,7 @@ from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
+from p2pfl.algorithms.shared_model import SharedStatistics, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.outcomes import TRAININGS
@@ -55,7 +55,7 @@ REPLY_DEADLINES = 2.0
 
 
 @dataclass(frozen=True)
-class Hyper(SharedModel):
+class Hyper(SharedStatistics):
     local_epochs: None = field(default=None)  # type: ignore[assignment]
     """Always null: a round is one step on one batch."""
     drop_last: None = field(default=None)  # type: ignore[assignment]

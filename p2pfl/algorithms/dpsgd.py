@@ -33,10 +33,10 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
+from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, displacement, parameters_of, weighted_sum
+from p2pfl.tensors import Tensors, displacement, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class DPSGD(Algorithm[Hyper]):
 
     async def round(self, t: int, net: Net) -> None:
         self.row = net.mixing_weights
-        x, statistics = parameters_of(self.model), shared_statistics(self.model, self.hyper)
+        x, statistics = shared_parameters(self.model, self.hyper), shared_statistics(self.model, self.hyper)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
             self.note_contribution(Parameters(x | statistics))

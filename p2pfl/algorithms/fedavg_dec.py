@@ -39,7 +39,7 @@ from p2pfl import PeerId, rng
 from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.registration import algorithm
-from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
+from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, statistics_stay_local
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.trainer import reset_norms
@@ -191,7 +191,7 @@ class FedAvgDec(Algorithm[Aggregation]):
         """Continue from what came back (line 4). The statistics of a model that has diverged start anew."""
         diverged = self.what_diverged(self.sent.state_dict())
         assign(self.shared_part(self.sent), averaged.values)
-        if diverged and not shares_statistics(self.hyper):
+        if diverged and statistics_stay_local(self.hyper):
             reset_norms(self.sent)  # the optimizer's state starts anew in each training
 
     def local_training(self) -> None:

@@ -51,9 +51,8 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import fedavg
+from p2pfl.algorithms.averaging import AnyPart, Averaging
 from p2pfl.algorithms.base import Work
-from p2pfl.algorithms.fedavg import FedAvg, Shared
 from p2pfl.algorithms.flt_centers import LEAST_CENTERS, Autoencoder, embed, k_means, matching_distance
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import MissingExtra
@@ -66,7 +65,7 @@ from p2pfl.tensors import Tensors, assign, clone, digest, parameters_of
 
 
 @dataclass(frozen=True)
-class RelatednessHyper(fedavg.Hyper):
+class RelatednessHyper(AnyPart):
     encoder: LocalPath | None = None
     """Autoencoder to start from: the folder of an flt run, or a peer's checkpoint of one; null: random."""
     encoder_epochs: NonNegativeInt = 5
@@ -101,7 +100,7 @@ class Centers(Body):
 
 
 @algorithm("flt")
-class FLT(FedAvg):
+class FLT(Averaging):
     """FLT: FedAvg among peers with similar inputs."""
 
     summary = "as fedavg, among neighbors with similar images: in round 0, centers of encoded images are compared"
@@ -111,7 +110,7 @@ class FLT(FedAvg):
     url = "https://arxiv.org/abs/2103.15947"
     Hyper = RelatednessHyper
     hyper: RelatednessHyper
-    needs_images = True
+    homogeneous = needs_images = True
     prunes = True
     state = ("model", "optimizer", "encoder", "dropped", "w")
     pretrained: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -138,7 +137,11 @@ class FLT(FedAvg):
         if t == 0:
             await self.train_encoder(net)  # line 1
             await self.drop_unrelated(net)  # lines 2–5
-        await super().round(t, net)  # line 6
+        received = await self.train_and_exchange(net)  # line 6
+        related = {j: body for j, body in received.items() if j not in self.dropped}  # some arrive in round 0
+        if self.average(related):
+            total = sum(body.samples for body in related.values())
+            self.w = {j: body.samples / total for j, body in related.items()}
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         """No neighbor is dropped. A batch of the autoencoder takes the time of one of the model."""
@@ -201,14 +204,6 @@ class FLT(FedAvg):
         encoded = torch.cat([self.encoder.encoder(x) for x, _ in self.data.sweep(self.data.train)])
         seed = int(self.streams.numpy("k-means").integers(2**31))
         return torch.from_numpy(k_means(encoded.cpu().numpy(), self.clusters, seed))
-
-    def opened(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
-        """Leave out those that line 5 has dropped: in round 0 their models still arrive."""
-        return {j: body for j, body in received.items() if j not in self.dropped}
-
-    def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
-        total = sum(body.samples for body in received.values())
-        self.w = {j: body.samples / total for j, body in received.items()}
 
     def weights(self) -> Mapping[PeerId, float]:
         """Return n_j / Σ_j n_j of the last average."""

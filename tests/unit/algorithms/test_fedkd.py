@@ -190,9 +190,9 @@ def test_only_participants_compress_their_memes(monkeypatch: pytest.MonkeyPatch)
 
 def test_clipping_bounds_the_step_of_each_module() -> None:
     (peer, *_) = make(clip=1e-3)
-    before = [[value.detach().clone() for value in module.parameters()] for module in peer.trained()]
+    before = [[value.detach().clone() for value in module.parameters()] for module in peer.trained]
     peer.local_training()
-    for module, values in zip(peer.trained(), before, strict=True):
+    for module, values in zip(peer.trained, before, strict=True):
         moved = math.sqrt(
             sum(float((a.detach() - b).square().sum()) for a, b in zip(module.parameters(), values, strict=True))
         )
@@ -253,7 +253,7 @@ def test_meme_that_cannot_be_recovered_counts_as_missing(field: str, name: str, 
         sent = changed(sent, "right", name, torch.full((1, INPUTS), 9e5))
     wrong = arrive(sent, peer.layouts())  # nothing that a layout could refuse
     net = Endpoint(0, COMPLETE, RUN_ID, 0, []).begin(0)
-    assert list(peer.opened({0: good, 1: wrong}, net)) == [0]
+    assert list(peer.recovered({0: good, 1: wrong}, net)) == [0]
     assert net._endpoint.missing == {"Factors": [1]}
 
 
