@@ -51,7 +51,7 @@ class Graph(Options):
     """Accept a graph in which some peers cannot reach each other."""
 
     def plan(self, peers: int, seed: int, base: Path, rounds: int) -> tuple[Topology, Schedule | None]:
-        """Build the graph over which the peers connect, and that of each round if they differ.
+        """Build the graph over which the peers connect, and the graph of each round if they differ.
 
         Args:
             base: the folder that relative paths start from.

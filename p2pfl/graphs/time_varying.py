@@ -1,6 +1,6 @@
 """Time-varying graphs: each peer computes W(t) locally, from the round and the seed.
 
-Peers open connections once, over the union of all rounds, so those of a round are open ahead of need. The graph of a
+Peers open connections once, over the union of all rounds, so a round finds its connections open. The graph of a
 round decides who sends to whom in it, and with which weights.
 """
 

@@ -69,7 +69,7 @@ class Model(nn.Module):
         return ".".join(filter(None, (self.head_path if part == "head" else "", rest)))
 
     def plain_state_dict(self) -> dict[str, Any]:
-        """Return the state under the names of the user's class, which can load it; else under those of this one."""
+        """Return the state under the names of the user's class, which can load it; else under ours."""
         return {self.plain_name(name): value for name, value in self.state_dict().items()}
 
     @property

@@ -73,7 +73,7 @@ def check_subsets(subsets: Any, labels: DatasetLabels, peers: int) -> None:
         raise DataError(f"split should return a list with a Subset for each of the {peers} peers, not {found}")
     for peer, subset in enumerate(subsets):
         if not isinstance(subset, Subset):
-            raise DataError(f"split should return Subset objects; that of peer {peer} is {type(subset).__name__}")
+            raise DataError(f"split should return Subset objects; peer {peer}'s is {type(subset).__name__}")
         train = len(labels.train) + (len(labels.test) if subset.merged else 0)
         for name, length in (
             ("train", train),
