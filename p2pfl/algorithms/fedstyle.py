@@ -87,6 +87,7 @@ class FedStyle(FedAvgSSL):
 
     def setup(self) -> None:
         super().setup()
+        self.share_projector = self.hyper.share_projector
         self.style_extracted = False
         with self.streams.torch("fedstyle.style"):
             self.infusion = StyleInfusion(self.build(self.me).backbone, *self.widths[:2]).to(self.device)
@@ -132,9 +133,6 @@ class FedStyle(FedAvgSSL):
             "content": self.contrast(self.content, self.content.projector(content)),
             "infused": self.hyper.style_weight * self.contrast(self.content, self.content.projector(infused)),
         }
-
-    def is_shared(self, name: str) -> bool:
-        return self.hyper.share_projector or name.startswith("backbone.")
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         deadline_factor = self.deadline_factor(net)

@@ -42,8 +42,6 @@ Differs from the paper, besides what fedavg_ssl.py lists:
 
 from __future__ import annotations
 
-import copy
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -51,7 +49,7 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from p2pfl.algorithms import fedavg_ssl
-from p2pfl.algorithms.fedavg_ssl import FedAvgSSL, all_tensors
+from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.losses import proximal
 from p2pfl.tensors import clone, parameters_of
@@ -66,13 +64,11 @@ class FedPerSSL(FedAvgSSL):
     authors = "Arivazhagan, Aggarwal, Singh, Choudhary"
     venue = "arXiv 2019"
     url = "https://arxiv.org/abs/1912.00818"
-
-    def is_shared(self, name: str) -> bool:
-        return name.startswith("backbone.")
+    share_projector = False
 
 
 @algorithm("fedrep-ssl")
-class FedRepSSL(FedPerSSL):
+class FedRepSSL(FedAvgSSL):
     """FedRep: FedPer, but the personal projector and the shared content net are trained one after the other."""
 
     summary = "as fedper-ssl, but first the projector is trained, then the content net"
@@ -80,6 +76,7 @@ class FedRepSSL(FedPerSSL):
     authors = "Collins, Hassani, Mokhtari, Shakkottai"
     venue = "ICML 2021"
     url = "https://arxiv.org/abs/2102.07078"
+    share_projector = False
     trainings = 2
 
     def local_training(self) -> None:
@@ -126,29 +123,6 @@ class FedProxSSL(FedAvgSSL):
         return {**super().loss(x, labels), "prox": proximal(self.content, self.start, self.hyper.mu)}
 
 
-class _WithPersonalNet(FedAvgSSL):
-    """Besides ``content``, w_i,g, which is sent and averaged, peers train a net that stays local."""
-
-    state = ("content", "personal", "averaged", "mixing_weights")
-
-    def setup(self) -> None:
-        super().setup()
-        self.personal = copy.deepcopy(self.content)
-        """w_i"""
-
-    @abstractmethod
-    def local_training(self) -> None: ...
-
-    def personal_part(self) -> dict[str, Tensor]:
-        return super().personal_part() | {
-            f"personal.{name}": value for name, value in all_tensors(self.personal).items()
-        }
-
-    def personal_features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.personal.backbone(x)
-        return features
-
-
 @dataclass(frozen=True)
 class MixtureHyper(fedavg_ssl.Hyper):
     alpha: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
@@ -156,7 +130,7 @@ class MixtureHyper(fedavg_ssl.Hyper):
 
 
 @algorithm("apfl-ssl")
-class APFLSSL(_WithPersonalNet):
+class APFLSSL(FedAvgSSL):
     """APFL: the personal net learns to complement the net that is averaged."""
 
     summary = "as fedavg-ssl, but each peer also trains a personal net, on a mixture of both nets' projections"
@@ -166,6 +140,8 @@ class APFLSSL(_WithPersonalNet):
     url = "https://arxiv.org/abs/2003.13461"
     Hyper = MixtureHyper
     hyper: MixtureHyper
+    personal_net = True
+    state = ("content", "personal", "averaged", "mixing_weights")
 
     def local_training(self) -> None:
         self.train_modules([self.content, self.personal])
@@ -183,7 +159,7 @@ class DittoHyper(fedavg_ssl.Hyper):
 
 
 @algorithm("ditto-ssl")
-class DittoSSL(_WithPersonalNet):
+class DittoSSL(FedAvgSSL):
     """Ditto: the personal net is kept near the net that is averaged."""
 
     summary = "as fedavg-ssl, but each peer also trains a personal net, kept near the one that is averaged"
@@ -193,6 +169,8 @@ class DittoSSL(_WithPersonalNet):
     url = "https://arxiv.org/abs/2012.04221"
     Hyper = DittoHyper
     hyper: DittoHyper
+    personal_net = True
+    state = ("content", "personal", "averaged", "mixing_weights")
     trainings = 2
 
     def local_training(self) -> None:
