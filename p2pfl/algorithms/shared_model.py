@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from p2pfl.learning.optimizers import LocalTraining
@@ -14,7 +15,7 @@ from p2pfl.models import Model
 from p2pfl.options import OptionErrors, Options
 from p2pfl.tensors import frozen_of, parameters_of, statistics_of
 
-Share = Literal["trainable", "all", "head", "backbone"] | tuple[str, ...]
+Share = Literal["trainable", "all", "head", "backbone"] | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
