@@ -53,7 +53,8 @@ def make(name: str, share: Any) -> list[Any]:
 
 
 def model_of(peer: Any) -> Model:
-    return peer.averaged if hasattr(peer, "averaged") else peer.model
+    model: Model = getattr(peer, "averaged", peer.model)
+    return model
 
 
 def trained_alone(peers: list[Any]) -> list[dict[str, torch.Tensor]]:
