@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Test processes. Tests of several processes mostly wait, so one more than the two cores of a small machine.
 JOBS   ?= 3
 
-.PHONY: install mesh20 quick test golden lint types unit check claims search fuzz bench clean
+.PHONY: install mesh20 quick test golden lint types unit docs check claims search fuzz bench clean
 
 install: $(VENV)/installed
 
@@ -42,6 +42,10 @@ unit: install
 # Small runs of every algorithm end with the bits and byte counts that are pinned in tests/golden. CONTRIBUTING.md says how to renew them.
 golden: install
 	$(BIN)/python -m tests.golden check
+
+# The tables of names in README and docs, from what is registered. A test checks that they are up to date.
+docs: install
+	$(BIN)/python -m tests.generated_docs
 
 # Everything that CI does besides a short launch.
 check: lint types test

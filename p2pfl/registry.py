@@ -92,6 +92,10 @@ class Table(Mapping[str, T], Generic[T]):
         if self.defined.pop(name, None) is not None:
             del self._entries[name]
 
+    def sort(self) -> None:
+        """Order the entries by name."""
+        self._entries = dict(sorted(self._entries.items()))
+
     def find(self, name: str) -> T:
         """Look up ``name``. Raises OptionErrors with the known names and the closest one."""
         try:
@@ -100,10 +104,11 @@ class Table(Mapping[str, T], Generic[T]):
             raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
 
 
-def import_modules(package: str) -> None:
-    """Import all modules of a package, in alphabetical order, so that they register what they define."""
+def discover(package: str, table: Table[Any]) -> None:
+    """Import all modules of a package, which add to the table, and sort that by name."""
     for module in pkgutil.iter_modules(sys.modules[package].__path__):
         importlib.import_module(f"{package}.{module.name}")
+    table.sort()
 
 
 # ---- decorators ----------------------------------------------------------------------------------------------
@@ -187,7 +192,8 @@ def _called(cls: type[Any]) -> dict[str, str]:
 
 def check_options(cls: type[Options]) -> None:
     """Check that the fields of a class can be read from a run file, and that their defaults are allowed."""
-    own = [name for name in inspect.get_annotations(cls) if not name.startswith("__")]
+    annotations = inspect.get_annotations(cls).items()
+    own = [name for name, kind in annotations if "ClassVar[" not in str(kind) and not name.startswith("__")]
     fields = {field.name for field in dataclasses.fields(cls)}
     if "__dataclass_fields__" not in vars(cls) and not fields.issuperset(own):
         raise mistake(f"{cls.__name__} has fields, so it needs the decorator @dataclass(frozen=True)")
@@ -200,7 +206,8 @@ def check_options(cls: type[Options]) -> None:
     try:
         cls.parse({name.removesuffix("_"): value for name, value in given.items()})
     except OptionErrors as errors:
-        if wrong := [problem for problem in errors.problems if not problem.missing]:
+        # A problem without a path is one of several fields, some of which the user has to set.
+        if wrong := [problem for problem in errors.problems if problem.path and not problem.missing]:
             key = ".".join(map(str, wrong[0].path))
             raise mistake(f"{cls.__name__}.{key}: the default {wrong[0].message}") from None
 

@@ -8,6 +8,7 @@ import pytest
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import RunFileError
+from p2pfl.graphs import GRAPHS
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 
@@ -42,10 +43,7 @@ TOP = (
     "chaos, device, gpu, threads, slots, eval_every, global_test, metrics, masked_test, checkpoint_every, "
     "checkpoint_copies, track, report, out"
 )
-GRAPH_NAMES = (
-    "complete, ring, line, star, torus, regular, erdos-renyi, small-world, barabasi-albert, bridge, edges, file, "
-    "one-peer-exponential, base-k, el-oracle, el-local, matchings, list, trace"
-)
+GRAPH_NAMES = ", ".join(GRAPHS)
 MODEL_NAMES = (
     "tiny4, mapl4, htfe2, htfe3, htfe4, htfe8, htfe9, htc4, htfe8-htc4, htcnn8, dfml-h0, dfml-h1-cnn, "
     "dfml-h1-resnet, dfml-h1-vit, dfml-h2-cnn, dfml-h2-efficientnet, the members of each "

@@ -64,8 +64,9 @@ def _essential(resolved: Mapping[str, Any]) -> Any:
     """
     data = {key: value for key, value in resolved["data"].items() if key not in ("root", "download")}
     algorithm = dict(resolved["algorithm"])
-    if algorithm.get("loss") == "ce":  # what methods trained with before there was a choice
-        del algorithm["loss"]
+    for key, before in {"loss": "ce", "share": "trainable"}.items():  # what methods did before there was a choice
+        if algorithm.get(key) == before:
+            del algorithm[key]
     rules = {"aggregation": {"name": "mean"}, "gradient": {"name": "mean"}}  # likewise
     whole = {key: value for key, value in resolved.items() if key not in LOCAL and value != rules.get(key)}
     return _without_off({**whole, "data": data, "algorithm": algorithm})

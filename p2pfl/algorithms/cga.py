@@ -42,7 +42,8 @@ from torch.func import functional_call
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
-from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.algorithms.shared_model import SharedStatistics, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.outcomes import TRAININGS
@@ -54,7 +55,7 @@ REPLY_DEADLINES = 2.0
 
 
 @dataclass(frozen=True)
-class Hyper(SharedModel):
+class Hyper(SharedStatistics):
     local_epochs: None = field(default=None)  # type: ignore[assignment]
     """Always null: a round is one step on one batch."""
     drop_last: None = field(default=None)  # type: ignore[assignment]
@@ -108,10 +109,10 @@ def projected(local: Tensors, others: Sequence[Tensors], margin: float = 0.0) ->
     }
 
 
+@algorithm("cga")
 class CGA(Algorithm[Hyper]):
     """CGA, Algorithm 1."""
 
-    name = "cga"
     summary = (
         "models are sent, their gradients on the neighbors' data come back; the step conflicts with none of them"
     )

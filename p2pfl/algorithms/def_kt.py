@@ -48,6 +48,7 @@ from p2pfl import rng
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.mutual_learning import make_participants, mutual_step
 from p2pfl.algorithms.pairs import PairSchedule
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning import losses
 from p2pfl.learning.losses import Supervision
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
@@ -81,10 +82,10 @@ class LocallyTrained(Body):
     buffers: dict[str, Tensor]
 
 
+@algorithm("def-kt")
 class DefKT(Algorithm[Hyper]):
     """Def-KT: mutual knowledge transfer between a local model and one that arrives."""
 
-    name = "def-kt"
     summary = "each model sent goes to one peer, where it and the local one teach each other, and it replaces that"
     title = "Decentralized Federated Learning via Mutual Knowledge Transfer"
     authors = "Li, Li, Varshney"

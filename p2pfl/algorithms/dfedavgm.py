@@ -30,6 +30,7 @@ from pydantic import Field
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters, average_neighborhood, with_self_weight
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import SharedModel, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
@@ -41,10 +42,10 @@ class Hyper(SharedModel):
     """θ, restarted in each round; sgd only."""
 
 
+@algorithm("dfedavgm")
 class DFedAvgM(Algorithm[Hyper]):
     """DFedAvgM, Algorithm 1."""
 
-    name = "dfedavgm"
     summary = "whole models are sent; averaged with the graph's Metropolis weights after an epoch with momentum"
     title = "Decentralized Federated Averaging"
     authors = "Sun, Li, Wang"

@@ -60,6 +60,7 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.dfml_messages import NOT_TAUGHT, Pupil, Taught, load
 from p2pfl.algorithms.mutual_learning import loss_factors, make_participants, mutual_step
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import Supervision
@@ -100,10 +101,10 @@ class Hyper(AlphaSchedule, Aggregation):
     PRESETS: ClassVar[Presets] = presets.DFML
 
 
+@algorithm("dfml")
 class DFML(Algorithm[Hyper]):
     """DFML, Algorithm 1."""
 
-    name = "dfml"
     summary = "sends whole models to one aggregator per round, where they teach each other, and back"
     title = "DFML: Decentralized Federated Mutual Learning"
     authors = "Khalil, Estiri, Beitollahi, Asadi, Hemati, Li, Zhang, Chen"

@@ -38,30 +38,31 @@ from dataclasses import dataclass
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from p2pfl.algorithms import fedavg
+from p2pfl.algorithms.averaging import AnyPart, Averaging
 from p2pfl.algorithms.base import Work
-from p2pfl.algorithms.fedavg import FedAvg
-from p2pfl.algorithms.shared_model import shared_tensors, shares_statistics
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.algorithms.shared_model import statistics_stay_local
 from p2pfl.learning import losses
-from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.learning.trainer import reset_norms
 from p2pfl.messaging.net import Net
+from p2pfl.models import Model
 from p2pfl.outcomes import TRAININGS
 from p2pfl.tensors import parameters_of
 
 
 @dataclass(frozen=True)
-class DittoHyper(fedavg.Hyper):
+class DittoHyper(AnyPart):
     regularization: NonNegativeFloat = 1.0
     """λ, how strongly the personal model is kept near the averaged one; 0 is local training."""
     personal_epochs: PositiveInt | None = None
     """s, epochs over the local samples per round that train the personal model; null: local_epochs."""
 
 
-class Ditto(FedAvg):
+@algorithm("ditto")
+class Ditto(Averaging):
     """Ditto, Algorithm 1."""
 
-    name = "ditto"
     summary = (
         "as fedavg, but each peer also trains a personal model, kept near the average, which it is evaluated with"
     )
@@ -71,6 +72,7 @@ class Ditto(FedAvg):
     url = "https://arxiv.org/abs/2012.04221"
     Hyper = DittoHyper
     hyper: DittoHyper
+    homogeneous = True
     named_loss = True
     state = ("model", "optimizer", "averaged", "averaged_optimizer")
     shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
@@ -113,18 +115,16 @@ class Ditto(FedAvg):
             await work.train(epochs=self.personal_epochs, batch=self.hyper.batch)
         await super().dry_round(t, net, work)
 
-    def shared_part(self) -> dict[str, Tensor]:
-        """Return the tensors to average, w_i."""
-        return shared_tensors(self.averaged, self.hyper)
+    @property
+    def sent(self) -> Model:
+        return self.averaged
 
     def reset_after_divergence(self) -> None:
         """Clear optimizer state and statistics of a diverged w_i, which the average of the others has replaced."""
         self.averaged_optimizer.state.clear()
-        if not shares_statistics(self.hyper):
+        if statistics_stay_local(self.hyper):
             reset_norms(self.averaged)
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
         """The averaged model on the local test split, and on the whole test set."""
-        yield ExtraMetric("averaged", self.averaged, self.data.test)
-        if whole:
-            yield ExtraMetric("averaged_global", self.averaged, self.data.global_test)
+        return on_test_samples("averaged", self.averaged, self.data, whole)

@@ -33,10 +33,11 @@ from torch import Tensor
 from p2pfl import PeerId
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.base import Algorithm, Work
-from p2pfl.algorithms.shared_model import SharedModel, shared_statistics, shared_tensors
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shared_statistics, shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.tensors import Tensors, displacement, parameters_of
+from p2pfl.tensors import Tensors, displacement
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,10 @@ def average_neighborhood(
     aggregation.combine({**received, me: Parameters(dict(x))}, weights, x if out is None else out, step=step, of=of)
 
 
+@algorithm("dpsgd")
 class DPSGD(Algorithm[Hyper]):
     """D-PSGD, Algorithm 1."""
 
-    name = "dpsgd"
     summary = "whole models are sent; averaged with the graph's Metropolis weights around one gradient step"
     title = "Can Decentralized Algorithms Outperform Centralized Algorithms?"
     authors = "Lian, Zhang, Zhang, Hsieh, Zhang, Liu"
@@ -108,7 +109,7 @@ class DPSGD(Algorithm[Hyper]):
 
     async def round(self, t: int, net: Net) -> None:
         self.row = net.mixing_weights
-        x, statistics = parameters_of(self.model), shared_statistics(self.model, self.hyper)
+        x, statistics = shared_parameters(self.model, self.hyper), shared_statistics(self.model, self.hyper)
         if self.hyper.local_epochs:
             self.train(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
             self.note_contribution(Parameters(x | statistics))

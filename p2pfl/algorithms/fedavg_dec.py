@@ -39,7 +39,8 @@ from p2pfl import PeerId, rng
 from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms.aggregators import Aggregation, AggregatorSchedule
 from p2pfl.algorithms.base import Algorithm, Work
-from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, shares_statistics
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.algorithms.shared_model import SharedModel, shared_tensors, statistics_stay_local
 from p2pfl.learning import losses
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.trainer import reset_norms
@@ -91,10 +92,10 @@ def mean_model(cluster: Mapping[PeerId, Trained], aggregation: Aggregator) -> Te
     return aggregation.combine(cluster, weights, of=next(iter(cluster.values())).architecture)
 
 
+@algorithm("fedavg-dec")
 class FedAvgDec(Algorithm[Aggregation]):
     """Decentralized FedAvg, Algorithm 2."""
 
-    name = "fedavg-dec"
     summary = "as dfml, but the aggregator averages the models of each architecture"
     title = "DFML: Decentralized Federated Mutual Learning"
     authors = "Khalil, Estiri, Beitollahi, Asadi, Hemati, Li, Zhang, Chen"
@@ -192,7 +193,7 @@ class FedAvgDec(Algorithm[Aggregation]):
         """Continue from what came back (line 4). The statistics of a model that has diverged start anew."""
         diverged = self.what_diverged(self.sent.state_dict())
         assign(self.shared_part(self.sent), averaged.values)
-        if diverged and not shares_statistics(self.hyper):
+        if diverged and statistics_stay_local(self.hyper):
             reset_norms(self.sent)  # the optimizer's state starts anew in each training
 
     def local_training(self) -> None:
@@ -221,10 +222,10 @@ class FedAvgDec(Algorithm[Aggregation]):
         return {"samples": self.sample_counts}
 
 
+@algorithm("fedprox-dec")
 class FedProxDec(FedAvgDec):
     """Decentralized FedProx, Algorithm 2: each peer's model at the start of the round serves as its global model."""
 
-    name = "fedprox-dec"
     summary = "as fedavg-dec, with a proximal term that keeps local training near the start of the round"
     Hyper = ProxHyper
     hyper: ProxHyper

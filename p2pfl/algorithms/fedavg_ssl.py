@@ -49,6 +49,7 @@ from torch import Tensor, nn
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Fraction, Work
 from p2pfl.algorithms.fedstyle_evaluation import ProbeOptions, generalization, personal_classifier
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.losses import unsupervised
 from p2pfl.learning.optimizers import LocalTraining, OptimizerName
@@ -93,10 +94,10 @@ def all_tensors(net: nn.Module) -> dict[str, Tensor]:
     return parameters_of(net) | statistics
 
 
+@algorithm("fedavg-ssl")
 class FedAvgSSL(Algorithm[Hyper]):
     """FedAvg as FedStyle's Algorithm 1 and appendix C have it."""
 
-    name = "fedavg-ssl"
     summary = "as fedavg, but without labels: contrastive learning trains the nets that are averaged"
     title = "Communication-Efficient Learning of Deep Networks from Decentralized Data"
     authors = "McMahan, Moore, Ramage, Hampson, Agüera y Arcas"
@@ -106,6 +107,10 @@ class FedAvgSSL(Algorithm[Hyper]):
     homogeneous = needs_images = True
     state: ClassVar[tuple[str, ...]] = ("content", "averaged", "mixing_weights")
     views = 2
+    share_projector: bool = True
+    """Whether peers exchange g, or f alone."""
+    personal_net: ClassVar[bool] = False
+    """Whether peers train a net that stays local besides ``content``, which is sent and averaged."""
     trainings: ClassVar[int] = 1
     """How often a participant trains for E_l epochs in a round."""
 
@@ -116,6 +121,8 @@ class FedAvgSSL(Algorithm[Hyper]):
             self.content = ContentNet(self.model.backbone, *self.widths, predictor=h.loss == "simsiam")
         self.content.to(self.device)
         self.averaged = copy.deepcopy(self.content)
+        if self.personal_net:
+            self.personal = copy.deepcopy(self.content)
         self.mixing_weights: dict[PeerId, float] = {}
         self.classifier: nn.Module | None = None
 
@@ -165,19 +172,18 @@ class FedAvgSSL(Algorithm[Hyper]):
         if not self.hyper.share_statistics:
             assign(buffers_of(self.averaged), buffers_of(self.content))
 
-    def is_shared(self, name: str) -> bool:
-        """Return whether peers exchange a content net's tensor of this name."""
-        return True
-
     def shared_part(self, net: ContentNet) -> dict[str, Tensor]:
         """Return the part of w that peers exchange, sharing memory with ``net``."""
         values = all_tensors(net) if self.hyper.share_statistics else parameters_of(net)
-        return {name: value for name, value in values.items() if self.is_shared(name)}
+        return {name: value for name, value in values.items() if self.share_projector or name.startswith("backbone.")}
 
     def personal_part(self) -> dict[str, Tensor]:
         """Return what is trained but not averaged, sharing memory with the nets."""
         shared = self.shared_part(self.content)
-        return {name: value for name, value in all_tensors(self.content).items() if name not in shared}
+        found = {name: value for name, value in all_tensors(self.content).items() if name not in shared}
+        if self.personal_net:
+            found |= {f"personal.{name}": value for name, value in all_tensors(self.personal).items()}
+        return found
 
     def local_content(self) -> Content:
         return Content(self.shared_part(self.content), len(self.data.train))
@@ -216,7 +222,8 @@ class FedAvgSSL(Algorithm[Hyper]):
 
     def personal_features(self, x: Tensor) -> Tensor:
         """Return the features that personalization uses, h of w_i, float [B, d]."""
-        features: Tensor = self.content.backbone(x)
+        net = self.personal if self.personal_net else self.content
+        features: Tensor = net.backbone(x)
         return features
 
     def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:

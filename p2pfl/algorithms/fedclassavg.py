@@ -34,22 +34,26 @@ Differs from the paper (``preset: official``: the released code, except for the 
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 from torch import Tensor
 
-from p2pfl.algorithms import fedavg, presets
-from p2pfl.algorithms.lg_fedavg import WithOwnHead
+from p2pfl.algorithms import presets
+from p2pfl.algorithms.averaging import Averaging, Participation
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.learning.optimizers import OptimizerName
-from p2pfl.tensors import clone
+from p2pfl.tensors import clone, parameters_of
 
 
 @dataclass(frozen=True)
-class ContrastiveHyper(fedavg.Participation):
+class ContrastiveHyper(Participation):
     preset: Literal["default", "official"] = "default"
     """default: what works best here; official: the released code. Other keys override it."""
     optimizer: OptimizerName = "adam"
@@ -72,10 +76,10 @@ class ContrastiveHyper(fedavg.Participation):
     PRESETS: ClassVar[Presets] = presets.FEDCLASSAVG
 
 
-class FedClassAvg(WithOwnHead):
+@algorithm("fedclassavg")
+class FedClassAvg(Averaging):
     """FedClassAvg: LG-FedAvg with a contrastive loss and a proximal term."""
 
-    name = "fedclassavg"
     summary = "heads are sent and averaged; a contrastive loss shapes the features, backbones may differ"
     title = (
         "FedClassAvg: Local Representation Learning for Personalized Federated Learning on Heterogeneous Neural "
@@ -86,14 +90,20 @@ class FedClassAvg(WithOwnHead):
     url = "https://arxiv.org/abs/2210.14226"
     Hyper = ContrastiveHyper
     hyper: ContrastiveHyper
+    share = "head"
+    linear_heads = True
+    equal_features = True
     views = 2
     named_loss = True
+    state = (*Averaging.state, "own_head")
 
     def setup(self) -> None:
         super().setup()
+        self.own_head = copy.deepcopy(self.model.linear_head)
+        """C_i, before the last average: the released code evaluates with it."""
         self.start = self.shared_part()  # during local training, a copy
 
-    def train_locally(self) -> None:
+    def local_training(self) -> None:
         """Line 3, from the head C^t of line 2."""
         h = self.hyper
         self.start = clone(self.shared_part())
@@ -101,6 +111,7 @@ class FedClassAvg(WithOwnHead):
             self.optimizer = h.make_optimizer(self.model.parameters())
         self.train_or_roll_back(epochs=h.local_epochs, batch=h.batch)
         self.start = self.shared_part()
+        self.assign_unless_diverged(parameters_of(self.own_head), self.start)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L_CL + L_CE + the proximal term."""
@@ -114,3 +125,7 @@ class FedClassAvg(WithOwnHead):
         if h.mu:
             terms["prox"] = proximal(self.model.linear_head, self.start, h.mu, mean=h.proximal == "mean")
         return terms
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The backbone with the peer's own head on the test samples."""
+        return on_test_samples("own_head", lambda x: self.own_head(self.model.backbone(x)), self.data, whole)

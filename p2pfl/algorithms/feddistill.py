@@ -44,6 +44,7 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.class_means import ClassMeans, ClassMeanTraining, Prototypes, PrototypeTable
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.tensors import widened
 
@@ -82,10 +83,10 @@ def probabilities(values: Tensor) -> Tensor:
     return (values >= 0.0).all(1) & ((values.sum(1) - 1.0).abs() < 1e-3)
 
 
+@algorithm("feddistill")
 class FedDistill(ClassMeans[Hyper]):
     """FedDistill, Algorithm 1 without augmentation. ``prototypes`` are the global means F̂."""
 
-    name = "feddistill"
     summary = "class means of logits are sent and averaged; each model learns from them too"
     title = (
         "Communication-Efficient On-Device Machine Learning: "

@@ -49,6 +49,7 @@ from torch.nn.functional import cross_entropy
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.dpsgd import Parameters
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -114,10 +115,10 @@ def positive_part(w: Mapping[PeerId, float]) -> dict[PeerId, float]:
     return {j: value / total for j, value in positive.items()}
 
 
+@algorithm("fedfomo")
 class FedFomo(Algorithm[Hyper]):
     """FedFomo."""
 
-    name = "fedfomo"
     summary = "whole models are sent to peers that ask; each weights them by how they lower its validation loss"
     title = "Personalized Federated Learning with First Order Model Optimization"
     authors = "Zhang, Sapra, Fidler, Yeung, Alvarez"

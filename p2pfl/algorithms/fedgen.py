@@ -41,9 +41,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import fedavg
-from p2pfl.algorithms.fedavg import Shared
-from p2pfl.algorithms.lg_fedavg import LGFedAvg
+from p2pfl.algorithms.averaging import Averaging, Participation, Shared
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
@@ -51,7 +50,7 @@ from p2pfl.tensors import Tensors, clone
 
 
 @dataclass(frozen=True)
-class GeneratorHyper(fedavg.Participation):
+class GeneratorHyper(Participation):
     generated: NonNegativeFloat = 1.0
     """Weight of the loss on generated features in line 1; 0 is LG-FedAvg."""
     noise: PositiveInt = 32
@@ -89,10 +88,10 @@ class Generator(nn.Module):
         return z
 
 
-class FedGen(LGFedAvg):
+@algorithm("fedgen")
+class FedGen(Averaging):
     """FedGen: LG-FedAvg with a generator of features."""
 
-    name = "fedgen"
     summary = "heads are sent and averaged; they train a generator of features, from which each head learns"
     title = "Data-Free Knowledge Distillation for Heterogeneous Federated Learning"
     authors = "Zhu, Hong, Zhou"
@@ -100,8 +99,11 @@ class FedGen(LGFedAvg):
     url = "https://arxiv.org/abs/2105.10056"
     Hyper = GeneratorHyper
     hyper: GeneratorHyper
+    share = "head"
+    linear_heads = True
+    equal_features = True
     named_loss = True
-    state = (*LGFedAvg.state, "generator", "labels")
+    state = (*Averaging.state, "generator", "labels")
 
     def setup(self) -> None:
         super().setup()
@@ -111,6 +113,11 @@ class FedGen(LGFedAvg):
         self.generator = generator.to(self.device)
         self.labels: dict[PeerId, tuple[int, ...]] = {}
         """Samples by class of each peer whose counts have arrived."""
+
+    async def round(self, t: int, net: Net) -> None:
+        received = await self.train_and_exchange(net)  # lines 1 and 2
+        if self.average(received):  # line 3
+            self.train_generator(received, net)  # line 4
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Line 1, Eq. 5."""
@@ -134,8 +141,8 @@ class FedGen(LGFedAvg):
         counts = np.bincount(self.data.train.labels, minlength=self.model.classes)
         return Labeled(self.shared_part(), len(self.data.train), tuple(map(int, counts)))
 
-    def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
-        """Line 4: train G, with draws that are the same on every peer."""
+    def train_generator(self, received: Mapping[PeerId, Shared], net: Net) -> None:
+        """Train G, with draws that are the same on every peer."""
         arrived = {j: body.labels for j, body in received.items() if isinstance(body, Labeled)}
         self.labels |= {j: n for j, n in arrived.items() if len(n) == self.model.classes and any(n)}
         if not self.labels:

@@ -34,8 +34,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -45,12 +44,15 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from p2pfl import PeerId
+from p2pfl.algorithms.averaging import Averaging, Shared
 from p2pfl.algorithms.base import Work
-from p2pfl.algorithms.fedavg import Shared
-from p2pfl.algorithms.fml import Memes, WithMeme, distillation
+from p2pfl.algorithms.fml import WithMeme, distillation, initial_meme
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.learning.gradients import Clipped
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
+from p2pfl.models import Model
 from p2pfl.tensors import Tensors, is_finite, widened
 
 Energy = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -124,10 +126,10 @@ def recovered(body: Factors, like: Tensors) -> dict[str, Tensor] | None:
     return found
 
 
-class FedKD(Memes):
+@algorithm("fedkd")
+class FedKD(Averaging):
     """FedKD: FML with losses weighted by certainty, features that teach too, and compressed memes."""
 
-    name = "fedkd"
     summary = "a private model and a small meme teach each other; memes are sent as factors of low rank and averaged"
     title = "Communication-Efficient Federated Learning via Knowledge Distillation"
     authors = "Wu, Wu, Lyu, Huang, Xie"
@@ -135,30 +137,39 @@ class FedKD(Memes):
     url = "https://arxiv.org/abs/2108.13323"
     Hyper = CompressedMemeHyper
     hyper: CompressedMemeHyper
-    state = (*Memes.state, "projection")
+    named_loss = True
+    trained_models = 2
+    state = ("model", "meme", "optimizer", "projection")
+    shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
 
     def setup(self) -> None:
-        self.meme = self.initial_meme()
+        self.meme = initial_meme(self, self.hyper.meme)
         with self.streams.torch("projection"):
             self.projection = nn.Linear(self.meme.features, self.model.features, bias=False).to(self.device)
-        parts = [list(module.parameters()) for module in self.trained()]
-        self.optimizer = self.hyper.make_optimizer(itertools.chain(*parts))
+        parts = [list(module.parameters()) for module in (self.model, self.meme, self.projection)]
+        self.optimizer = self.hyper.make_optimizer([parameter for part in parts for parameter in part])
         self.gradient = Clipped(self.gradient, self.hyper.clip, parts)
         self.energy = self.hyper.energy_start
 
-    def trained(self) -> Sequence[nn.Module]:
-        return self.model, self.meme, self.projection
+    @property
+    def sent(self) -> Model:
+        return self.meme
 
     async def round(self, t: int, net: Net) -> None:
         h = self.hyper
         self.energy = h.energy_start + (h.energy_end - h.energy_start) * (t + 1) / max(self.rounds, t + 1)
         if self.me not in net.participants(h.participation):
             self.energy = 1.0  # its meme is not sent
-        await super().round(t, net)
+        self.average(self.recovered(await self.train_and_exchange(net), net))
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         self.energy = 1.0  # ranks are not known before training, but whole matrices are larger
         await super().dry_round(t, net, work)
+
+    def local_training(self) -> None:
+        """Line 2a."""
+        beside = [self.meme, self.projection]
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch, beside=beside)
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Line 2a: L_i + L_m; the gradient of the squares reaches each model once."""
@@ -177,7 +188,7 @@ class FedKD(Memes):
         values = self.shared_part()
         return compressed(values, 1.0 if self.what_diverged(values) else self.energy, len(self.data.train))
 
-    def opened(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
+    def recovered(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
         """Recover the memes; those that cannot be, or are products that have diverged, count as missing."""
         like, found = self.shared_part(), {}
         for j, body in received.items():
@@ -199,3 +210,7 @@ class FedKD(Memes):
         body = Factors(values, 1, left, right)
         free = {"values": {0: None}, "left": {1: None}, "right": {0: None}}
         return [Layout.of(body, free=free, ranges={"samples": self.sample_counts})]
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The meme, the paper's global model, on the test samples."""
+        return on_test_samples("meme", self.meme, self.data, whole)

@@ -44,6 +44,7 @@ from typing import ClassVar, Literal
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.net import Net
 
@@ -60,10 +61,10 @@ class Hyper(GuidedTraining):
     PRESETS: ClassVar[Presets] = presets.FEDPROTO
 
 
+@algorithm("fedproto")
 class FedProto(PrototypeGuided[Hyper]):
     """FedProto: global prototypes are means."""
 
-    name = "fedproto"
     summary = "class prototypes are sent and averaged; features are pulled to them, the nearest one classifies"
     title = "FedProto: Federated Prototype Learning across Heterogeneous Clients"
     authors = "Tan, Long, Liu, Zhou, Lu, Jiang, Zhang"

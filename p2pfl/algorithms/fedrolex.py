@@ -36,6 +36,7 @@ from dataclasses import dataclass, replace
 
 from p2pfl.algorithms.fedavg_dec import Averaged, Trained
 from p2pfl.algorithms.heterofl import HeteroFL
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.width_scaling import Slice, Whole, common_steps
 from p2pfl.models import Model
 from p2pfl.tensors import Tensors
@@ -55,10 +56,10 @@ class AveragedSlice(Averaged):
     first: int
 
 
+@algorithm("fedrolex")
 class FedRolex(HeteroFL):
     """Decentralized FedRolex (DFML, Algorithm 3)."""
 
-    name = "fedrolex"
     summary = "as heterofl, but over channels that roll by the round"
     title = "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction"
     authors = "Alam, Liu, Yan, Zhang"

@@ -30,20 +30,41 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from p2pfl.algorithms.lg_fedavg import WithOwnHead
+import copy
+from collections.abc import Iterable
+
+from p2pfl.algorithms.averaging import Averaging, Participation
+from p2pfl.algorithms.registration import algorithm
+from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
+from p2pfl.tensors import parameters_of
 
 
-class FedSim(WithOwnHead):
+@algorithm("fedsim")
+class FedSim(Averaging):
     """FedSim with a shared head."""
 
-    name = "fedsim"
     summary = "heads are sent and averaged with equal weights; backbones stay local and may differ"
     title = "Federated Learning with Partial Model Personalization"
     authors = "Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao"
     venue = "ICML 2022"
     url = "https://arxiv.org/abs/2204.03809"
+    Hyper = Participation
+    share = "head"
+    linear_heads = True
+    equal_features = True
     weighted = False
+    state = (*Averaging.state, "own_head")
 
-    def train_locally(self) -> None:
+    def setup(self) -> None:
+        super().setup()
+        self.own_head = copy.deepcopy(self.model.linear_head)
+        """u_i, before the last average."""
+
+    def local_training(self) -> None:
         """Line 2."""
         self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch)
+        self.assign_unless_diverged(parameters_of(self.own_head), self.shared_part())
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The backbone with the peer's own head on the test samples."""
+        return on_test_samples("own_head", lambda x: self.own_head(self.model.backbone(x)), self.data, whole)

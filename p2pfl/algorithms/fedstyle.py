@@ -46,6 +46,7 @@ from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedstyle_extraction import train_style_net, with_edges
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.models.fedstyle import StyleInfusion, mlp
 from p2pfl.tensors import parameters_of
@@ -70,10 +71,10 @@ class StyleHyper(fedavg_ssl.Hyper):
     PRESETS: ClassVar[Presets] = presets.FEDSTYLE
 
 
+@algorithm("fedstyle")
 class FedStyle(FedAvgSSL):
     """FedStyle, Algorithm 4."""
 
-    name = "fedstyle"
     summary = "averages content nets that are trained without labels, infused with each peer's style"
     title = "More Generalized and Personalized Unsupervised Representation Learning In A Distributed System"
     authors = "Yang, Sun, Li, Li, Chen"
@@ -86,6 +87,7 @@ class FedStyle(FedAvgSSL):
 
     def setup(self) -> None:
         super().setup()
+        self.share_projector = self.hyper.share_projector
         self.style_extracted = False
         with self.streams.torch("fedstyle.style"):
             self.infusion = StyleInfusion(self.build(self.me).backbone, *self.widths[:2]).to(self.device)
@@ -131,9 +133,6 @@ class FedStyle(FedAvgSSL):
             "content": self.contrast(self.content, self.content.projector(content)),
             "infused": self.hyper.style_weight * self.contrast(self.content, self.content.projector(infused)),
         }
-
-    def is_shared(self, name: str) -> bool:
-        return self.hyper.share_projector or name.startswith("backbone.")
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         deadline_factor = self.deadline_factor(net)

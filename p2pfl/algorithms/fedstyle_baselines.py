@@ -42,8 +42,6 @@ Differs from the paper, besides what fedavg_ssl.py lists:
 
 from __future__ import annotations
 
-import copy
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -51,34 +49,34 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
 from p2pfl.algorithms import fedavg_ssl
-from p2pfl.algorithms.fedavg_ssl import FedAvgSSL, all_tensors
+from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.losses import proximal
 from p2pfl.tensors import clone, parameters_of
 
 
+@algorithm("fedper-ssl")
 class FedPerSSL(FedAvgSSL):
     """FedPer: projectors stay personal."""
 
-    name = "fedper-ssl"
     summary = "as fedavg-ssl, but projectors stay local"
     title = "Federated Learning with Personalization Layers"
     authors = "Arivazhagan, Aggarwal, Singh, Choudhary"
     venue = "arXiv 2019"
     url = "https://arxiv.org/abs/1912.00818"
-
-    def is_shared(self, name: str) -> bool:
-        return name.startswith("backbone.")
+    share_projector = False
 
 
-class FedRepSSL(FedPerSSL):
+@algorithm("fedrep-ssl")
+class FedRepSSL(FedAvgSSL):
     """FedRep: FedPer, but the personal projector and the shared content net are trained one after the other."""
 
-    name = "fedrep-ssl"
     summary = "as fedper-ssl, but first the projector is trained, then the content net"
     title = "Exploiting Shared Representations for Personalized Federated Learning"
     authors = "Collins, Hassani, Mokhtari, Shakkottai"
     venue = "ICML 2021"
     url = "https://arxiv.org/abs/2102.07078"
+    share_projector = False
     trainings = 2
 
     def local_training(self) -> None:
@@ -100,10 +98,10 @@ class ProxHyper(fedavg_ssl.Hyper):
     """μ, weight of the proximal term."""
 
 
+@algorithm("fedprox-ssl")
 class FedProxSSL(FedAvgSSL):
     """FedProx: a proximal term keeps local training near the average."""
 
-    name = "fedprox-ssl"
     summary = "as fedavg-ssl, with a proximal term that keeps local training near the average"
     title = "Federated Optimization in Heterogeneous Networks"
     authors = "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith"
@@ -125,39 +123,16 @@ class FedProxSSL(FedAvgSSL):
         return {**super().loss(x, labels), "prox": proximal(self.content, self.start, self.hyper.mu)}
 
 
-class _WithPersonalNet(FedAvgSSL):
-    """Besides ``content``, w_i,g, which is sent and averaged, peers train a net that stays local."""
-
-    state = ("content", "personal", "averaged", "mixing_weights")
-
-    def setup(self) -> None:
-        super().setup()
-        self.personal = copy.deepcopy(self.content)
-        """w_i"""
-
-    @abstractmethod
-    def local_training(self) -> None: ...
-
-    def personal_part(self) -> dict[str, Tensor]:
-        return super().personal_part() | {
-            f"personal.{name}": value for name, value in all_tensors(self.personal).items()
-        }
-
-    def personal_features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.personal.backbone(x)
-        return features
-
-
 @dataclass(frozen=True)
 class MixtureHyper(fedavg_ssl.Hyper):
     alpha: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.5
     """α, the weight of the averaged net's projections in the mixture that trains the personal net."""
 
 
-class APFLSSL(_WithPersonalNet):
+@algorithm("apfl-ssl")
+class APFLSSL(FedAvgSSL):
     """APFL: the personal net learns to complement the net that is averaged."""
 
-    name = "apfl-ssl"
     summary = "as fedavg-ssl, but each peer also trains a personal net, on a mixture of both nets' projections"
     title = "Adaptive Personalized Federated Learning"
     authors = "Deng, Kamani, Mahdavi"
@@ -165,6 +140,8 @@ class APFLSSL(_WithPersonalNet):
     url = "https://arxiv.org/abs/2003.13461"
     Hyper = MixtureHyper
     hyper: MixtureHyper
+    personal_net = True
+    state = ("content", "personal", "averaged", "mixing_weights")
 
     def local_training(self) -> None:
         self.train_modules([self.content, self.personal])
@@ -181,10 +158,10 @@ class DittoHyper(fedavg_ssl.Hyper):
     """μ, how strongly the personal net is kept near the one that is averaged."""
 
 
-class DittoSSL(_WithPersonalNet):
+@algorithm("ditto-ssl")
+class DittoSSL(FedAvgSSL):
     """Ditto: the personal net is kept near the net that is averaged."""
 
-    name = "ditto-ssl"
     summary = "as fedavg-ssl, but each peer also trains a personal net, kept near the one that is averaged"
     title = "Ditto: Fair and Robust Federated Learning Through Personalization"
     authors = "Li, Hu, Beirami, Smith"
@@ -192,6 +169,8 @@ class DittoSSL(_WithPersonalNet):
     url = "https://arxiv.org/abs/2012.04221"
     Hyper = DittoHyper
     hyper: DittoHyper
+    personal_net = True
+    state = ("content", "personal", "averaged", "mixing_weights")
     trainings = 2
 
     def local_training(self) -> None:

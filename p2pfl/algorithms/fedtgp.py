@@ -60,6 +60,7 @@ from p2pfl.algorithms import presets
 from p2pfl.algorithms.class_means import PrototypeTable, class_means
 from p2pfl.algorithms.presets import Presets
 from p2pfl.algorithms.prototypes import GuidedTraining, PrototypeGuided, compare_margins, distances, margins
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.tensors import Tensors
 
@@ -162,10 +163,10 @@ class TrainablePrototypes(nn.Module):
                 self.descend(batch_values, batch_targets, margin, lr)
 
 
+@algorithm("fedtgp")
 class FedTGP(PrototypeGuided[Hyper]):
     """FedTGP, Algorithm 1. Its diagnostics include δ(t), as ``delta``."""
 
-    name = "fedtgp"
     summary = "as fedproto, but the global prototypes are trained to lie apart, not averaged"
     title = (
         "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning "

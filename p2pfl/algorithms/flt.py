@@ -51,10 +51,10 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from p2pfl import PeerId, rng
-from p2pfl.algorithms import fedavg
+from p2pfl.algorithms.averaging import AnyPart, Averaging
 from p2pfl.algorithms.base import Work
-from p2pfl.algorithms.fedavg import FedAvg, Shared
 from p2pfl.algorithms.flt_centers import LEAST_CENTERS, Autoencoder, embed, k_means, matching_distance
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import MissingExtra
 from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
@@ -65,7 +65,7 @@ from p2pfl.tensors import Tensors, assign, clone, digest, fractions, parameters_
 
 
 @dataclass(frozen=True)
-class RelatednessHyper(fedavg.Hyper):
+class RelatednessHyper(AnyPart):
     encoder: LocalPath | None = None
     """Autoencoder to start from: the folder of an flt run, or a peer's checkpoint of one; null: random."""
     encoder_epochs: NonNegativeInt = 5
@@ -99,10 +99,10 @@ class Centers(Body):
     encoder: str
 
 
-class FLT(FedAvg):
+@algorithm("flt")
+class FLT(Averaging):
     """FLT: FedAvg among peers with similar inputs."""
 
-    name = "flt"
     summary = "as fedavg, among neighbors with similar images: in round 0, centers of encoded images are compared"
     title = "Federated Learning with Taskonomy for Non-IID Data"
     authors = "Jamali-Rad, Abdizadeh, Singh"
@@ -110,7 +110,7 @@ class FLT(FedAvg):
     url = "https://arxiv.org/abs/2103.15947"
     Hyper = RelatednessHyper
     hyper: RelatednessHyper
-    needs_images = True
+    homogeneous = needs_images = True
     prunes = True
     state = ("model", "optimizer", "encoder", "dropped", "w")
     pretrained: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -137,7 +137,10 @@ class FLT(FedAvg):
         if t == 0:
             await self.train_encoder(net)  # line 1
             await self.drop_unrelated(net)  # lines 2–5
-        await super().round(t, net)  # line 6
+        received = await self.train_and_exchange(net)  # line 6
+        related = {j: body for j, body in received.items() if j not in self.dropped}  # some arrive in round 0
+        if self.average(related):
+            self.w = fractions({j: body.samples for j, body in related.items()})
 
     async def dry_round(self, t: int, net: Net, work: Work) -> None:
         """No neighbor is dropped. A batch of the autoencoder takes the time of one of the model."""
@@ -200,13 +203,6 @@ class FLT(FedAvg):
         encoded = torch.cat([self.encoder.encoder(x) for x, _ in self.data.sweep(self.data.train)])
         seed = int(self.streams.numpy("k-means").integers(2**31))
         return torch.from_numpy(k_means(encoded.cpu().numpy(), self.clusters, seed))
-
-    def opened(self, received: Mapping[PeerId, Shared], net: Net) -> dict[PeerId, Shared]:
-        """Leave out those that line 5 has dropped: in round 0 their models still arrive."""
-        return {j: body for j, body in received.items() if j not in self.dropped}
-
-    def on_averaged(self, received: Mapping[PeerId, Shared], net: Net) -> None:
-        self.w = fractions({j: body.samples for j, body in received.items()})
 
     def weights(self) -> Mapping[PeerId, float]:
         """Return n_j / Σ_j n_j of the last average."""

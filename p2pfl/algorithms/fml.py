@@ -33,21 +33,20 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import kl_div
 
 from p2pfl import rng
-from p2pfl.algorithms import fedavg
-from p2pfl.algorithms.fedavg import FedAvg
-from p2pfl.algorithms.shared_model import shared_tensors
+from p2pfl.algorithms.averaging import AnyPart, Averaging
+from p2pfl.algorithms.base import Algorithm
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import ModelError
-from p2pfl.learning.evaluation import ExtraMetric
+from p2pfl.learning.evaluation import ExtraMetric, on_test_samples
 from p2pfl.models import MODELS, Model, unknown_model
 from p2pfl.models.import_path import parse
 from p2pfl.options import OptionErrors
@@ -67,7 +66,7 @@ def one_architecture(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class WithMeme(fedavg.Hyper):
+class WithMeme(AnyPart):
     meme: Annotated[str, AfterValidator(one_architecture)] = "tiny-cnn"
     """Architecture of the meme, the model that is sent: any single one, e.g. htfe-cnn (`p2pfl models`)."""
 
@@ -86,61 +85,19 @@ def distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return kl_div(log_p, log_q, reduction="batchmean", log_target=True)
 
 
-class Memes(FedAvg):
-    """FedAvg of memes, which train beside private models: lines 1 and 3. A subclass defines the loss of both."""
-
-    hyper: WithMeme
-    homogeneous = False
-    named_loss = True
-    trained_models = 2
-    state: ClassVar[tuple[str, ...]] = ("model", "meme", "optimizer")
-    shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
-
-    def setup(self) -> None:
-        self.meme = self.initial_meme()
-        self.optimizer = self.hyper.make_optimizer(p for module in self.trained() for p in module.parameters())
-
-    def initial_meme(self) -> Model:
-        """Return the meme from which all peers start."""
-        try:
-            with rng.torch_seeded(self.seed, f"{self.name}.meme"):
-                return self.build_named(self.hyper.meme)
-        except ModelError as error:
-            raise OptionErrors([(("meme",), str(error))]) from None
-
-    def trained(self) -> Sequence[nn.Module]:
-        """Return the modules that line 2 trains."""
-        return self.model, self.meme
-
-    def local_training(self) -> None:
-        """Line 2."""
-        _, *beside = self.trained()
-        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch, beside=beside)
-
-    @abstractmethod
-    def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return the terms of both models' losses; no term of one has a gradient in the other."""
-
-    def shared_part(self) -> dict[str, Tensor]:
-        """Return the tensors to average, m_i: all parameters of the meme, and its statistics if these are shared."""
-        return shared_tensors(self.meme, self.hyper)
-
-    def predict_meme(self, x: Tensor) -> Tensor:
-        """Return the meme's class scores [B, K]."""
-        scores: Tensor = self.meme(x)
-        return scores
-
-    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
-        """The meme, the paper's global model, on the test samples."""
-        yield ExtraMetric("meme", self.predict_meme, self.data.test)
-        if whole:
-            yield ExtraMetric("meme_global", self.predict_meme, self.data.global_test)
+def initial_meme(method: Algorithm[Any], architecture: str) -> Model:
+    """Return the meme from which all peers start. Raises OptionErrors if it does not suit the dataset's inputs."""
+    try:
+        with rng.torch_seeded(method.seed, f"{method.name}.meme"):
+            return method.build_named(architecture)
+    except ModelError as error:
+        raise OptionErrors([(("meme",), str(error))]) from None
 
 
-class FML(Memes):
+@algorithm("fml")
+class FML(Averaging):
     """FML: FedAvg of memes, which teach and learn from private models."""
 
-    name = "fml"
     summary = "a private model and a small meme teach each other; memes are sent and averaged"
     title = "Federated Mutual Learning"
     authors = "Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu"
@@ -148,6 +105,22 @@ class FML(Memes):
     url = "https://arxiv.org/abs/2006.16765"
     Hyper = MemeHyper
     hyper: MemeHyper
+    named_loss = True
+    trained_models = 2
+    state = ("model", "meme", "optimizer")
+    shared_norm_statistics = "averaged in the model that is sent, local in the personal one"
+
+    def setup(self) -> None:
+        self.meme = initial_meme(self, self.hyper.meme)
+        self.optimizer = self.hyper.make_optimizer([*self.model.parameters(), *self.meme.parameters()])
+
+    @property
+    def sent(self) -> Model:
+        return self.meme
+
+    def local_training(self) -> None:
+        """Line 2."""
+        self.train_or_roll_back(epochs=self.hyper.local_epochs, batch=self.hyper.batch, beside=[self.meme])
 
     def loss(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """L_i + L_m: neither depends on the parameters of the other model."""
@@ -157,3 +130,7 @@ class FML(Memes):
         terms |= {f"meme_{name}": h.beta * term for name, term in self.label_loss(z_meme, labels).items()}
         terms["meme_kl"] = (1 - h.beta) * distillation(z_meme, z)
         return terms
+
+    def extra_metrics(self, whole: bool) -> Iterable[ExtraMetric]:
+        """The meme, the paper's global model, on the test samples."""
+        return on_test_samples("meme", self.meme, self.data, whole)

@@ -36,6 +36,7 @@ from p2pfl import rng
 from p2pfl.algorithms import fedavg_dec
 from p2pfl.algorithms.fedavg_dec import FedAvgDec
 from p2pfl.algorithms.fml import Weight, distillation, one_architecture
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.models import Model
@@ -52,10 +53,10 @@ class MutualHyper(fedavg_dec.Hyper):
     """β, weight of the labels for the meme; the rest is that of the private model."""
 
 
+@algorithm("fml-dec")
 class FMLDec(FedAvgDec):
     """Decentralized FML."""
 
-    name = "fml-dec"
     summary = "as fml, but one aggregator per round averages the memes, as in dfml"
     venue = "TMLR 2024, appendix A.3.4"
     Hyper = MutualHyper

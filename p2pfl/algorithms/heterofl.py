@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from p2pfl import PeerId
 from p2pfl.algorithms.aggregators import Aggregation
 from p2pfl.algorithms.fedavg_dec import Averaged, FedAvgDec, Trained
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
@@ -55,10 +56,10 @@ from p2pfl.options import OptionErrors
 from p2pfl.tensors import Tensors, assign, frozen_of, parameters_of
 
 
+@algorithm("heterofl")
 class HeteroFL(FedAvgDec):
     """Decentralized HeteroFL (DFML, Algorithm 3)."""
 
-    name = "heterofl"
     summary = "as fedavg-dec, but networks of different widths are averaged, over the first channels of each layer"
     title = "HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients"
     authors = "Diao, Ding, Tarokh"

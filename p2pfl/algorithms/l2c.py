@@ -48,6 +48,7 @@ from p2pfl.aggregation.aggregator import Aggregator
 from p2pfl.algorithms import presets
 from p2pfl.algorithms.base import Algorithm, Work
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import Adam, AdamW, LocalTraining, step_if_finite
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.net import Net
@@ -152,10 +153,10 @@ def to_precision(tensors: Tensors, precision: str) -> Tensors:
     return {name: tensor.to(getattr(torch, precision)) for name, tensor in tensors.items()}
 
 
+@algorithm("l2c")
 class L2C(Algorithm[Hyper]):
     """L2C, Algorithm 1."""
 
-    name = "l2c"
     summary = "sends model updates; each peer learns one mixing weight per neighbor on its validation samples"
     title = "Learning to Collaborate in Decentralized Learning of Personalized Models"
     authors = "Li, Zhou, Tian, Tao"

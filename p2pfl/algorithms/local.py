@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pfl.algorithms.base import Algorithm, Work
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import LocalTraining
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 
 
+@algorithm("local")
 class Local(Algorithm[LocalTraining]):
     """Each peer trains on its local samples with the cross-entropy."""
 
-    name = "local"
     summary = "nothing is sent; each peer trains on its local samples: the baseline of the others"
     title = "Local training"
     authors = "—"

@@ -45,7 +45,7 @@ from p2pfl.algorithms import dry_rounds, mapl_losses, presets
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.mapl_graph import GraphLearning, collaborative_graph_learning, confidence, similarities
 from p2pfl.algorithms.mapl_prototypes import Prototypes, aggregate
-from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import Beta, OptimizerName
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -72,7 +72,7 @@ class Hyper(mapl_losses.Losses, GraphLearning):
     message_budget: PositiveInt | None = None
     """End the run when all peers together have sent this many prototype messages (Table 4)."""
 
-    PRESETS: ClassVar[Presets] = presets.MAPL
+    PRESETS: ClassVar[presets.Presets] = presets.MAPL
 
     @model_validator(mode="after")
     def _heads_have_a_common_start(self) -> Self:
@@ -98,10 +98,10 @@ class Spent(Body):
     messages: Tensor
 
 
+@algorithm("mapl")
 class MAPL(Algorithm[Hyper]):
     """MAPL, Algorithm 3."""
 
-    name = "mapl"
     summary = "prototypes are sent, later heads too; each peer learns mixing weights from the similarity of heads"
     title = "MAPL: Model Agnostic Peer-to-peer Learning"
     authors = "Mukherjee, Simonetto, Jamali-Rad"

@@ -33,6 +33,7 @@ from torch import Tensor
 from p2pfl.algorithms import mapl
 from p2pfl.algorithms.base import Work
 from p2pfl.algorithms.mapl import MAPL
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.tensors import Tensors, fractions, parameters_of
@@ -51,10 +52,10 @@ class Backbone(Body):
     values: Tensors
 
 
+@algorithm("mapl+")
 class MAPLPlus(MAPL):
     """MAPL+: MAPL, and backbones and projectors averaged with the learned weights."""
 
-    name = "mapl+"
     summary = "as mapl, but backbones are sent too, and averaged with the weights that mapl learns"
     Hyper = Hyper
     homogeneous = True

@@ -63,6 +63,7 @@ from p2pfl.algorithms.l2c import (
 )
 from p2pfl.algorithms.meta_l2c_encoder import Encoder, attention, backward
 from p2pfl.algorithms.presets import Presets
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.learning.optimizers import step_if_finite
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -133,10 +134,10 @@ def direction(now: Tensors, initial: Tensors) -> dict[str, Tensor]:
     return {name: tensor.mul_(scale) for name, tensor in change.items()}
 
 
+@algorithm("meta-l2c")
 class MetaL2C(Algorithm[Hyper]):
     """meta-L2C, Algorithm 1."""
 
-    name = "meta-l2c"
     summary = "as l2c, but an encoder of model changes, which all peers train together, computes the weights"
     title = l2c.L2C.title
     authors = l2c.L2C.authors

@@ -39,10 +39,10 @@ from pydantic import Field
 from torch import Tensor
 
 from p2pfl import PeerId
-from p2pfl.algorithms import fedavg
+from p2pfl.algorithms.averaging import Averaging, WholeModel
 from p2pfl.algorithms.base import Work
-from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.mapl_graph import head_similarity
+from p2pfl.algorithms.registration import algorithm
 from p2pfl.algorithms.shared_model import shared_tensors
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
@@ -50,7 +50,7 @@ from p2pfl.tensors import fractions
 
 
 @dataclass(frozen=True)
-class SimilarityHyper(fedavg.Hyper):
+class SimilarityHyper(WholeModel):
     generalization: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
     """ρ, fraction of the run's rounds in which whole models are averaged, as by fedavg; rounded down."""
 
@@ -77,10 +77,10 @@ def similarity_weights(heads: Mapping[PeerId, Tensor], me: PeerId) -> dict[PeerI
     return {j: weight / total for j, weight in phi.items()}
 
 
-class PFedSim(FedAvg):
+@algorithm("pfedsim")
+class PFedSim(Averaging):
     """pFedSim: FedAvg, then a personalized average of backbones."""
 
-    name = "pfedsim"
     summary = "fedavg; from half of the rounds on, backbones are averaged with weights from the similarity of heads"
     title = "pFedSim: Similarity-Aware Model Aggregation Towards Personalized Federated Learning"
     authors = "Tan, Zhou, Liu, Wang, Yu"
@@ -88,7 +88,7 @@ class PFedSim(FedAvg):
     url = "https://arxiv.org/abs/2305.15706"
     Hyper = SimilarityHyper
     hyper: SimilarityHyper
-    linear_heads = True
+    homogeneous = linear_heads = True
     learns_weights = True
     state: ClassVar[tuple[str, ...]] = ("model", "optimizer", "phi")
 
@@ -105,7 +105,7 @@ class PFedSim(FedAvg):
         if t > self.personalizes_from:
             models = await self.exchange_including_own(net, self.local_model(), participants)  # line 2
             if self.me in models:
-                self.aggregate(models)
+                self.average_similar(models)
         if self.me in participants:
             self.local_training()  # line 6
 
@@ -126,9 +126,9 @@ class PFedSim(FedAvg):
         return Trained(self.shared_backbone(), self.model.linear_head.weight.detach())
 
     def shared_backbone(self) -> dict[str, Tensor]:
-        return shared_tensors(self.model.backbone, self.hyper)
+        return shared_tensors(self.model, self.hyper, "backbone")
 
-    def aggregate(self, models: Mapping[PeerId, Trained]) -> None:
+    def average_similar(self, models: Mapping[PeerId, Trained]) -> None:
         """Lines 3 to 5."""
         self.phi = similarity_weights({j: body.head for j, body in models.items()}, self.me)
         self.aggregation.combine(models, fractions(self.phi), self.shared_backbone(), part="backbone")

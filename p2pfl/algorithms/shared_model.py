@@ -1,32 +1,92 @@
-"""What methods that average whole models exchange: parameters and, if asked, batch-normalization statistics."""
+"""The part of a model that peers exchange and average: parameters, and batch-normalization statistics if asked."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from p2pfl.learning.optimizers import LocalTraining
-from p2pfl.options import Options
-from p2pfl.tensors import parameters_of, statistics_of
+from p2pfl.models import Model
+from p2pfl.options import OptionErrors, Options
+from p2pfl.tensors import frozen_of, parameters_of, statistics_of
+
+Share = Literal["trainable", "all", "head", "backbone"] | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
-class SharedModel(LocalTraining):
+class SharedStatistics(LocalTraining):
     share_statistics: bool = False
     """Send and average the running means and variances of batch normalization too, with the weights of the
     parameters; otherwise they stay local."""
 
 
+@dataclass(frozen=True)
+class SharedModel(SharedStatistics):
+    share: Share = "trainable"
+    """Parameters that are sent and averaged; the others stay local. trainable: all but frozen ones, which are equal
+    everywhere; all: frozen ones too; head or backbone: the trainable ones there; or a list of patterns of names, e.g.
+    [backbone.0.*, head.*]."""
+
+
 def shares_statistics(hyper: Options) -> bool:
-    return isinstance(hyper, SharedModel) and hyper.share_statistics
+    return isinstance(hyper, SharedStatistics) and hyper.share_statistics
 
 
-def shared_statistics(module: nn.Module, hyper: Options) -> dict[str, Tensor]:
+def statistics_stay_local(hyper: Options) -> bool:
+    """Return whether some of a model's statistics may not be exchanged."""
+    return not shares_statistics(hyper) or getattr(hyper, "share", "trainable") not in ("trainable", "all")
+
+
+def shared_tensors(model: Model, hyper: Options, share: Share = "trainable") -> dict[str, Tensor]:
+    """Return the parameters and statistics of ``model`` that peers exchange, without a copy.
+
+    Args:
+        share: the part, unless the run file chooses it. Names are relative to that.
+
+    Raises:
+        OptionErrors: there is nothing of that name.
+    """
+    return shared_parameters(model, hyper, share) | shared_statistics(model, hyper, share)
+
+
+def shared_parameters(model: Model, hyper: Options, share: Share = "trainable") -> dict[str, Tensor]:
+    """As ``shared_tensors``, without the statistics."""
+    share = getattr(hyper, "share", share)
+    part = _part(model, share)
+    parameters = parameters_of(part) | (frozen_of(part) if share == "all" else {})
+    if isinstance(share, tuple):
+        for number, pattern in enumerate(share):
+            if not _matching(model, parameters, (pattern,)):
+                known = ", ".join(parameters)
+                raise OptionErrors([(("share", number), f"{pattern!r} matches no parameter; there are {known}")])
+        parameters = _matching(model, parameters, share)
+    if not parameters:
+        raise OptionErrors([(("share",), f"{model.name} has no parameters to share: none train in {share!r}")])
+    return parameters
+
+
+def shared_statistics(model: Model, hyper: Options, share: Share = "trainable") -> dict[str, Tensor]:
     """Return the statistics that peers exchange, without a copy: {} unless ``share_statistics`` is set."""
-    return statistics_of(module) if shares_statistics(hyper) else {}
+    if not shares_statistics(hyper):
+        return {}
+    share = getattr(hyper, "share", share)
+    found = statistics_of(_part(model, share))
+    return _matching(model, found, share) if isinstance(share, tuple) else found
 
 
-def shared_tensors(module: nn.Module, hyper: Options) -> dict[str, Tensor]:
-    """Return the parameters that train, and ``shared_statistics``, without a copy."""
-    return parameters_of(module) | shared_statistics(module, hyper)
+def _part(model: Model, share: Share) -> nn.Module:
+    return model.get_submodule(share) if share in ("head", "backbone") else model
+
+
+def _matching(model: Model, tensors: dict[str, Tensor], patterns: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors that a pattern matches, by their names here or in the user's class."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if any(fnmatchcase(text, pattern) for text in (name, model.plain_name(name)) for pattern in patterns)
+    }

@@ -7,13 +7,13 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from p2pfl import rng
 from p2pfl.errors import RunFileError
-from p2pfl.graphs.base import GRAPHS, Graph, Schedule, graph_error
+from p2pfl.graphs.base import GRAPHS, Graph, Schedule, graph, graph_error
 from p2pfl.graphs.static import peer_id, unreadable
 from p2pfl.graphs.time_varying import TimeVaryingGraph, topology_of
 from p2pfl.messaging.topology import Topology
@@ -36,9 +36,12 @@ def _checked(section: Any) -> dict[str, Any]:
 Section = Annotated[str | dict[str, Any], AfterValidator(_checked)]
 
 
+@graph("list")
 @dataclass(frozen=True, kw_only=True)
 class GraphList(TimeVaryingGraph):
     """Several graphs, taken in turn, or one after the other from given rounds on."""
+
+    required: ClassVar[tuple[str, ...]] = ()  # ``schedule`` takes the edges from the members
 
     graphs: Annotated[tuple[Section, ...], Field(min_length=1)]
     """The graphs: names, or mappings with a name and parameters. Each may be disconnected."""
@@ -94,9 +97,12 @@ TraceEdge = tuple[NonNegativeInt, int, int] | tuple[NonNegativeInt, int, int, fl
 """Round, two peers, and the weight if there is one."""
 
 
+@graph("trace")
 @dataclass(frozen=True, kw_only=True)
 class Trace(TimeVaryingGraph):
     """A mobility trace: the edges of each round, from a CSV file of rounds and pairs of peers."""
+
+    required: ClassVar[tuple[str, ...]] = ()  # as above, from the file
 
     path: ExpandedPath | None = None
     """The file, relative to the folder of the run file."""

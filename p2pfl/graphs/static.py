@@ -16,13 +16,14 @@ from xml.etree.ElementTree import ParseError
 from pydantic import Field, PositiveInt
 
 from p2pfl.errors import RunFileError
-from p2pfl.graphs.base import Graph, Schedule, check_regular, graph_error
+from p2pfl.graphs.base import Graph, Schedule, check_regular, graph, graph_error
 from p2pfl.messaging.topology import Edge, Topology
 from p2pfl.paths import ExpandedPath
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+@graph("complete")
 class Complete(Graph):
     """All peers are neighbors of each other."""
 
@@ -30,6 +31,7 @@ class Complete(Graph):
         return combinations(range(peers), 2)
 
 
+@graph("ring")
 class Ring(Graph):
     """Peer i is a neighbor of i-1 and i+1, the last peer of the first."""
 
@@ -37,6 +39,7 @@ class Ring(Graph):
         return _torus(1, peers)
 
 
+@graph("line")
 class Line(Graph):
     """Peer i is a neighbor of i-1 and i+1."""
 
@@ -44,6 +47,7 @@ class Line(Graph):
         return pairwise(range(peers))
 
 
+@graph("star")
 class Star(Graph):
     """All peers are neighbors of peer 0."""
 
@@ -51,6 +55,7 @@ class Star(Graph):
         return ((0, i) for i in range(1, peers))
 
 
+@graph("torus")
 @dataclass(frozen=True, kw_only=True)
 class Torus(Graph):
     """A grid with connected opposite borders; peers are numbered row by row."""
@@ -77,6 +82,7 @@ class Torus(Graph):
         return rows, cols
 
 
+@graph("regular")
 @dataclass(frozen=True, kw_only=True)
 class Regular(Graph):
     """A random graph in which every peer has the same number of neighbors."""
@@ -91,6 +97,7 @@ class Regular(Graph):
         yield from _networkx().random_regular_graph(self.degree, peers, seed=seed).edges
 
 
+@graph("erdos-renyi")
 @dataclass(frozen=True, kw_only=True)
 class ErdosRenyi(Graph):
     """A random graph in which each pair of peers is connected with the same probability."""
@@ -104,6 +111,7 @@ class ErdosRenyi(Graph):
         yield from _networkx().gnp_random_graph(peers, self.p, seed=seed).edges
 
 
+@graph("small-world")
 @dataclass(frozen=True, kw_only=True)
 class SmallWorld(Graph):
     """Watts and Strogatz: a ring lattice, some of whose edges are rewired at random."""
@@ -124,6 +132,7 @@ class SmallWorld(Graph):
         yield from _networkx().watts_strogatz_graph(peers, self.degree, self.p, seed=seed).edges
 
 
+@graph("barabasi-albert")
 @dataclass(frozen=True, kw_only=True)
 class BarabasiAlbert(Graph):
     """Preferential attachment: each new peer connects preferably to peers with many edges."""
@@ -139,6 +148,7 @@ class BarabasiAlbert(Graph):
         yield from _networkx().barabasi_albert_graph(peers, self.links, seed=seed).edges
 
 
+@graph("bridge")
 class Bridge(Graph):
     """DFML, Fig. 23: one clique of even ids, one of odd ids, and an edge between their median peers."""
 
@@ -150,6 +160,7 @@ class Bridge(Graph):
         yield median_low(cliques[0]), median_low(cliques[1])
 
 
+@graph("edges")
 @dataclass(frozen=True, kw_only=True)
 class Edges(Graph):
     """An explicit list of edges."""
@@ -161,6 +172,7 @@ class Edges(Graph):
         return self.edges
 
 
+@graph("file")
 @dataclass(frozen=True, kw_only=True)
 class FromFile(Graph):
     """A GraphML file (.graphml), or a text file with two peer ids per line; # starts a comment."""

@@ -20,7 +20,7 @@ from pydantic import PositiveInt
 
 from p2pfl import rng
 from p2pfl.errors import RunFileError
-from p2pfl.graphs.base import Graph, Schedule, check_edge, check_regular, disconnected, graph_error, listed
+from p2pfl.graphs.base import Graph, Schedule, check_edge, check_regular, disconnected, graph, graph_error, listed
 from p2pfl.graphs.finite_time import Round, WeightedEdge, base_graph
 from p2pfl.messaging.topology import Edge, Rounds, Topology, WeightedTopology
 
@@ -129,6 +129,7 @@ def _union(at: Rounds, peers: int, rounds: int, *, stop: bool) -> Topology:
     return Topology.from_edges(peers, edges)
 
 
+@graph("one-peer-exponential")
 class OnePeerExponential(TimeVaryingGraph):
     """One-peer exponential graph (Ying et al., NeurIPS 2021): peer i sends to i + 1, i + 2, i + 4, …, one in a round.
 
@@ -146,6 +147,7 @@ class OnePeerExponential(TimeVaryingGraph):
         return ((i, (i + step) % peers, 0.5) for i in range(peers if peers > 1 else 0))
 
 
+@graph("base-k")
 @dataclass(frozen=True, kw_only=True)
 class BaseK(TimeVaryingGraph):
     """Base-(k+1) Graph (Takezawa et al., NeurIPS 2023): the exact average after O(log n) rounds, for any n."""
@@ -166,6 +168,7 @@ def _base_rounds(peers: int, k: int) -> list[Round]:
     return base_graph(range(peers), k)
 
 
+@graph("el-oracle")
 @dataclass(frozen=True, kw_only=True)
 class ElOracle(TimeVaryingGraph):
     """EL-Oracle (Epidemic Learning; de Vos et al., NeurIPS 2023): a new random regular graph in every round."""
@@ -201,6 +204,7 @@ def _random_regular(peers: int, degree: int, stream: np.random.Generator) -> lis
     return sorted(edges)
 
 
+@graph("el-local")
 @dataclass(frozen=True, kw_only=True)
 class ElLocal(TimeVaryingGraph):
     """EL-Local (Epidemic Learning): each peer sends to random others, and takes the mean of what it has and receives.
@@ -222,6 +226,7 @@ class ElLocal(TimeVaryingGraph):
             yield from ((i, j + (j >= i)) for j in drawn)
 
 
+@graph("matchings")
 class Matchings(TimeVaryingGraph):
     """Random pairs: each peer has one neighbor in a round, a random one; of an odd number of peers, one has none."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -55,6 +55,15 @@ class ExtraMetric:
     predict: Callable[[Tensor], Tensor]
     samples: Samples
     part_of: str = ""
+
+
+def on_test_samples(
+    name: str, predict: Callable[[Tensor], Tensor], data: PeerData, whole: bool
+) -> Iterable[ExtraMetric]:
+    """Evaluate on the local test split, and if ``whole`` on the whole test set too."""
+    yield ExtraMetric(name, predict, data.test)
+    if whole:
+        yield ExtraMetric(f"{name}_global", predict, data.global_test)
 
 
 def mean_of(evaluations: Sequence[Evaluation]) -> Evaluation:

@@ -16,7 +16,7 @@ from torch import Tensor
 from p2pfl import PeerId, rng
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.algorithms.context import Context
-from p2pfl.algorithms.shared_model import shares_statistics
+from p2pfl.algorithms.shared_model import SharedModel, shared_parameters, shares_statistics
 from p2pfl.data import Dataset, Subset, open_dataset
 from p2pfl.data.partitions import check_subsets
 from p2pfl.errors import ChangedDataset, DataError, MissingExtra, ModelError, PluginError, RunFolderError, WriteError
@@ -288,6 +288,8 @@ def _make_algorithm(
         with streams.restarted("setup"):
             algorithm = run.algorithm(run.hyper, context)
         check_setup(algorithm)
+        if isinstance(run.hyper, SharedModel):
+            shared_parameters(getattr(algorithm, "meme", algorithm.model), run.hyper)  # raises OptionErrors
         sent = getattr(algorithm, "meme", algorithm.model if algorithm.homogeneous else None)
         if sent is not None and shares_statistics(run.hyper) and not statistics_of(sent):
             text = f"{sent.name} has no batch-normalization statistics; remove this key"

@@ -1,11 +1,14 @@
 """The small runs that the parity tests and the golden check share: every algorithm, with its special cases.
 
-A run is the arguments of ``tests.conftest.tree``: changes to a run file with four peers and three rounds.
+A run is the arguments of ``tests.conftest.tree``: changes to a run file with four peers and three rounds. An
+algorithm that none of them names has one with its defaults.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from p2pfl.algorithms import ALGORITHMS
 
 SMALL = {"name": "mapl", "warmup": 1, "batch": 16, "lr": 0.01, "projector_hidden": 16}
 MAPL = {**SMALL, "compare": "weights", "head_init_scale": 0.1, "betas": [0.5, 0.999]}
@@ -313,4 +316,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "peers": 6,
         "rounds": 5,
     },
+}
+
+_named = {settings["algorithm"]["name"] for settings in RUNS.values()}
+RUNS |= {
+    name: {"algorithm": {"name": name, "batch": 16}, "graph": "ring", "models": "tiny-cnn", "peers": 5}
+    for name in ALGORITHMS
+    if name not in _named
 }

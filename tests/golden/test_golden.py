@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.algorithms import ALGORITHMS
 from p2pfl.run_folder.folder import RunFolder
-from tests.conftest import tree
 from tests.golden import pinned
-from tests.golden.runs import RUNS
 
 
 @pytest.mark.parametrize("name", pinned.NAMES)
@@ -26,10 +23,6 @@ def test_run_ends_as_pinned(name: str, simulated: Callable[[str], RunFolder]) ->
         pytest.skip(
             f"not all of it is pinned for {pinned.platform_key()}: python -m tests.golden renew --reason TEXT"
         )
-
-
-def test_every_algorithm_is_pinned() -> None:
-    assert {tree(**settings)["algorithm"]["name"] for settings in RUNS.values()} == set(ALGORITHMS)
 
 
 def test_values_digest_ignores_names_and_nothing_else() -> None:

@@ -138,7 +138,7 @@ def number_of_classes(where: str, labels: Iterable[Labels], remedy: str = "") ->
     return classes
 
 
-def dataset(
+def dataset_arrays(
     where: str,
     train: tuple[Inputs, Labels],
     test: tuple[Inputs, Labels],

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, verify
+from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset, verify
 from p2pfl.errors import DataError
 
 
+@dataset("cifar10")
 @dataclass(frozen=True)
 class Cifar10(Loader):
     """CIFAR-10: 50,000 + 10,000 photographs, 3x32x32, in ``cifar-10-batches-py``."""
@@ -78,6 +79,7 @@ class Cifar10(Loader):
             raise DataError(f"{path}: not a batch of CIFAR images: {error}") from error
 
 
+@dataset("cifar100")
 @dataclass(frozen=True)
 class Cifar100(Cifar10):
     """CIFAR-100: 50,000 + 10,000 photographs of 100 classes, 3x32x32, in ``cifar-100-python``."""

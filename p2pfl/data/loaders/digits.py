@@ -11,10 +11,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, read_mat, split_off_test, verify
+from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset, read_mat, split_off_test, verify
 from p2pfl.errors import DataError
 
 
+@dataset("digits")
 @dataclass(frozen=True)
 class Digits(Loader):
     """scikit-learn's 1,797 handwritten digits, 1x8x8; installed with the library.
@@ -32,6 +33,7 @@ class Digits(Loader):
         return DatasetArrays(images[~test], labels[~test], images[test], labels[test], classes=10, mirror=False)
 
 
+@dataset("usps")
 @dataclass(frozen=True)
 class Usps(Loader):
     """USPS: 7,291 + 2,007 handwritten digits from envelopes, 1x16x16, in ``usps.bz2`` and ``usps.t.bz2``.
@@ -76,6 +78,7 @@ def _read_usps(path: Path) -> tuple[Images, Labels]:
     return images.reshape(-1, 1, 16, 16), table[:, 0].astype(np.int64) - 1
 
 
+@dataset("svhn")
 @dataclass(frozen=True)
 class Svhn(Loader):
     """SVHN: 73,257 + 26,032 house numbers, 3x32x32, in ``train_32x32.mat`` and ``test_32x32.mat``."""

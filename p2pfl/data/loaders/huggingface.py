@@ -14,8 +14,8 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from p2pfl.data.columns import Column
-from p2pfl.data.loaders.arrays import Array, as_column, as_inputs, dataset
-from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
+from p2pfl.data.loaders.arrays import Array, as_column, as_inputs, dataset_arrays
+from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, dataset, split_off_test
 from p2pfl.data.loaders.fingerprint import unedited
 from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image
 from p2pfl.data.loaders.image_lists import check_folders, not_read
@@ -29,6 +29,7 @@ _READING = 2
 """Increment it when images are read otherwise, so that datasets of the hub are read again."""
 
 
+@dataset("huggingface")
 @dataclass(frozen=True)
 class HuggingFace(Loader):
     """What ``datasets.load_dataset`` loads: a dataset of the hub, or local files by the name of their format, such as
@@ -139,7 +140,7 @@ class HuggingFace(Loader):
             groups = {name: _halves(values[0], mask) for name, values in groups.items()}
         where = f"huggingface {self.path}"
         coded = self._coded(splits, self.label, labels)
-        return dataset(
+        return dataset_arrays(
             where,
             (inputs[0], coded.train),
             (inputs[1], coded.test),

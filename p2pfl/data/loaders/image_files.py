@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Loader, read_mat, split_off_test, verify
+from p2pfl.data.loaders.base import DatasetArrays, Images, Loader, dataset, read_mat, split_off_test, verify
 from p2pfl.data.loaders.file_tree import subfolders
 from p2pfl.data.loaders.image_decoding import read_image, to_8_bits
 from p2pfl.data.loaders.image_lists import Index, list_images, not_read
@@ -75,6 +75,7 @@ def load_images(index: Index, size: int) -> Images:
     return images
 
 
+@dataset("flowers102")
 @dataclass(frozen=True)
 class Flowers102(ImageFiles):
     """Oxford 102 Flower, in ``flowers-102``: 2,040 training images (the official training and validation splits) and
@@ -112,6 +113,7 @@ class Flowers102(ImageFiles):
         return images_of("trnid", "valid"), images_of("tstid"), 102
 
 
+@dataset("caltech101")
 @dataclass(frozen=True)
 class Caltech101(ImageFiles):
     """Caltech 101, in ``caltech101/101_ObjectCategories``, without its background class.
@@ -138,6 +140,7 @@ class Caltech101(ImageFiles):
         return train, test, len(classes)
 
 
+@dataset("oxford-pets")
 @dataclass(frozen=True)
 class OxfordPets(ImageFiles):
     """Oxford-IIIT Pet, in ``oxford-iiit-pet``: 3,680 + 3,669 images of 37 breeds."""
@@ -164,6 +167,7 @@ class OxfordPets(ImageFiles):
             raise DataError(f"{path}: not a list of image names and classes: {error}") from error
 
 
+@dataset("stanford-cars")
 @dataclass(frozen=True)
 class StanfordCars(ImageFiles):
     """Stanford Cars, in ``stanford_cars``: 8,144 + 8,041 images of 196 models."""
@@ -190,6 +194,7 @@ class StanfordCars(ImageFiles):
             raise DataError(f"{path}: not a list of image names and classes: {error}") from error
 
 
+@dataset("folder")
 @dataclass(frozen=True)
 class Folder(ImageFiles):
     """One folder per class, as for torchvision's ImageFolder: ``train/CLASS/…`` and ``test/CLASS/…`` (or ``val``,

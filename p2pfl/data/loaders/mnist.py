@@ -15,10 +15,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Loader
+from p2pfl.data.loaders.base import DatasetArrays, Images, Loader, dataset
 from p2pfl.errors import DataError
 
 
+@dataset("mnist")
 @dataclass(frozen=True)
 class Mnist(Loader):
     """MNIST: 60,000 + 10,000 handwritten digits, 1x28x28, in ``MNIST/raw/*-ubyte`` or ``*-ubyte.gz``."""
@@ -56,6 +57,7 @@ class Mnist(Loader):
         return ()  # the digits are the labels
 
 
+@dataset("fashion-mnist")
 @dataclass(frozen=True)
 class FashionMnist(Mnist):
     """Fashion-MNIST: 60,000 + 10,000 photographs of clothes, 1x28x28, in ``FashionMNIST/raw``."""
@@ -69,6 +71,7 @@ class FashionMnist(Mnist):
         return tuple(FashionMNIST.classes)
 
 
+@dataset("emnist")
 @dataclass(frozen=True)
 class Emnist(Loader):
     """EMNIST: handwritten letters and digits, 1x28x28, in ``EMNIST/raw/emnist-SPLIT-*-ubyte`` or ``.gz``.

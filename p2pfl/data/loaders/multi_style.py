@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from p2pfl import rng
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
+from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset
 from p2pfl.errors import DataError
 from p2pfl.paths import base_of
 
@@ -97,11 +97,12 @@ class CompositeLoader(Loader):
         return [*super().codes, *(code for dataset in self.datasets() for code in dataset.loader.codes)]
 
     def download(self, root: Path) -> None:
-        for dataset in self.datasets():
-            if not all(path.exists() for path in dataset.loader.files(root)):
-                dataset.loader.download(root)
+        for source in self.datasets():
+            if not all(path.exists() for path in source.loader.files(root)):
+                source.loader.download(root)
 
 
+@dataset("styles")
 @dataclass(frozen=True)
 class Styles(CompositeLoader):
     """Several datasets of the same classes; each is a style, for example ``of: [mnist, svhn, usps]``.
@@ -167,6 +168,7 @@ def _resized(images: Images, size: int) -> Images:
     return result
 
 
+@dataset("styled")
 @dataclass(frozen=True)
 class Styled(CompositeLoader):
     """Another dataset's images in RGB, each in one of several synthetic styles.

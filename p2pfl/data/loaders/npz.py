@@ -11,14 +11,15 @@ from typing import ClassVar
 import numpy as np
 from pydantic import PositiveInt
 
-from p2pfl.data.loaders.arrays import as_column, as_inputs, as_labels, dataset
-from p2pfl.data.loaders.base import DatasetArrays, Loader
+from p2pfl.data.loaders.arrays import as_column, as_inputs, as_labels, dataset_arrays
+from p2pfl.data.loaders.base import DatasetArrays, Loader, dataset
 from p2pfl.errors import DataError
 from p2pfl.paths import DataPath
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 
 
+@dataset("npz")
 @dataclass(frozen=True)
 class Npz(Loader):
     """Arrays x_train, y_train, x_test, y_test in a file written by ``numpy.savez``.
@@ -64,7 +65,7 @@ class Npz(Loader):
             for name in names
             if f"{name}_test" in arrays
         }
-        return dataset(
+        return dataset_arrays(
             str(path),
             (x_train, y_train),
             (x_test, y_test),

@@ -9,10 +9,11 @@ import numpy as np
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from p2pfl import rng
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
+from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset
 from p2pfl.errors import DataError
 
 
+@dataset("synthetic")
 @dataclass(frozen=True)
 class Synthetic(Loader):
     """Synthetic images, for tests and for runs where the size matters more than the task.

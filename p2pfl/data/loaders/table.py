@@ -11,13 +11,14 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from p2pfl.data.columns import Column, first_missing, measurement
-from p2pfl.data.loaders.arrays import Array, dataset
-from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
+from p2pfl.data.loaders.arrays import Array, dataset_arrays
+from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, dataset, split_off_test
 from p2pfl.data.loaders.table_files import Rows, numbers_rows, open_rows
 from p2pfl.errors import DataError
 from p2pfl.paths import DataPath
 
 
+@dataset("table")
 @dataclass(frozen=True)
 class TableFile(Loader):
     """A table with a sample in each row: a column with its label, and columns with numbers, its features.
@@ -72,7 +73,7 @@ class TableFile(Loader):
             parts = [parts[0].where(~mask), parts[0].where(mask)]
         train, test = parts
         labels = Column.of(train.labels, test.labels)
-        return dataset(
+        return dataset_arrays(
             str(files[0].path),
             (train.inputs, labels.train),
             (test.inputs, labels.test),

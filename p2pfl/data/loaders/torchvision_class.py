@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from p2pfl.data.loaders.arrays import number_of_classes
-from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, split_off_test
+from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader, dataset, split_off_test
 from p2pfl.data.loaders.file_tree import subfolders
 from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image, to_8_bits
 from p2pfl.data.loaders.image_lists import list_images, not_read
@@ -26,6 +26,7 @@ GENERATED = "FakeData"
 """The class that has no files."""
 
 
+@dataset("torchvision")
 @dataclass(frozen=True)
 class Torchvision(Loader):
     """A class of ``torchvision.datasets``, for example ``class: EuroSAT``.

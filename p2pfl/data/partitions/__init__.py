@@ -14,30 +14,8 @@ from p2pfl.data.partitions.base import (
     check_subsets,
     partition,
 )
-from p2pfl.data.partitions.dfml import DirichletTrain, IidTrain
-from p2pfl.data.partitions.fedstyle import Styles
-from p2pfl.data.partitions.fedtgp import Dirichlet, Pathological
-from p2pfl.data.partitions.flwr import Flwr
-from p2pfl.data.partitions.l2c import Groups, Shards
-from p2pfl.data.partitions.mapl import Clusters
-from p2pfl.data.partitions.natural import FromFile, Natural
-from p2pfl.data.partitions.uniform import FractionOfAll, Iid
+from p2pfl.registry import discover
 
-for _name, _class in {
-    "iid": Iid,
-    "fraction": FractionOfAll,
-    "clusters": Clusters,
-    "shards": Shards,
-    "groups": Groups,
-    "pathological": Pathological,
-    "dirichlet": Dirichlet,
-    "dirichlet-train": DirichletTrain,
-    "iid-train": IidTrain,
-    "styles": Styles,
-    "natural": Natural,
-    "indices": FromFile,
-    "flwr": Flwr,
-}.items():
-    partition(_name)(_class)
+discover(__name__, PARTITIONS)
 
 __all__ = ["PARTITIONS", "DatasetLabels", "Indices", "Labels", "Partition", "Subset", "check_subsets", "partition"]

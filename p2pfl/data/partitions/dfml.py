@@ -20,11 +20,13 @@ from p2pfl.data.partitions.base import (
     Subset,
     concat_sorted,
     hold_out,
+    partition,
     require_peers,
 )
 from p2pfl.data.partitions.fedtgp import MIN_SAMPLES, dirichlet_split
 
 
+@partition("iid-train")
 @dataclass(frozen=True)
 class IidTrain(Partition):
     """The training set shuffled and distributed evenly; every peer is tested on the whole test set."""
@@ -39,6 +41,7 @@ class IidTrain(Partition):
         return _with_whole_test(samples_of_peers, self.validation, data)
 
 
+@partition("dirichlet-train")
 @dataclass(frozen=True)
 class DirichletTrain(Partition):
     """The training set, each class in Dirichlet proportions; every peer is tested on the whole test set.

@@ -17,11 +17,13 @@ from p2pfl.data.partitions.base import (
     Subset,
     concat_sorted,
     hold_out,
+    partition,
     take_cyclic,
 )
 from p2pfl.errors import DataError
 
 
+@partition("styles")
 @dataclass(frozen=True)
 class Styles(Partition):
     """The same number of peers for each style, and of training samples for each peer; for datasets with styles.

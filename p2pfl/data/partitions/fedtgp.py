@@ -21,6 +21,7 @@ from p2pfl.data.partitions.base import (
     Partition,
     Subset,
     concat_sorted,
+    partition,
     require_peers,
     sorted_subset,
 )
@@ -33,6 +34,7 @@ MIN_SAMPLES = 40
 """Minimum number of samples of a peer: a quarter of them is a test batch of 10."""
 
 
+@partition("pathological")
 @dataclass(frozen=True)
 class Pathological(Partition):
     """A few classes for each peer, in very unequal amounts; merged pool, disjoint subsets (FedTGP, Figs. 7 and 9).
@@ -81,6 +83,7 @@ class Pathological(Partition):
         return _hold_out_test(parts, self.test, self.validation, stream)
 
 
+@partition("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet(Partition):
     """The "practical" setting: each class in Dirichlet proportions; merged pool, disjoint subsets (FedTGP, Fig. 8).

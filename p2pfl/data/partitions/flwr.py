@@ -11,11 +11,21 @@ import numpy as np
 from pydantic import Field
 
 from p2pfl import rng
-from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, sorted_subset
+from p2pfl.data.partitions.base import (
+    DatasetLabels,
+    Fraction,
+    Indices,
+    Partition,
+    Subset,
+    hold_out,
+    partition,
+    sorted_subset,
+)
 from p2pfl.errors import DataError, MissingExtra, P2pflError
 from p2pfl.options import did_you_mean
 
 
+@partition("flwr")
 @dataclass(frozen=True)
 class Flwr(Partition):
     """A partitioner of Flower, for example ``class: DirichletPartitioner, args: {alpha: 0.1}``.

@@ -20,12 +20,14 @@ from p2pfl.data.partitions.base import (
     Subset,
     concat_sorted,
     hold_out,
+    partition,
     require_per_class,
     samples_of,
 )
 from p2pfl.errors import DataError
 
 
+@partition("shards")
 @dataclass(frozen=True)
 class Shards(Partition):
     """One shard of each of a few classes for each peer (Fig. 2).
@@ -78,6 +80,7 @@ class Shards(Partition):
         return shards
 
 
+@partition("groups")
 @dataclass(frozen=True)
 class Groups(Partition):
     """Groups of peers with disjoint classes (Fig. 4: 15 peers, 5 groups, 2 classes each).

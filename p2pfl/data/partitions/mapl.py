@@ -18,6 +18,7 @@ from p2pfl.data.partitions.base import (
     Subset,
     concat_sorted,
     hold_out,
+    partition,
     require_per_class,
     take_cyclic,
 )
@@ -37,6 +38,7 @@ def _count_or_range(value: Any, handler: ValidatorFunctionWrapHandler) -> int | 
 CountOrRange = Annotated[PositiveInt | tuple[PositiveInt, PositiveInt], WrapValidator(_count_or_range)]
 
 
+@partition("clusters")
 @dataclass(frozen=True)
 class Clusters(Partition):
     """Clusters of peers with disjoint or overlapping classes.

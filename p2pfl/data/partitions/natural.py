@@ -13,7 +13,16 @@ from pydantic import Field
 
 from p2pfl import rng
 from p2pfl.data.columns import Column
-from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, sorted_subset
+from p2pfl.data.partitions.base import (
+    DatasetLabels,
+    Fraction,
+    Indices,
+    Partition,
+    Subset,
+    hold_out,
+    partition,
+    sorted_subset,
+)
 from p2pfl.errors import DataError
 from p2pfl.options import did_you_mean
 from p2pfl.paths import LocalPath
@@ -21,6 +30,7 @@ from p2pfl.paths import LocalPath
 SPLITS = ("train", "validation", "test")
 
 
+@partition("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
     """The samples of one value of a column for each peer, such as one writer's or one hospital's samples.
@@ -86,6 +96,7 @@ class Natural(Partition):
         return [np.array([value]) for value in present]
 
 
+@partition("indices")
 @dataclass(frozen=True)
 class FromFile(Partition):
     """The indices of each peer's samples, from a JSON file: a list with an entry for each peer, such as

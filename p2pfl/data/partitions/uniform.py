@@ -16,12 +16,14 @@ from p2pfl.data.partitions.base import (
     Indices,
     Partition,
     Subset,
+    partition,
     require_peers,
     sorted_subset,
 )
 from p2pfl.errors import DataError
 
 
+@partition("iid")
 @dataclass(frozen=True)
 class Iid(Partition):
     """Training and test samples shuffled and distributed evenly, without overlap."""
@@ -46,6 +48,7 @@ class Iid(Partition):
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 
 
+@partition("fraction")
 @dataclass(frozen=True)
 class FractionOfAll(Partition):
     """A given fraction of the training and test samples for each peer, without overlap."""

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2pfl.algorithms import dfedavgm, fedavg
+from p2pfl.algorithms import dfedavgm
+from p2pfl.algorithms.averaging import AnyPart, Participation
 from p2pfl.algorithms.dfedavgm import DFedAvgM
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
@@ -74,7 +75,7 @@ PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.5, "batch": 64}
 
 
 def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
-    peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "local_epochs": 2}))
+    peers = make(FedAvg, AnyPart.parse({**PLAIN, "local_epochs": 2}))
     x = [theta(peer.model) for peer in peers]
     run_rounds(peers, LINE, 3)
     n = [6, 8, 10]
@@ -89,7 +90,7 @@ def test_rounds_match_algorithm_1_in_each_neighborhood() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: float) -> None:
-    peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": participation}), peers=6)
+    peers = make(FedAvg, AnyPart.parse({**PLAIN, "participation": participation}), peers=6)
     x = [theta(peer.model) for peer in peers]
     digests: dict[int, set[str]] = {}
     run_rounds(
@@ -105,7 +106,7 @@ def test_all_peers_hold_the_servers_model_on_a_complete_graph(participation: flo
 
 
 def test_nonparticipants_neither_train_nor_send() -> None:
-    peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": 0.5}), peers=6)
+    peers = make(FedAvg, AnyPart.parse({**PLAIN, "participation": 0.5}), peers=6)
     traffic = run_rounds(peers, COMPLETE, 8)
     numbers = CLASSES * (INPUTS + 1)
     for me in range(6):
@@ -118,7 +119,7 @@ def test_nonparticipants_neither_train_nor_send() -> None:
 
 def test_peer_without_participating_sources_keeps_its_model() -> None:
     line = Topology.from_edges(6, [(i, i + 1) for i in range(5)])
-    peers = make(FedAvg, fedavg.Hyper.parse({**PLAIN, "participation": 0.2}), peers=6)
+    peers = make(FedAvg, AnyPart.parse({**PLAIN, "participation": 0.2}), peers=6)
     before = [theta(peer.model) for peer in peers]
     run_rounds(peers, line, 1)
     (chosen,) = participants(6, 0.2, 0)
@@ -129,7 +130,7 @@ def test_peer_without_participating_sources_keeps_its_model() -> None:
 
 
 def test_average_skips_a_missing_neighbor() -> None:
-    peers = make(FedAvg, fedavg.Hyper.parse(PLAIN))
+    peers = make(FedAvg, AnyPart.parse(PLAIN))
     x = [theta(peer.model) for peer in peers]
     traffic = run_rounds(peers, LINE, 1, silent=[2])
     assert traffic[1][0].missing == {"Shared": [2]}
@@ -139,7 +140,7 @@ def test_average_skips_a_missing_neighbor() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, 1e30])
 def test_diverged_model_is_replaced_by_the_average_of_the_others(value: float) -> None:
-    peers = make(FedAvg, fedavg.Hyper.parse(PLAIN))
+    peers = make(FedAvg, AnyPart.parse(PLAIN))
     x = [theta(peer.model) for peer in peers]
     with torch.no_grad():
         peers[1].model.head.weight[0, 0] = value
@@ -152,7 +153,7 @@ def test_diverged_model_is_replaced_by_the_average_of_the_others(value: float) -
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_diverged_peer_recovers_and_participates_again(optimizer: str) -> None:
     """The optimizer's state must not retain NaN."""
-    peers = make(FedAvg, fedavg.Hyper.parse({"optimizer": optimizer, "momentum": 0.9, "lr": 0.1}))
+    peers = make(FedAvg, AnyPart.parse({"optimizer": optimizer, "momentum": 0.9, "lr": 0.1}))
     with torch.no_grad():
         peers[1].model.head.weight[0, 0] = torch.nan
     traffic = run_rounds(peers, LINE, 3)
@@ -164,7 +165,7 @@ def test_diverged_peer_gets_finite_statistics_also_in_a_round_in_which_it_does_n
     def normalized(seed: int) -> Model:
         return Model("normalized", nn.Sequential(nn.Flatten(), nn.BatchNorm1d(INPUTS)), INPUTS, CLASSES)
 
-    h = fedavg.Hyper.parse({"participation": 0.5})
+    h = AnyPart.parse({"participation": 0.5})
     peers = [
         FedAvg(h, setting(me, 6, normalized(me), peer_data(random_dataset(8, classes=CLASSES, seed=me))))
         for me in range(6)
@@ -181,14 +182,14 @@ def test_diverged_peer_gets_finite_statistics_also_in_a_round_in_which_it_does_n
 def test_participation_is_a_fraction_above_0() -> None:
     for wrong in (0.0, 1.5):
         with pytest.raises(OptionErrors, match="participation"):
-            fedavg.Hyper.parse({"participation": wrong})
+            AnyPart.parse({"participation": wrong})
 
 
 # ---- lg-fedavg ---------------------------------------------------------------------------------------------
 
 
 def test_lg_fedavg_averages_heads_and_keeps_backbones_local() -> None:
-    h = fedavg.Hyper.parse({**PLAIN, "lr": 1e-12})  # so that only averaging changes parameters
+    h = Participation.parse({**PLAIN, "lr": 1e-12})  # so that only averaging changes parameters
     peers = [
         LGFedAvg(h, setting(me, 3, linear_model(INPUTS, 2, CLASSES, seed=me), peer_data(random_dataset(6 + 2 * me))))
         for me in range(3)
@@ -211,7 +212,7 @@ def test_lg_fedavg_averages_heads_and_keeps_backbones_local() -> None:
 
 
 def test_lg_fedavg_trains_backbone_and_head_together() -> None:
-    h = fedavg.Hyper.parse(PLAIN)
+    h = Participation.parse(PLAIN)
     peer = LGFedAvg(
         h, setting(0, 1, linear_model(INPUTS, 2, CLASSES), peer_data(random_dataset(12, classes=CLASSES)))
     )

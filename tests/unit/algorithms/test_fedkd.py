@@ -192,9 +192,12 @@ def test_only_participants_compress_their_memes(monkeypatch: pytest.MonkeyPatch)
 
 def test_clipping_bounds_the_step_of_each_module() -> None:
     (peer, *_) = make(clip=1e-3)
-    before = [[value.detach().clone() for value in module.parameters()] for module in peer.trained()]
+    before = [
+        [value.detach().clone() for value in module.parameters()]
+        for module in (peer.model, peer.meme, peer.projection)
+    ]
     peer.local_training()
-    for module, values in zip(peer.trained(), before, strict=True):
+    for module, values in zip((peer.model, peer.meme, peer.projection), before, strict=True):
         moved = math.sqrt(
             sum(float((a.detach() - b).square().sum()) for a, b in zip(module.parameters(), values, strict=True))
         )
@@ -256,7 +259,7 @@ def test_meme_that_cannot_be_recovered_counts_as_missing(field: str, name: str, 
     wrong = arrive(sent, peer.layouts())  # nothing that a layout could refuse
     endpoint = Endpoint(Neighborhood(0, COMPLETE), RUN_ID, Conversation())
     net = Net(endpoint, 0, 0)
-    assert list(peer.opened({0: good, 1: wrong}, net)) == [0]
+    assert list(peer.recovered({0: good, 1: wrong}, net)) == [0]
     assert endpoint.missing == {"Factors": [1]}
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from p2pfl.algorithms import fedavg
-from p2pfl.algorithms.fedavg import Shared
+from p2pfl.algorithms.averaging import Participation, Shared
 from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.messaging.topology import Topology
 from p2pfl.options import OptionErrors
@@ -29,7 +28,7 @@ def make(peers: int = 3, **given: Any) -> list[FedSim]:
     """Peer i has 6 + 2i samples, and a backbone of its own."""
     return [
         FedSim(
-            fedavg.Hyper.parse({"batch": 64, **given}),
+            Participation.parse({"batch": 64, **given}),
             setting(
                 me,
                 peers,

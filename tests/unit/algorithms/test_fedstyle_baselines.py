@@ -152,7 +152,7 @@ PROJECTOR = (FEATURES * 3 + 3) + (3 * 3 + 3)
 @pytest.mark.parametrize(("given", "more"), [({}, 4 * FEATURES), ({"share_statistics": False}, 2 * FEATURES)])
 def test_sends_one_net_or_its_shared_part(of: type[FedAvgSSL], given: dict[str, Any], more: int) -> None:
     peers = baselines(of, kind="normalised", **given)
-    numbers = BACKBONE + more + (0 if issubclass(of, FedPerSSL) else PROJECTOR)
+    numbers = BACKBONE + more + (PROJECTOR if of.share_projector else 0)
     for t, traffic in enumerate(zip(*run_rounds(peers, LINE, 2), strict=True)):
         assert [payload(one.sent) for one in traffic] == [4 * numbers * degree for degree in (1, 2, 1)], t
 

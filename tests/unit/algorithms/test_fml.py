@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from p2pfl.algorithms.fedavg import Shared
+from p2pfl.algorithms.averaging import Shared
 from p2pfl.algorithms.fml import FML, MemeHyper, distillation
 from p2pfl.errors import ModelError, RunFileError, Unexpected
 from p2pfl.messaging.topology import Topology

@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from p2pfl.algorithms import ALGORITHMS
-from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import RunFileError
 from p2pfl.graphs import GRAPHS, Graph
-from p2pfl.learning.metrics import METRICS
-from p2pfl.learning.named_losses import LOSSES
 from p2pfl.models import GROUPS
 from p2pfl.options import notes
 from p2pfl.run_file.load import load
+from tests import generated_docs
 
 PROJECT = Path(__file__).parents[3]
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
@@ -86,22 +83,9 @@ def test_run_file_of_the_readme_loads_and_its_typo_gives_the_shown_error(tmp_pat
     assert message.endswith(end)
 
 
-@pytest.mark.parametrize(
-    ("row", "table"),
-    [
-        ("graph", GRAPHS),
-        ("data.dataset", DATASETS),
-        ("data.partition", PARTITIONS),
-        ("data.augment", AUGMENTATIONS),
-        ("algorithm", ALGORITHMS),
-        ("metrics", METRICS),
-        ("algorithm.loss", LOSSES),
-    ],
-)
-def test_readme_lists_every_name_of_the_tables(row: str, table: dict[str, object]) -> None:
-    (cells,) = [cells for cells in rows(README) if cells[0].split("`")[1:2] == [row]]
-    listed = re.sub(r"\]\([^)]*\)|\([^)]*\)|\[", "", cells[1])
-    assert {name.strip() for name in listed.split(",")} == set(table)
+def test_tables_of_names_are_up_to_date() -> None:
+    for path, content in generated_docs.pages().items():
+        assert path.read_text(encoding="utf-8") == content, "run `make docs`"
 
 
 # ---- graphs ------------------------------------------------------------------------------------------------

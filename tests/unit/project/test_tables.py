@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
-import p2pfl.algorithms
 from p2pfl import errors
 from p2pfl.aggregation import AGGREGATIONS
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
-from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
+from p2pfl.algorithms.registration import check_algorithm
+from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS, Augmentation, Loader, Partition
 from p2pfl.errors import P2pflError
-from p2pfl.graphs import GRAPHS
+from p2pfl.graphs import GRAPHS, Graph
 from p2pfl.learning.gradients import GRADIENTS
 from p2pfl.messaging import control
 from p2pfl.options import Options, notes
+from p2pfl.registry import Table, check_class, check_options
 from p2pfl.run_file import schema
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -31,19 +31,11 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 # ---- algorithms --------------------------------------------------------------------------------------------
 
 
-def test_table_of_algorithms_is_complete() -> None:
-    modules = [
-        importlib.import_module(f"p2pfl.algorithms.{info.name}")
-        for info in pkgutil.iter_modules(p2pfl.algorithms.__path__)
-    ]
-    defined = {
-        value
-        for module in modules
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Algorithm) and value.__module__ == module.__name__
-        if not inspect.isabstract(value)
-    }
-    assert set(ALGORITHMS.values()) == defined
+def test_every_class_with_a_summary_is_registered() -> None:
+    modules = [module for name, module in sys.modules.items() if name.startswith("p2pfl.algorithms.")]
+    classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
+    summarized = {cls for cls in classes if issubclass(cls, Algorithm) and "summary" in vars(cls)}
+    assert set(ALGORITHMS.values()) == summarized
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -72,6 +64,25 @@ def test_algorithm_file_starts_with_paper_and_differences(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_algorithm_has_a_page(name: str) -> None:
     assert (REPOSITORY / "docs" / "algorithms" / f"{name}.md").is_file()
+
+
+# ---- what the decorators check of plug-ins -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_built_in_algorithms_pass_the_checks_of_plugins(name: str) -> None:
+    check_algorithm(ALGORITHMS[name])
+
+
+@pytest.mark.parametrize(
+    ("table", "base"),
+    [(GRAPHS, Graph), (DATASETS, Loader), (PARTITIONS, Partition), (AUGMENTATIONS, Augmentation)],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_built_in_options_pass_the_checks_of_plugins(table: Table[type[Options]], base: type[Options]) -> None:
+    for options in table.values():
+        check_class(options, base)
+        check_options(options)
 
 
 # ---- notes of parameters -----------------------------------------------------------------------------------
