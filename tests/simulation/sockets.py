@@ -195,8 +195,9 @@ class SimulatedDealer:
         return self.events.popleft() if self.events else None
 
     def watch(self, on: bool) -> None:
-        self.watched = on
-        self.world.wake_if_ready()
+        if on != self.watched:
+            self.watched = on
+            self.world.wake_if_ready()
 
     def close(self) -> None:
         if self.open:

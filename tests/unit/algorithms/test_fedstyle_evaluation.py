@@ -201,7 +201,7 @@ EVALUATION: list[dict[str, Any]] = [
 
 
 def test_all_options_are_covered() -> None:
-    known = set(StyleHyper.known()) - {"betas", "drop_last"}
+    known = set(StyleHyper.known()) - {"betas", "clip_norm", "drop_last"}
     assert {name for given in TRAINING + EVALUATION for name in given} == known
 
 

@@ -278,7 +278,7 @@ def test_every_option_changes_the_outcome(key: str) -> None:
 
 
 def test_all_options_are_covered() -> None:
-    assert set(Hyper.known()) == {*CHANGES, "prune_to", "spool", "betas", "preset"}
+    assert set(Hyper.known()) == {*CHANGES, "prune_to", "spool", "betas", "clip_norm", "preset"}
 
 
 def test_weights_stay_equal_with_zero_mixing_lr() -> None:
