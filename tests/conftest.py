@@ -51,8 +51,10 @@ pytest_plugins = [
 TIMEOUT = 200.0
 """Seconds after which a condition counts as never met. Nothing takes that long unless it hangs."""
 
-# The speed of examples depends on the machine, not on the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The speed of examples depends on the machine, not on the code. In CI, too, each run tries others.
+settings.register_profile(
+    "any machine", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 TINY: dict[str, Any] = {
