@@ -36,7 +36,7 @@ def matches_simulate(folder: Any, run: Any) -> None:
         assert [record["t"] for record in metrics.read(files.metrics)] == list(range(run.rounds))
 
 
-@pytest.mark.parametrize("room", [0, 3000, 30_000])
+@pytest.mark.parametrize("room", [0, pytest.param(3000, marks=pytest.mark.slow), 30_000])
 def test_peer_that_cannot_write_ends_and_resumes_later(
     room: int, make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:

@@ -66,7 +66,7 @@ def matches_simulate(folder: Any, run: Any) -> bool:
 @pytest.mark.parametrize(
     ("graph", "dead", "algorithm"),
     [
-        pytest.param("complete", [2], DPSGD, id="one"),
+        pytest.param("complete", [2], DPSGD, id="one", marks=pytest.mark.slow),
         pytest.param("ring", [1, 2], DPSGD, id="two neighbors"),
         # Peers must not wait on an edge that the other side dropped and they do not remember dropping.
         pytest.param("complete", [2, 4], {**MAPL, "graph_lr": 3.0}, id="pruned"),
