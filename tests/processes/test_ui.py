@@ -88,7 +88,6 @@ def test_a_key_closes_the_view_of_a_run(make_folder: MakeFolder, start: Start, u
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("fast_children")
 @pytest.mark.parametrize("close", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_launch_with_the_view_ends_with_its_summary(
     tmp_path: Path, file: Path, start: Start, until: Callable[..., object], close: bool
@@ -106,7 +105,6 @@ def test_a_launch_with_the_view_ends_with_its_summary(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("fast_children")
 def test_ctrl_c_in_the_view_stops_the_peers(
     tmp_path: Path, file: Path, start: Start, until: Callable[..., object]
 ) -> None:
