@@ -35,10 +35,10 @@ import click
 
 from launcher.collect.limits import Limit
 from launcher.collect.locations import IN_CONTAINER, Container
-from launcher.views.summary import settings
+from launcher.facts.summary import settings
 from p2pfl import PeerId
+from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import PeerFolder, Result, RunFolder
 
 CLONE = Path(__file__).parent.parent
 COMPOSE_FILE = CLONE / "docker-compose.yml"

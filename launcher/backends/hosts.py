@@ -47,8 +47,8 @@ from launcher.descriptors import memory_file
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
-from p2pfl.session.files import read_json, write_atomically
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_atomically
+from p2pfl.run_folder.folder import RunFolder
 
 BACKENDS = ("ssh", "slurm", "ray")
 """Names of modules in this package."""

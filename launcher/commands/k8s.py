@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, SETS, echo, echo_file
+from launcher.commands.group import FILE, SETS
+from launcher.formatting.console import echo, echo_file
 
 if TYPE_CHECKING:
     from launcher.backends.kubernetes import Manifests
@@ -95,7 +96,7 @@ def _write(manifests: Manifests, folder: Path) -> None:
     """Write a kustomize base, and the keys that it lacks."""
     from launcher.backends.manifest_files import kustomization
     from launcher.errors import ManifestError
-    from p2pfl.session.key_files import check
+    from p2pfl.run_folder.key_files import check
 
     text = manifests.render([*_command(manifests), f"--output={folder}"])
     name, peers = manifests.identity()

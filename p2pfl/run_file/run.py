@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from p2pfl import config_hash
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import DataError, Problem, RunFileError
+from p2pfl.graphs import Graph, Schedule
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file import config_hash
-from p2pfl.run_file.graphs import Graph, Schedule
-from p2pfl.run_file.options import Loc, OptionErrors, Options
-from p2pfl.run_file.paths import FILES
-from p2pfl.run_file.plugin_files import activate
-from p2pfl.run_file.plugin_sources import Plugin, copy
+from p2pfl.options import Loc, OptionErrors, Options
+from p2pfl.paths import FILES
+from p2pfl.plugins.loading import activate
+from p2pfl.plugins.sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile
 from p2pfl.run_file.yaml_source import to_text
 
@@ -80,7 +80,7 @@ class Run:
         return ALGORITHMS[self.file.algorithm.name]
 
     def activate(self) -> None:
-        """Make the tables of names those of this run; another one may have been loaded since."""
+        """Put the names of this run's plug-ins into the tables; another one may have been loaded since."""
         activate(self.plugins)
 
     def copies(self, folder: Path) -> list[tuple[Path, bytes]]:
@@ -149,7 +149,7 @@ class Run:
         return plain
 
     def config_hash(self, frozen: str | None = None) -> str:
-        """SHA-256 over the settings, then the plug-ins; with ``frozen``, that of a model's frozen parameters."""
+        """SHA-256 over the settings, then the plug-ins; with ``frozen``, the hash of a model's frozen parameters."""
         settings = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
         more = {} if frozen is None else {config_hash.FROZEN: frozen}
         return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins} | more)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from p2pfl.algorithms import ALGORITHMS
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.conftest import tree
 from tests.golden import pinned
 from tests.golden.runs import RUNS

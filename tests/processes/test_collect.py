@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.processes import find_process
-from p2pfl.session.run_folder import RunFolder
+from launcher.facts.processes import find_process
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke, gather, hosts_by_peer
 
 # ---- interruptions

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.collect import limits
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke, hosts_by_peer
 
 

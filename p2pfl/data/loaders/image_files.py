@@ -20,7 +20,7 @@ from p2pfl.data.loaders.file_tree import subfolders
 from p2pfl.data.loaders.image_decoding import read_image, to_8_bits
 from p2pfl.data.loaders.image_lists import Index, list_images, not_read
 from p2pfl.errors import DataError
-from p2pfl.run_file.paths import DataPath
+from p2pfl.paths import DataPath
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class StanfordCars(ImageFiles):
     """Stanford Cars, in ``stanford_cars``: 8,144 + 8,041 images of 196 models."""
 
     instructions: ClassVar[str] = (
-        "it is no longer published and cannot be downloaded; the layout must be that of "
+        "it is no longer published and cannot be downloaded; the layout must equal the layout of "
         "torchvision.datasets.StanfordCars: devkit/, cars_train/, cars_test/, cars_test_annos_withlabels.mat"
     )
 

@@ -27,7 +27,7 @@ from pydantic import (
 from p2pfl import rng
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
 from p2pfl.errors import DataError
-from p2pfl.run_file.paths import base_of
+from p2pfl.paths import base_of
 
 _BATCH = 4096  # images converted to float at a time
 
@@ -107,7 +107,7 @@ class Styles(CompositeLoader):
     """Several datasets of the same classes; each is a style, for example ``of: [mnist, svhn, usps]``.
 
     Images are converted to RGB and resized to squares (bilinear, antialiased). Class c is the same in all datasets:
-    those of type ``folder``, whose classes are sorted by name, need the same names.
+    datasets of type ``folder``, whose classes are sorted by name, need the same names.
     """
 
     of: Annotated[tuple[DatasetOption, ...], Field(min_length=1)]

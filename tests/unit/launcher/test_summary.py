@@ -12,12 +12,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.views.compare import lines
-from launcher.views.heat_map import draw
+from launcher.comparison.groups import Member
+from launcher.comparison.lines import lines
+from launcher.facts.summary import Collaboration, Spread, Summary, summarize
+from launcher.formatting.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
-from launcher.views.summary import Collaboration, Spread, Summary, summarize
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.run_folder import Result, Status
+from p2pfl.run_folder.folder import Result, Status
 from tests.launcher_fixtures import MakeFolder
 
 FOUR = {
@@ -103,7 +104,7 @@ def test_the_last_evaluation_of_a_peer_that_died_counts_as_both_accuracies(make_
     assert summary.accuracy == summary.unmasked_accuracies["personal"]
     assert (summary.accuracy.mean, summary.masked_accuracies["personal"].mean) == (0.625, 0.875)
     assert (summary.peers[1].bytes_out, summary.peers[1].messages_out) == (180, 3)
-    (line,) = lines([folder], masked=True)
+    (line,) = lines([Member.of(folder, None)], masked=True)
     assert line.accuracy is not None
     assert (line.accuracy.mean, line.messages) == (0.875, 3)
 

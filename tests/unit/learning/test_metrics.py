@@ -16,9 +16,10 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from launcher.views.compare import lines, metrics_table
+from launcher.comparison.groups import Member
+from launcher.comparison.lines import lines, metrics_table
+from launcher.facts.summary import summarize
 from launcher.views.print_summary import accuracy_lines
-from launcher.views.summary import summarize
 from p2pfl import plugins
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import PluginError, RunFileError
@@ -26,10 +27,10 @@ from p2pfl.learning.metrics import METRICS, calibration_error, class_accuracy, m
 from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.trainer import Trainer
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.new_run import create
 from p2pfl.session import metrics
-from p2pfl.session.new_run import create
 from p2pfl.session.scoring import evaluate_run
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree
 
 SCORES = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 0.0, 0.0], [0.0, 0.0, 5.0], [1.0, 3.0, -torch.inf]])
@@ -192,7 +193,7 @@ def test_a_run_records_and_shows_its_metrics(tmp_path: Path) -> None:
     summary = summarize(folder)
     assert summary.metrics["macro-f1"].mean == pytest.approx(fmean(r.metrics["macro-f1"] or 0 for r in results))
     assert f"macro-f1: {summary.metrics['macro-f1']}" in accuracy_lines(summary)
-    (line,) = lines([folder])
+    (line,) = lines([Member.of(folder, None)])
     assert json.loads(json.dumps(asdict(line)))["metrics"]["largest"]["highest"] >= line.metrics["largest"].lowest
     table = metrics_table([line])
     assert table is not None

@@ -13,12 +13,12 @@ from p2pfl.errors import ModelError, PluginError, RunFileError
 from p2pfl.models import MODELS, build
 from p2pfl.models.cost import cost
 from p2pfl.models.import_path import ImportPath, parse
-from p2pfl.run_file import plugin_files
+from p2pfl.plugins import loading
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
 from p2pfl.session.checkpoint import read
-from p2pfl.session.new_run import create
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import Project
 
 NETS = """\
@@ -260,13 +260,13 @@ def test_run_trains_imported_models_and_its_folder_repeats_it(
         ("my_nest.Net", "models.module", r"no module 'my_nest' in .*, and none is installed; did you mean 'my_n"),
         ("my_nets.Net:fcc", "models.name", r"has no part 'fcc' to be its head; its parts are body, fc, spare"),
         ("my_nets.Net:spare", "models.name", "its part 'spare' has nothing to train; name its last"),
-        ("my_nets.Probabilities", "models.name", "the output is not that of its head 'fc'"),
+        ("my_nets.Probabilities", "models.name", "the output is not the output of its head 'fc'"),
         ("my_nets.Fixed", "models.name", r"maps 2 images of 1x8x8 to \[2, 7\] instead of \[2, 10\]; give it a param"),
         ("my_nets.Convolutional", "models.name", "has no linear layer; name its head"),
         ("my_nets.not_a_net", "models.name", "makes int, not a torch.nn.Module"),
         ("my_nets.Net(width='x')", "models.name", r"cannot be built: TypeError"),
         ("{module: my_nets.Net, args: {breadth: 3}}", "models.module", "unexpected keyword argument 'breadth'; "),
-        ("{module: Net}", "models", "'Net' is no import path of a class; expected e.g. my_nets.Net"),
+        ("{module: Net}", "models", "'Net' is not the import path of a class; expected e.g. my_nets.Net"),
         ("{name: tiny4, module: my_nets.Net}", "models", "set only one of name, module and members"),
         ("{name: tiny4, args: {width: 3}}", "models", "args and head need a module"),
         ("[my_nets.Net, tiny-cnn]", "models.features", "my_nets.Net has 16, tiny-cnn has 64; set one for all"),
@@ -312,7 +312,7 @@ def test_mistake_in_a_run_folder_is_not_blamed_on_the_module_of_its_models(
     folder = create(load(project(RUN, my_nets=NETS)), tmp_path / "run")
     text = folder.run_file.read_text()
     assert old in text
-    plugin_files.activate([])  # as in a new process
+    loading.activate([])  # as in a new process
     folder.run_file.write_text(text.replace(old, new))
     with pytest.raises(RunFileError) as caught:
         load(folder.run_file)

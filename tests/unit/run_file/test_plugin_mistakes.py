@@ -9,9 +9,9 @@ import pytest
 
 from p2pfl.errors import PluginError, RunFileError
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import METHOD, PARTS, RUN, Project
 
 SQUARES = '''\
@@ -46,7 +46,7 @@ RETURNED = [
         "data.partition: split should return a list with a Subset for each of .*, not 3 i",
     ),
     ("my_parts", SPLIT, "7", "data.partition: split should return a list with a Subset for each of .*, not int"),
-    ("my_parts", SPLIT, "train", "data.partition: .* Subset objects; that of peer 0 is ndarray"),
+    ("my_parts", SPLIT, "train", "data.partition: .* Subset objects; peer 0's is ndarray"),
     (
         "my_parts",
         "mine[:0], test",
