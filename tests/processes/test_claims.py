@@ -69,11 +69,11 @@ def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path, fast_p
     assert simulated["summary"]["probe"]["inside"] > 0.0
 
 
-def test_no_peer_survives_a_terminated_worker(tmp_path: Path, fast_python: FastPython, until: Any) -> None:
-    with worker(tmp_path, fast_python.executable) as process:
+def test_no_peer_survives_a_terminated_worker(tmp_path: Path, until: Any) -> None:
+    with worker(tmp_path, sys.executable) as process:
         ask(process, "00", {**MAPL, "rounds": 100_000, "eval_every": 100_000}, sockets=True)
         until(lambda: len([*tmp_path.glob("*/run/peers/*/status.json")]) == MAPL["peers"])
-        descendants = psutil.Process(fast_python.pid(process)).children(recursive=True)
+        descendants = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert len(descendants) > MAPL["peers"]  # the launcher, too
