@@ -10,7 +10,6 @@ import shlex
 import socket
 import sys
 from datetime import datetime
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from p2pfl.config_hash import settings_of
@@ -48,6 +47,8 @@ def derive_run_id(run: Run) -> str:
 
 
 def _versions() -> dict[str, str]:
+    from importlib import metadata  # takes tens of milliseconds, and `p2pfl stop` needs none
+
     versions = {"python": platform.python_version()}
     for package in ("torch", "numpy", "pyzmq", "p2pfl-mesh"):
         try:
