@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 # Test processes. Tests of several processes mostly wait, so one more than the two cores of a small machine.
 JOBS   ?= 3
 
+# Images of containers often set it. Tests start many interpreters, and each would compile torch and this project anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install mesh20 quick test golden lint types unit docs check claims search fuzz bench clean
 
 install: $(VENV)/installed

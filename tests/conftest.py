@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -28,6 +28,9 @@ from p2pfl.run_file.run import Run
 from p2pfl.run_folder.files import write_atomically
 from p2pfl.run_folder.folder import RunFolder
 from tests.bodies import GENEROUS_DEADLINE, RUN_ID
+
+if TYPE_CHECKING:  # pytest rewrites its assertions, unless it is imported here
+    from tests.fast_python.fixture import FastPython
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -51,8 +54,10 @@ pytest_plugins = [
 TIMEOUT = 200.0
 """Seconds after which a condition counts as never met. Nothing takes that long unless it hangs."""
 
-# The speed of examples depends on the machine, not on the code.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The speed of examples depends on the machine, not on the code. In CI, too, each run tries others.
+settings.register_profile(
+    "any machine", deadline=None, derandomize=False, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 TINY: dict[str, Any] = {
@@ -166,7 +171,7 @@ Session._round = round
 
 @pytest.fixture(scope="session")
 def hold() -> Callable[[RunFolder, int | None], None]:
-    """``hold(folder, 5)``: peers of a warm process with GATE do not begin round 5 or a later one until the next call;
+    """``hold(folder, 5)``: peers of a warm process do not begin round 5 or a later one until the next call;
     ``hold(folder, None)`` lets them run to the end. So a test can act in the middle of a run without a race."""
 
     def hold(folder: RunFolder, t: int | None) -> None:
@@ -176,15 +181,14 @@ def hold() -> Callable[[RunFolder, int | None], None]:
 
 
 class Warm:
-    """A warm process (peers/warm.py) and the peers that it forked."""
+    """A warm process (peers/warm.py) with GATE, and the peers that it forked."""
 
-    def __init__(self, prelude: str = "") -> None:
+    def __init__(self, python: FastPython, prelude: str = "") -> None:
         main = "import os, peers.warm; os._exit(peers.warm.serve())"  # what `python -m peers --warm` does
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{prelude}\n{main}"] if prelude else [sys.executable, "-m", "peers", "--warm"],
+            [python.executable, "-c", f"{GATE}{prelude}\n{main}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,
             bufsize=0,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
@@ -199,6 +203,7 @@ class Warm:
         self.errors: dict[int, str] = {}
         """Their error messages, by process id."""
         assert self._event() == {"event": "ready"}
+        self.pid = python.pid(self.process)
 
     def _event(self) -> dict[str, Any]:
         while b"\n" not in self._pending:
@@ -272,8 +277,8 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def _warm() -> Iterator[Warm]:
-    warm = Warm()
+def _warm(fast_python: FastPython) -> Iterator[Warm]:
+    warm = Warm(fast_python)
     yield warm
     warm.close()
 
@@ -285,38 +290,24 @@ def warm(_warm: Warm) -> Iterator[Warm]:
     _warm.clear()
 
 
-@pytest.fixture(scope="session")
-def _gated_warm() -> Iterator[Warm]:
-    warm = Warm(GATE)
-    yield warm
-    warm.close()
-
-
-@pytest.fixture
-def gated_warm(_gated_warm: Warm) -> Iterator[Warm]:
-    """One warm process with GATE for all tests."""
-    yield _gated_warm
-    _gated_warm.clear()
-
-
 @pytest.fixture(scope="module")
-def _altered_warm(request: pytest.FixtureRequest) -> Iterator[Warm]:
-    warm = Warm(GATE + request.module.PRELUDE)
+def _altered_warm(request: pytest.FixtureRequest, fast_python: FastPython) -> Iterator[Warm]:
+    warm = Warm(fast_python, request.module.PRELUDE)
     yield warm
     warm.close()
 
 
 @pytest.fixture
 def altered_warm(_altered_warm: Warm) -> Iterator[Warm]:
-    """One warm process for a module, with GATE and the module's PRELUDE."""
+    """One warm process for a module, with the module's PRELUDE."""
     yield _altered_warm
     _altered_warm.clear()
 
 
 @pytest.fixture
-def another_warm() -> Iterator[Warm]:
-    """A warm process with GATE that the test may kill."""
-    warm = Warm(GATE)
+def another_warm(fast_python: FastPython) -> Iterator[Warm]:
+    """A warm process that the test may kill."""
+    warm = Warm(fast_python)
     yield warm
     warm.close()
 

@@ -47,7 +47,7 @@ RUN: dict[str, Any] = {
     "models": "tiny-mixer",
     "algorithm": {"name": "mapl", "batch": 16, "warmup": 4},
     "joins_at": {ATTACKER: 1},
-    "transport": {"deadline": 300, "give_up": 60, "max_message": 1 << 22},
+    "transport": {"deadline": 300, "give_up": 10, "max_message": 1 << 22},
     "device": "cpu",
 }
 

@@ -306,7 +306,7 @@ def test_script_needs_no_main_guard(project: Project) -> None:
         print(len(run.results()), run.graph.__name__)
     """
     (file.parent / "train.py").write_text(textwrap.dedent(script))
-    done = subprocess.run([PYTHON, "train.py"], cwd=file.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "train.py"], cwd=file.parent, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("4 graph\n", 0), done.stderr
 
 

@@ -18,6 +18,7 @@ from benchmarks.claims.scheduler import PROJECT, WORKER
 from benchmarks.claims.store import Store
 from benchmarks.claims.worker import cpu_seconds
 from tests.claims_fixtures import TREE
+from tests.fast_python.fixture import FastPython
 
 MAPL: dict[str, Any] = {
     **TREE,
@@ -36,11 +37,11 @@ def test_cpu_time_includes_that_of_ended_processes() -> None:
 
 
 @contextmanager
-def worker(store: Path) -> Iterator[subprocess.Popen[str]]:
+def worker(store: Path, python: str) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     environment = {**os.environ, "TMPDIR": str(store)}
     with subprocess.Popen(
-        [*WORKER, str(store)], stdin=pipe, stdout=pipe, text=True, cwd=PROJECT, env=environment
+        [python, *WORKER[1:], str(store)], stdin=pipe, stdout=pipe, text=True, cwd=PROJECT, env=environment
     ) as process:
         try:
             yield process
@@ -55,8 +56,8 @@ def ask(process: subprocess.Popen[str], key: str, tree: dict[str, Any], *, socke
     process.stdin.flush()
 
 
-def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path) -> None:
-    with worker(tmp_path) as process:
+def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path, fast_python: FastPython) -> None:
+    with worker(tmp_path, fast_python.executable) as process:
         for key, sockets in (("00", False), ("01", True)):
             ask(process, key, MAPL, sockets=sockets)
             assert process.stdout is not None
@@ -69,11 +70,10 @@ def test_launched_runs_have_the_records_of_simulated_ones(tmp_path: Path) -> Non
 
 
 def test_no_peer_survives_a_terminated_worker(tmp_path: Path, until: Any) -> None:
-    with worker(tmp_path) as process:
+    with worker(tmp_path, sys.executable) as process:
         ask(process, "00", {**MAPL, "rounds": 100_000, "eval_every": 100_000}, sockets=True)
-        started = psutil.Process(process.pid)
         until(lambda: len([*tmp_path.glob("*/run/peers/*/status.json")]) == MAPL["peers"])
-        descendants = started.children(recursive=True)
+        descendants = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert len(descendants) > MAPL["peers"]  # the launcher, too

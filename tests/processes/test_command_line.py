@@ -59,7 +59,7 @@ def test_output_to_a_full_disk_ends_without_a_traceback(unbuffered: str, tmp_pat
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [pytest.param("<&-", marks=pytest.mark.slow), "<&- >&- 2>&-"])
 def test_launches_with_closed_standard_streams(closed: str, file: Path, tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "launcher.cli", "launch", str(file), "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *launch], capture_output=True, text=True)

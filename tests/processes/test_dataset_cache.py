@@ -40,6 +40,7 @@ print(sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 for pid in child
 """
 
 
+@pytest.mark.usefixtures("fast_children")
 def test_processes_that_start_together_read_a_dataset_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("P2PFL_CACHE", str(tmp_path / "cache"))
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "log")]

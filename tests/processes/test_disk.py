@@ -36,30 +36,30 @@ def matches_simulate(folder: Any, run: Any) -> None:
         assert [record["t"] for record in metrics.read(files.metrics)] == list(range(run.rounds))
 
 
-@pytest.mark.parametrize("room", [0, 3000, 30_000])
+@pytest.mark.parametrize("room", [0, pytest.param(3000, marks=pytest.mark.slow), 30_000])
 def test_peer_that_cannot_write_ends_and_resumes_later(
-    room: int, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+    room: int, make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     """From its fifth round on, the kernel limits the size of its files."""
     run = make_run(rounds=10, checkpoint_every=3, graph="ring", chaos=SLOW)
     folder = prepare(tmp_path / "run", run)
     hold(folder, 4)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     until(lambda: rounds_done(folder, 2) == 4)
     resource.prlimit(pids[2], resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
     hold(folder, None)
-    assert gated_warm.wait({2: pids[2]}) == {2: WriteError.exit_code}
+    assert warm.wait({2: pids[2]}) == {2: WriteError.exit_code}
     files = folder.peer(2)
     if room:  # otherwise its result cannot be written either
-        output = gated_warm.errors[pids[2]]
+        output = warm.errors[pids[2]]
         # The metrics, the journal or the checkpoint: which grows beyond the limit first depends on the method.
         assert output.startswith(f"{files.root}/")
         assert ": cannot be written: File too large; " in output
         assert output.endswith(f"then `p2pfl resume {folder.root}`")
         assert (files.result().phase, files.result().error) == ("failed", output)
     assert not list(files.root.glob(".*.tmp"))
-    pids.update(gated_warm.start(folder, [2]))
-    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
+    pids.update(warm.start(folder, [2]))
+    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
     matches_simulate(folder, run)
 
 

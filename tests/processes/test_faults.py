@@ -66,33 +66,33 @@ def matches_simulate(folder: Any, run: Any) -> bool:
 @pytest.mark.parametrize(
     ("graph", "dead", "algorithm"),
     [
-        pytest.param("complete", [2], DPSGD, id="one"),
+        pytest.param("complete", [2], DPSGD, id="one", marks=pytest.mark.slow),
         pytest.param("ring", [1, 2], DPSGD, id="two neighbors"),
         # Peers must not wait on an edge that the other side dropped and they do not remember dropping.
         pytest.param("complete", [2, 4], {**MAPL, "graph_lr": 3.0}, id="pruned"),
     ],
 )
 def test_peers_declared_dead_rejoin_in_their_neighbors_round(
-    graph: str, dead: list[int], algorithm: Any, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any,
+    graph: str, dead: list[int], algorithm: Any, make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     run = make_run(peers=5, rounds=20, graph=graph, algorithm=algorithm, transport={"give_up": 0.4})
     folder = prepare(tmp_path / "run", run)
     hold(folder, 5)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) >= 3 for peer in pids))
     for peer in dead:
         os.kill(pids[peer], signal.SIGKILL)
-    gated_warm.wait({peer: pids[peer] for peer in dead})
+    warm.wait({peer: pids[peer] for peer in dead})
     hold(folder, 12)
     others = [peer for peer in range(5) if peer not in dead]
     near = [peer for peer in others if any(d in run.topology.neighbors[peer] for d in dead)]
     missed = [(peer, d) for peer in near for d in dead if d in run.topology.neighbors[peer]]
     until(lambda: all(rounds_done(folder, peer) == 12 for peer in others))
-    pids.update(gated_warm.start(folder, dead))
+    pids.update(warm.start(folder, dead))
     until(lambda: all(f"neighbor reconnected peer={d}\n" in log_of(folder, peer) for peer, d in missed))
     hold(folder, None)
-    assert set(gated_warm.wait(pids).values()) == {0}
+    assert set(warm.wait(pids).values()) == {0}
     for peer in dead:
         result = folder.peer(peer).result()
         assert (result.phase, result.rounds_done) == ("finished", 20)
@@ -204,20 +204,20 @@ HALVES = [[0, 1], [2, 3]]
 
 
 def test_partitioned_halves_continue_and_reunite(
-    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     partition = {"groups": HALVES, "round": 3, "rounds": 4}
     run = make_run(rounds=12, chaos={"partition": partition}, transport={"give_up": 0.5})
     folder = prepare(tmp_path / "run", run)
     # All are cut off, and connected again, in the same round.
     hold(folder, 3)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     for t in (3, 7, 8):
         hold(folder, t)
         until(lambda t=t: all(rounds_done(folder, peer) == t for peer in pids))
     until(lambda: all(log_of(folder, peer).count("neighbor reconnected") == 2 for peer in pids))
     hold(folder, None)
-    assert set(gated_warm.wait(pids).values()) == {0}
+    assert set(warm.wait(pids).values()) == {0}
     for files in folder.peers():
         result = files.result()
         assert (result.phase, result.rounds_done) == ("finished", 12)

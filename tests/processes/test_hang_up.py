@@ -117,14 +117,14 @@ def file(tmp_path: Path, gate: Path) -> Path:
     """A run file whose runs wait before round HELD while the gate exists."""
     (tmp_path / "gated.py").write_text(PLUGIN.format(held=HELD, gate=str(gate)))
     path = tmp_path / "tiny.yaml"
-    path.write_text(yaml.safe_dump(tree(**CHANGES, plugins=[str(tmp_path / "gated.py")], report=True)))
+    path.write_text(yaml.safe_dump(tree(**CHANGES, plugins=[str(tmp_path / "gated.py")])))
     return path
 
 
-@pytest.fixture
-def digests(make_run: Any) -> Callable[[int], list[str]]:
-    """Return the digests of the run that nothing disturbs, by its seed."""
-    return lambda seed: [result.digest for result in simulate(make_run(**CHANGES, seed=seed))]
+@pytest.fixture(scope="module")
+def digests(make_run: Any) -> list[str]:
+    """The digests of the run that nothing disturbs."""
+    return [result.digest for result in simulate(make_run(**CHANGES))]
 
 
 def rounds(root: Path) -> list[int]:
@@ -170,7 +170,9 @@ COMMANDS = {
 """How each is started and resumed, and where the folder of its run is."""
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "sweep" else []) for name in COMMANDS]
+)
 def test_a_run_whose_terminal_closes_stops_and_resumes_with_the_same_bits(
     name: str, file: Path, gate: Path, start: Start, fast_python: FastPython, until: Any, digests: Any, tmp_path: Path
 ) -> None:
@@ -187,15 +189,16 @@ def test_a_run_whose_terminal_closes_stops_and_resumes_with_the_same_bits(
     assert (run / "summary.json").exists()
     gate.unlink()
     assert subprocess.run([*cli, *again, root], stdout=subprocess.DEVNULL).returncode == 0
-    assert found(run) == digests(3)
+    assert found(run) == digests
 
 
-@pytest.mark.parametrize("name", ["launch", "simulate", "simulate with jobs"])
+@pytest.mark.parametrize("name", ["launch", pytest.param("simulate", marks=pytest.mark.slow), "simulate with jobs"])
 def test_a_run_that_ignores_hang_ups_ends_without_its_terminal(
     name: str, file: Path, gate: Path, start: Start, fast_python: FastPython, until: Any, digests: Any, tmp_path: Path
 ) -> None:
     (command, *options), _, _ = COMMANDS[name]
     root = tmp_path / "run"
+    file.write_text(f"{file.read_text()}report: true\n")
     terminal = start(fast_python.executable, "-c", IGNORING, command, file, *options, root)
     reach(root, terminal, until)
     running = [process for process in processes(root) if process.pid != terminal.process.pid]  # fast_python's client
@@ -205,7 +208,7 @@ def test_a_run_that_ignores_hang_ups_ends_without_its_terminal(
     terminal.close()
     gate.unlink()
     assert terminal.process.wait(200) == 0
-    assert found(root) == digests(3)
+    assert found(root) == digests
     assert (root / "report.html").exists()  # it is written after the first line that no terminal takes
 
 
@@ -231,7 +234,7 @@ def test_nohup_protects_a_sweep_and_the_runs_that_it_launches(
     terminal.close()
     gate.unlink()
     assert terminal.process.wait(200) == 0
-    assert found(run) == digests(3)
+    assert found(run) == digests
     assert "seed=3: finished" in (tmp_path / "nohup.out").read_text()
 
 

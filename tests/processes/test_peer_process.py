@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from contextlib import suppress
+import sys
+from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 from p2pfl.session import checkpoint
+from tests.conftest import Warm
 from tests.peer_processes import ENDLESS, LOCAL, log_of, rounds_done
 
 # ---- seen from outside
@@ -35,7 +38,7 @@ def test_peer_process_has_a_title_and_no_files_of_its_parent(
     pids = warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) for peer in pids))
     try:
-        parents = open_files(warm.process.pid)
+        parents = open_files(warm.pid)
         for peer, pid in pids.items():
             process = psutil.Process(pid)
             assert " ".join(process.cmdline()).strip() == f"p2pfl peer {peer} {folder.root}"
@@ -55,10 +58,12 @@ def test_peer_process_has_a_title_and_no_files_of_its_parent(
     assert set(warm.wait(pids).values()) == {0}
 
 
-def test_warm_process_has_one_thread(make_run: Any, prepare: Any, warm: Any, tmp_path: Path) -> None:
+def test_warm_process_has_one_thread(make_run: Any, prepare: Any, tmp_path: Path) -> None:
     folder = prepare(tmp_path / "run", make_run(rounds=1, algorithm=LOCAL, data={"augment": "mapl"}))
-    assert set(warm.run(folder).values()) == {0}
-    assert psutil.Process(warm.process.pid).num_threads() == 1
+    real: Any = SimpleNamespace(executable=sys.executable, pid=lambda process: process.pid)
+    with closing(Warm(real)) as warm:
+        assert set(warm.run(folder).values()) == {0}
+        assert psutil.Process(warm.pid).num_threads() == 1
 
 
 def test_warm_process_survives_a_request_without_run_folder(

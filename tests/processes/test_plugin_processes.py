@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import pytest
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.child_processes import children_of_plugins
 from peers.slots import HostSlot
+from tests.fast_python.fixture import FastPython
 from tests.run_file_texts import SMALLEST
 
+Command = Callable[[str, str], subprocess.CompletedProcess[str]]
 RUN = f"{SMALLEST}slots: 1\nplugins: [pools.py]\nmetrics: [pooled]\n"
 HEAD = """
 import multiprocessing as mp
@@ -38,14 +41,20 @@ KEPT = "    global KEPT\n    KEPT = mp.Pool(2)\n    return sum(KEPT.map(double, 
 IMPORTED = "    return 1.0\n\nKEPT = mp.Pool(2)\n"
 
 
-def command(folder: Path, name: str, plugin: str) -> subprocess.CompletedProcess[str]:
-    (folder / "run.yaml").write_text(RUN)
-    (folder / "pools.py").write_text(HEAD + plugin)
-    command, *options = name.split()
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "launcher.cli", command, "run.yaml", "--run-dir", "run", *options],
-        cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def command(tmp_path: Path, fast_python: FastPython) -> Command:
+    """``command("launch", plugin)``: run a command in ``tmp_path``, with the body of the metric."""
+
+    def run(name: str, plugin: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "run.yaml").write_text(RUN)
+        (tmp_path / "pools.py").write_text(HEAD + plugin)
+        command, *options = name.split()
+        return subprocess.run(
+            [fast_python.executable, "-P", "-m", "launcher.cli", command, "run.yaml", "--run-dir", "run", *options],
+            cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
 
 
 @pytest.mark.parametrize("name", ["simulate", "simulate --jobs 2", "launch"])
@@ -58,8 +67,8 @@ def command(folder: Path, name: str, plugin: str) -> subprocess.CompletedProcess
         pytest.param(SERVED, id="forkserver", marks=pytest.mark.slow),
     ],
 )
-def test_a_metric_may_start_processes(tmp_path: Path, name: str, plugin: str) -> None:
-    done = command(tmp_path, name, plugin)
+def test_a_metric_may_start_processes(tmp_path: Path, command: Command, name: str, plugin: str) -> None:
+    done = command(name, plugin)
     assert done.returncode == 0, done.stderr
     results = [files.result() for files in RunFolder.open(tmp_path / "run").peers()]
     assert [result.metrics for result in results if result] == [{"pooled": 12.0}] * 2
@@ -71,8 +80,10 @@ def test_a_metric_may_start_processes(tmp_path: Path, name: str, plugin: str) ->
     [(KEPT, "pools.py:9: metric 'pooled'"), (IMPORTED, "pools.py:1: importing it")],
     ids=["metric", "import"],
 )
-def test_processes_that_stay_are_refused_with_the_line(tmp_path: Path, name: str, plugin: str, problem: str) -> None:
-    done = command(tmp_path, name, plugin)
+def test_processes_that_stay_are_refused_with_the_line(
+    tmp_path: Path, command: Command, name: str, plugin: str, problem: str
+) -> None:
+    done = command(name, plugin)
     assert done.returncode == 2
     assert f"error: {problem} leaves 2 processes running, which peers cannot use" in done.stderr
     assert "Traceback" not in done.stderr

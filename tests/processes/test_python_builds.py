@@ -15,7 +15,7 @@ from tests.run_file_texts import SMALLEST
 LACKING = ("memfd_create", "pidfd_open", "eventfd", "eventfd_read", "eventfd_write")
 
 
-@pytest.mark.parametrize("command", ["launch", "simulate --jobs 2", "sweep --seeds 1"])
+@pytest.mark.parametrize("command", ["simulate --jobs 2", "sweep --seeds 1"])
 def test_runs_work_without_functions_that_some_builds_lack(tmp_path: Path, command: str) -> None:
     (tmp_path / "run.yaml").write_text(SMALLEST)
     (tmp_path / "sitecustomize.py").write_text(f"import os\nfor name in {LACKING}: delattr(os, name)\n")

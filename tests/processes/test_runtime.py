@@ -139,18 +139,18 @@ def test_a_stop_is_not_lost_in_a_library_that_replaces_exceptions() -> None:
 
 
 def test_others_finish_without_a_killed_peer_and_log_it(
-    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     rounds = 20
     folder = prepare(
         tmp_path / "run", make_run(rounds=rounds, chaos={"link": {"jitter": 0.03}}, transport={"give_up": 0.3})
     )
     hold(folder, 10)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     until(lambda: rounds_done(folder, 2) > 1)
     os.kill(pids[2], signal.SIGKILL)
     hold(folder, None)
-    assert gated_warm.wait(pids) == {0: 0, 1: 0, 2: -signal.SIGKILL, 3: 0}
+    assert warm.wait(pids) == {0: 0, 1: 0, 2: -signal.SIGKILL, 3: 0}
     assert folder.peer(2).result() is None
     for peer in (0, 1, 3):
         result = folder.peer(peer).result()
@@ -166,17 +166,17 @@ def test_others_finish_without_a_killed_peer_and_log_it(
 
 
 def test_stopped_peer_is_waited_for_until_give_up(
-    make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+    make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     transport = {"give_up": 0.5, "deadline": 1000}
     folder = prepare(tmp_path / "run", make_run(rounds=20, chaos={"link": {"jitter": 0.02}}, transport=transport))
     hold(folder, 10)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     until(lambda: rounds_done(folder, 3) > 1)
     os.kill(pids[3], signal.SIGTERM)
-    assert gated_warm.wait({3: pids.pop(3)}) == {3: 0}
+    assert warm.wait({3: pids.pop(3)}) == {3: 0}
     hold(folder, None)
-    assert set(gated_warm.wait(pids).values()) == {0}
+    assert set(warm.wait(pids).values()) == {0}
     assert folder.peer(3).result().phase == "stopped"
     for peer in range(3):
         assert folder.peer(peer).result().rounds_done == 20
@@ -188,7 +188,7 @@ def test_stopped_peer_is_waited_for_until_give_up(
     ["mapl, pruned", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dpsgd", "mapl", "meta-l2c, pruned"))],
 )
 def test_killing_and_restarting_peers_changes_nothing(
-    method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+    method: str, make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     """The promise: a crash is invisible. Each peer is killed twice, two at once."""
     mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16}
@@ -209,16 +209,16 @@ def test_killing_and_restarting_peers_changes_nothing(
     folder, calm = prepare(tmp_path / "run", run), prepare(tmp_path / "calm", run)
     expected = simulate(run, calm)
     hold(folder, 3)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     for at, victims in ((1, [0]), (3, [1, 2]), (5, [3]), (7, [2, 3]), (9, [0, 1])):
         until(lambda victims=victims, at=at: all(rounds_done(folder, peer) >= at for peer in victims))
         for peer in victims:
             os.kill(pids[peer], signal.SIGKILL)
-        assert gated_warm.wait({peer: pids[peer] for peer in victims}) == dict.fromkeys(victims, -signal.SIGKILL)
+        assert warm.wait({peer: pids[peer] for peer in victims}) == dict.fromkeys(victims, -signal.SIGKILL)
         hold(folder, at + 4)
-        pids.update(gated_warm.start(folder, victims))
+        pids.update(warm.start(folder, victims))
     hold(folder, None)
-    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
+    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
     for files, calm_result in zip(folder.peers(), expected, strict=True):
         result = files.result()
         assert (result.phase, result.rounds_done, result.missing) == ("finished", 18, 0)
@@ -233,7 +233,7 @@ def test_killing_and_restarting_peers_changes_nothing(
 
 @pytest.mark.parametrize("method", ["dpsgd", pytest.param("mapl, pruned", marks=pytest.mark.slow)])
 def test_damaged_checkpoints_change_nothing(
-    method: str, make_run: Any, prepare: Any, gated_warm: Any, hold: Any, until: Any, tmp_path: Path
+    method: str, make_run: Any, prepare: Any, warm: Any, hold: Any, until: Any, tmp_path: Path
 ) -> None:
     """Two neighbors are killed at once and find their last checkpoints damaged; so does one that has finished."""
     mapl = {"name": "mapl", "warmup": 3, "batch": 16, "lr": 0.01, "projector_hidden": 16, "graph_lr": 1.5}
@@ -257,24 +257,24 @@ def test_damaged_checkpoints_change_nothing(
         return 0 if state is None else int(state["rounds_done"])
 
     hold(folder, 7)
-    pids = gated_warm.start(folder)
+    pids = warm.start(folder)
     until(lambda: all(rounds_done(folder, peer) == 7 for peer in (1, 2)))
     # A thread writes them: killed between its two renames, a peer would have no checkpoint to damage.
     until(lambda: all(saved(peer) == 6 for peer in (1, 2)))
     for peer in (1, 2):
         os.kill(pids[peer], signal.SIGKILL)
-    assert gated_warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)
+    assert warm.wait({peer: pids[peer] for peer in (1, 2)}) == dict.fromkeys((1, 2), -signal.SIGKILL)
     for peer in (1, 2):
         damage(peer)
     hold(folder, None)
-    pids.update(gated_warm.start(folder, [1, 2]))
-    assert gated_warm.wait(pids) == dict.fromkeys(range(4), 0)
+    pids.update(warm.start(folder, [1, 2]))
+    assert warm.wait(pids) == dict.fromkeys(range(4), 0)
     for peer in (1, 2):
         assert "checkpoint.pt: damaged: checksum mismatch; resuming from" in log_of(folder, peer)
 
     folder.run_file.write_text(longer.to_yaml())
     damage(3)
-    assert gated_warm.run(folder) == dict.fromkeys(range(4), 0)
+    assert warm.run(folder) == dict.fromkeys(range(4), 0)
     assert "resuming from the previous checkpoint, after round 11" in log_of(folder, 3)
     for files, calm in zip(folder.peers(), simulate(longer), strict=True):
         result = files.result()

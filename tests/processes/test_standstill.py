@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from launcher.prepare import LaunchRequest
 from p2pfl.simulation.simulate import simulate
 from peers.device import slots_on
 from peers.slots import HostSlot
+from tests.fast_python.fixture import FastPython
 
 PRELUDE = """
 import peers.zmq_sockets
@@ -95,21 +95,24 @@ def test_peer_paused_beyond_give_up_rejoins_in_its_neighbors_round(
         assert missed or result.skipped_rounds == 0
 
 
-def test_pausing_the_launcher_changes_nothing(make_run: Any, tmp_path: Path, until: Any) -> None:
+def test_pausing_the_launcher_changes_nothing(
+    make_run: Any, tmp_path: Path, until: Any, fast_python: FastPython
+) -> None:
     """The warm process is paused with it."""
     run = make_run(rounds=8, slots=1)
     folder = LaunchRequest(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
     slot = HostSlot(folder.slots, *slots_on(run.file, torch.device("cpu")))
     asyncio.run(slot.acquire())  # so that no peer finishes before the pause
-    command = [sys.executable, "-m", "launcher.cli", "resume", str(folder.root), "--json"]
+    command = [fast_python.executable, "-m", "launcher.cli", "resume", str(folder.root), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
         until(lambda: all((status := files.status()) and status.phase == "queued" for files in folder.peers()))
-        (warm,) = psutil.Process(launcher.pid).children()
-        for process in (launcher, warm):
+        command_itself = psutil.Process(fast_python.pid(launcher))
+        (warm,) = command_itself.children()
+        for process in (command_itself, warm):
             process.send_signal(signal.SIGSTOP)
         slot.release()
         until(lambda: all(folder.peer(peer).result() for peer in range(4)))
-        for process in (warm, launcher):
+        for process in (warm, command_itself):
             process.send_signal(signal.SIGCONT)
         output, _ = launcher.communicate(timeout=200)
     assert launcher.returncode == 0

@@ -20,6 +20,7 @@ from p2pfl.run_file.load import load
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree, until
+from tests.fast_python.fixture import FastPython
 
 ROUNDS = 15
 Start = Callable[..., subprocess.Popen[str]]
@@ -33,12 +34,12 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(fast_python: FastPython) -> Iterator[Start]:
     """Start `p2pfl sweep`, which is killed at the end of the test if it still runs."""
     started: list[subprocess.Popen[str]] = []
 
     def sweep(*arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-m", "launcher.cli", "sweep", *map(str, arguments), "--json"]
+        command = [fast_python.executable, "-P", "-m", "launcher.cli", "sweep", *map(str, arguments), "--json"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)
         return process
@@ -46,16 +47,17 @@ def start() -> Iterator[Start]:
     yield sweep
     for process in started:
         if process.poll() is None:
-            kill(process, everything=True)
+            kill(fast_python, process, everything=True)
         for pipe in (process.stdout, process.stderr):
             assert pipe is not None
             pipe.close()
 
 
-def kill(process: subprocess.Popen[str], *, everything: bool) -> None:
+def kill(python: FastPython, process: subprocess.Popen[str], *, everything: bool) -> None:
     """Kill the sweep, and the commands of its runs too if ``everything``."""
-    children = psutil.Process(process.pid).children(recursive=True) if everything else []
-    process.kill()
+    sweep = psutil.Process(python.pid(process))
+    children = sweep.children(recursive=True) if everything else []
+    sweep.kill()
     process.wait()
     for child in children:
         child.kill()
@@ -82,13 +84,15 @@ def digests(folder: RunFolder) -> list[str]:
 
 
 @pytest.mark.slow
-def test_killed_and_continued_it_ends_like_an_undisturbed_one(start: Start, file: Path, tmp_path: Path) -> None:
+def test_killed_and_continued_it_ends_like_an_undisturbed_one(
+    start: Start, file: Path, fast_python: FastPython, tmp_path: Path
+) -> None:
     asked = [file, "--grid", "algorithm=local,dpsgd", "--simulate", "--jobs", 1, "--out", tmp_path / "s"]
     folder = SweepFolder(tmp_path / "s")
     names = ["local-seed=3", "dpsgd-seed=3"]
     first = start(*asked)
     until(lambda: rounds_done(folder.run("dpsgd-seed=3")) >= 2)
-    kill(first, everything=True)
+    kill(fast_python, first, everything=True)
     assert [folder.state(name) for name in names] == ["finished", "interrupted"]
 
     again = start(*asked)
@@ -105,13 +109,15 @@ def test_killed_and_continued_it_ends_like_an_undisturbed_one(start: Start, file
     assert (plain["finished"], plain["total"], plain["failures"]) == (2, 2, [])
 
 
-def test_runs_that_a_killed_sweep_left_running_are_waited_for(start: Start, file: Path, tmp_path: Path) -> None:
+def test_runs_that_a_killed_sweep_left_running_are_waited_for(
+    start: Start, file: Path, fast_python: FastPython, tmp_path: Path
+) -> None:
     file.write_text(yaml.safe_dump(tree(rounds=4 * ROUNDS)))  # it must not end before it is suspended
     folder = SweepFolder(tmp_path / "s")
     first = start(file, "--seeds", 1, "--simulate", "--out", folder.root)
     until(lambda: rounds_done(folder.run("seed=3")) >= 1)
-    of_the_run = psutil.Process(first.pid).children(recursive=True)
-    kill(first, everything=False)
+    of_the_run = psutil.Process(fast_python.pid(first)).children(recursive=True)
+    kill(fast_python, first, everything=False)
     for process in of_the_run:
         process.suspend()  # else the run may end before the sweep looks for it
     try:
@@ -165,7 +171,6 @@ def test_a_task_of_a_job_array_requeues_itself_before_the_time_limit_and_goes_on
     assert digests(folder.run("seed=3")) == [result.digest for result in simulate(load(folder.plan("seed=3")))]
 
 
-@pytest.mark.usefixtures("fast_children")
 def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
     start: Start, file: Path, tmp_path: Path
 ) -> None:
@@ -187,7 +192,7 @@ def test_a_run_that_fails_is_listed_with_its_log_and_the_others_go_on(
 
 
 @pytest.mark.slow
-def test_a_search_continues_its_trials(start: Start, file: Path, tmp_path: Path) -> None:
+def test_a_search_continues_its_trials(start: Start, file: Path, fast_python: FastPython, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     space = tmp_path / "space.yaml"
     space.write_text("trials: 2\nprune: false\nspace:\n  algorithm.lr: {low: 0.001, high: 0.5, log: true}\n")
@@ -200,7 +205,7 @@ def test_a_search_continues_its_trials(start: Start, file: Path, tmp_path: Path)
         return points[1].name if len(points) > 1 and rounds_done(folder.run(points[1].name)) >= 2 else None
 
     interrupted: Any = until(second)
-    kill(first, everything=True)
+    kill(fast_python, first, everything=True)
     again = start(folder.root)
     out, err = again.communicate()
     assert again.returncode == 0, err

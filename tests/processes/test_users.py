@@ -30,8 +30,7 @@ def test_every_kind_of_run_works_without_a_name_and_a_home(tmp_path: Path) -> No
     environment = {"PATH": os.defpath, "TMPDIR": str(tmp_path / "tmp")}
     for command in (
         "doctor run.yaml",
-        "simulate run.yaml --run-dir runs/a",
-        "launch run.yaml --run-dir runs/b",
+        "launch run.yaml --run-dir launched",
         "sweep run.yaml --seeds 1 --simulate --out sweep",
         "list",
     ):
@@ -41,5 +40,6 @@ def test_every_kind_of_run_works_without_a_name_and_a_home(tmp_path: Path) -> No
         )  # fmt: skip
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     assert len(list((tmp_path / "tmp" / f"p2pfl-{UID}").glob("decoded/digits-*"))) == 1
-    digests = {RunFolder.open(tmp_path / "runs" / name).peer(1).result().digest for name in "ab"}  # type: ignore[union-attr]
+    runs = (tmp_path / "launched", *(tmp_path / "sweep" / "runs").iterdir())
+    digests = {RunFolder.open(root).peer(1).result().digest for root in runs}  # type: ignore[union-attr]
     assert len(digests) == 1

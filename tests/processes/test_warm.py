@@ -17,6 +17,7 @@ import torch
 
 from launcher.prepare import LaunchRequest
 from p2pfl.simulation.simulate import simulate
+from tests.fast_python.fixture import FastPython
 
 
 def rounds_done(folder: Any, peer: int) -> int:
@@ -28,14 +29,16 @@ def digests(folder: Any) -> list[str]:
     return [files.result().digest for files in folder.peers()]
 
 
-def test_restarts_peers_after_kill_9_of_the_warm_process(make_run: Any, until: Any, tmp_path: Path) -> None:
+def test_restarts_peers_after_kill_9_of_the_warm_process(
+    make_run: Any, until: Any, fast_python: FastPython, tmp_path: Path
+) -> None:
     run = make_run(rounds=24, checkpoint_every=5, chaos={"link": {"delay": 0.1, "jitter": 0.05}})
     folder = LaunchRequest(tmp_path / "run.yaml", run_dir=tmp_path / "run").prepare(run)
-    command = [sys.executable, "-m", "launcher.cli", "resume", str(folder.root)]
+    command = [fast_python.executable, "-m", "launcher.cli", "resume", str(folder.root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         until(lambda: all(rounds_done(folder, peer) >= 6 for peer in range(4)))
         until(lambda: all(folder.peer(peer).checkpoint.exists() for peer in (1, 3)))  # threads write them
-        (warm,) = psutil.Process(launcher.pid).children()
+        (warm,) = psutil.Process(fast_python.pid(launcher)).children()
         warm.kill()
         for peer in (1, 3):
             status = folder.peer(peer).status()
@@ -82,7 +85,7 @@ def test_forks_more_peers_than_it_may_open_files(
     make_run: Any, prepare: Any, another_warm: Any, tmp_path: Path
 ) -> None:
     folder = prepare(tmp_path / "run", make_run(rounds=1, peers=12, algorithm={"name": "local", "batch": 16}))
-    pid = another_warm.process.pid
+    pid = another_warm.pid
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     # The peers raise their soft limit. Twice: the first time it opens what it loads, and keeps some of it.
     assert set(another_warm.run(folder).values()) == {0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,13 @@ from benchmarks.claims.summary import run_of
 from p2pfl.algorithms.dfml import DFML
 from tests.claims_fixtures import ALL, ONE, OTHER, TREE, claim, record
 
+
+@cache
+def published() -> Store:
+    """Return the runs of the project: half a second of JSON and more each time that it is read."""
+    return Store(PROJECT / "benchmarks/results/claims")
+
+
 # ---- the ledger --------------------------------------------------------------------------------------------
 
 
@@ -36,7 +44,7 @@ def test_every_table_and_figure_has_a_row(paper: Any) -> None:
 
 @pytest.mark.exhaustive
 def test_rows_of_learning_rates_tell_variants_apart() -> None:
-    rows = list(ledger.rates_chosen(PAPERS, Store(PROJECT / "benchmarks/results/claims")))
+    rows = list(ledger.rates_chosen(PAPERS, published()))
     methods = [tuple(row.split(" | ")[:2]) for row in rows]
     assert len(set(methods)) == len(methods) > 80
     assert ("| fedtgp", "fedtgp on fashion-mnist, 10 peers, 100 rounds, features=512, margin=fixed") in methods
@@ -250,6 +258,7 @@ def test_rows_without_runs_cost_what_claims_with_these_runs_do(tmp_path: Path) -
     assert ledger.row_of_left(replace(left, cells=()), speeds).endswith("| – | – | – |")
 
 
+@pytest.mark.exhaustive
 def test_rows_without_runs_can_be_priced_and_refer_to_no_other_price() -> None:
     priced = [left for left in LEFT if left.cells]
     assert len(priced) >= 45
@@ -339,7 +348,7 @@ def test_comparison_says_which_algorithms_are_above_local_training(tmp_path: Pat
 @pytest.mark.parametrize("name", compare.METHODS)
 def test_compared_run_files_have_the_chosen_learning_rate(name: str) -> None:
     settings = compare.METHODS[name]
-    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, Store(PROJECT / "benchmarks/results/claims"))
+    assert settings.tree["algorithm"]["lr"] == plan.chosen(settings, published())
 
 
 def test_page_of_the_project_has_a_row_for_every_claim() -> None:

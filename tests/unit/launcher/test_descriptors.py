@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
@@ -17,6 +16,7 @@ import pytest
 from launcher.descriptors import ProcessEnd, memory_file
 from launcher.errors import LaunchError
 from launcher.sweep.jobs import Job, wait
+from tests.fast_python.fixture import FastPython
 
 WAYS = ["as it is", "absent", "refused"]
 
@@ -131,6 +131,6 @@ print(warm.outcome)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fork_becomes_the_warm_process_and_its_exit_is_noticed(way: str) -> None:
-    done = subprocess.run([sys.executable, "-c", WARM, way], capture_output=True, text=True)
+def test_a_fork_becomes_the_warm_process_and_its_exit_is_noticed(way: str, fast_python: FastPython) -> None:
+    done = subprocess.run([fast_python.executable, "-c", WARM, way], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("42 ['ready']\nexited with code 0\n", "")

@@ -219,7 +219,7 @@ def test_a_named_loss_replaces_the_cross_entropy(make_run: Any, tmp_path: Path, 
     data = {"partition": {"name": "iid", "per_peer": 20, "validation": 0.3}}
     digests = {}
     for loss in ("ce", "mine", "focal"):
-        run = make_run(rounds=2, data=data, algorithm={"name": algorithm, "loss": loss})
+        run = make_run(peers=2, rounds=1, data=data, algorithm={"name": algorithm, "loss": loss})
         folder = create(run, tmp_path / loss, simulated=True)
         digests[loss] = [result.digest for result in simulate(run, folder)]
         terms = metrics.read(folder.peer(0).metrics)[0]["loss"]

@@ -66,6 +66,7 @@ def test_optimizer_takes_the_steps_of_torch(kind: Any, stock: Any, settings: dic
 
 
 @pytest.mark.exhaustive
+@pytest.mark.exhaustive
 def test_optimizers_do_not_import_the_compiler() -> None:
     code = """
 import sys, torch

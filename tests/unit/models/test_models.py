@@ -78,6 +78,7 @@ def on_meta(name: str, channels: int, size: tuple[int, int], classes: int) -> Mo
         return build(name, 0, channels, size, classes)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", BACKBONES)
 def test_every_backbone_propagates_gradients_at_its_datasets_sizes(name: str) -> None:
     for channels, size, classes in SETTINGS[family(name)]:
