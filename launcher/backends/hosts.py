@@ -1,4 +1,4 @@
-"""Runs on several hosts: what a backend has to provide (``ssh.py``, ``slurm.py``, ``ray.py``).
+"""Runs on several hosts: what a backend has to provide (``ssh/``, ``slurm/``, ``ray/``).
 
 A backend only starts one command on each host, the *host process* (``python -m peers --host``, peers/host.py), and
 gives the launcher two byte streams to it. Everything else is here for all backends:
@@ -7,7 +7,7 @@ gives the launcher two byte streams to it. Everything else is here for all backe
     host_group.py   the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
     mirror.py       the small files of peers on other hosts, written into the launcher's run folder
 
-To add a backend ``x``, write ``launcher/backends/x.py`` with a class that satisfies ``Backend`` and
+To add a backend ``x``, write ``launcher/backends/x/backend.py`` with a class that satisfies ``Backend`` and
 
     def make(options: BackendOptions) -> Backend                for `p2pfl launch --backend x`
     def restore(saved: Mapping[str, Any]) -> Backend            for resume, stop, status: from ``Backend.saved()``
@@ -51,7 +51,7 @@ from p2pfl.session.files import read_json, write_atomically
 from p2pfl.session.run_folder import RunFolder
 
 BACKENDS = ("ssh", "slurm", "ray")
-"""Names of modules in this package."""
+"""Names of packages in this package."""
 ENVIRONMENT = ".environment.json"
 """File of a run folder with the variables of each host, which only the owner can read: they may be secret."""
 EXIT_TIMEOUT = 5.0
@@ -268,7 +268,7 @@ class Backend(Protocol):
 
 def make(name: str, options: BackendOptions) -> Backend:
     """Make a backend by its name. Raises LaunchError."""
-    backend: Backend = import_module(f"launcher.backends.{name}").make(options)
+    backend: Backend = import_module(f"launcher.backends.{name}.backend").make(options)
     return backend
 
 
@@ -278,7 +278,7 @@ def restore(saved: Mapping[str, Any]) -> Backend:
         raise LaunchError(
             f"run.json: unknown backend {saved.get('backend')!r}; expected one of {', '.join(BACKENDS)}"
         )
-    backend: Backend = import_module(f"launcher.backends.{saved['backend']}").restore(saved["options"])
+    backend: Backend = import_module(f"launcher.backends.{saved['backend']}.backend").restore(saved["options"])
     return backend
 
 

@@ -8,6 +8,7 @@ run file is invalid.
 
 from __future__ import annotations
 
+from launcher.backends.kubernetes.command import k8s
 from launcher.commands import (
     collect,
     compare,
@@ -16,7 +17,6 @@ from launcher.commands import (
     doctor,
     export,
     inspect,
-    k8s,
     keys,
     model,
     new,
@@ -56,7 +56,7 @@ for command in (
     describe.data,
     keys.keys,
     compose.compose,
-    k8s.k8s,
+    k8s,
     new.new,
     track.track,
     ui.ui,

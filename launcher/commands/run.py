@@ -164,7 +164,7 @@ def _print_batch_script(
 
     Those about how to follow a run are given to `p2pfl resume` too.
     """
-    from launcher.backends.slurm import batch_script
+    from launcher.backends.slurm.backend import batch_script
     from launcher.child import in_child
     from p2pfl.run_file import load as run_files
 

@@ -133,7 +133,7 @@ def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
 
 def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
     """Print a script for sbatch that runs what has not finished. ``jobs``: most tasks at the same time."""
-    from launcher.backends.slurm import array_script
+    from launcher.backends.slurm.backend import array_script
     from launcher.errors import SweepError
     from p2pfl.session.files import write_errors
 

@@ -22,8 +22,8 @@ from launcher.backends.host_state import HostState
 from launcher.backends.hosts import Host, HostStream, place, ready, stream_of
 from launcher.backends.mirror import Mirror
 from launcher.backends.processes import HOST_LOST, outcome
-from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
-from launcher.backends.ssh import read_hosts
+from launcher.backends.slurm.backend import batch_script, cpus_per_node, has_gpu
+from launcher.backends.ssh.backend import read_hosts
 from launcher.errors import LaunchError
 from p2pfl.session.run_folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends import ray
 from launcher.backends.hosts import BackendOptions
-from launcher.backends.ray import Ray
-from launcher.backends.ray_plan import Demand, Node, RayOptions, plan
+from launcher.backends.ray import backend as ray
+from launcher.backends.ray.backend import Ray
+from launcher.backends.ray.plan import Demand, Node, RayOptions, plan
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl.errors import MissingExtra, RunFileError

@@ -1,7 +1,7 @@
 """``p2pfl launch FILE --backend ray``: the nodes of a Ray cluster, one bundle of a placement group each.
 
-This process does not import Ray. The driver process (ray_driver.py) does, and relays between the launcher and the
-host processes, which actors (ray_actor.py) start on the nodes. How peers are divided among nodes: ray_plan.py.
+This process does not import Ray. The driver process (driver.py) does, and relays between the launcher and the
+host processes, which actors (host_actor.py) start on the nodes. How peers are divided among nodes: plan.py.
 
 A node that dies has its peers restarted on another: Ray moves the node's bundle to a node with room, or, if only CPUs
 are reserved, they share the bundle of another host of the run.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.hosts import BackendOptions, Host, HostStream
-from launcher.backends.ray_plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
+from launcher.backends.ray.plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
 from launcher.child import in_child
 from launcher.descriptors import memory_file
 from launcher.errors import LaunchError
@@ -94,7 +94,7 @@ class Driver:
         with theirs:
             os.ftruncate(self._errors, 0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "launcher.backends.ray_driver", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "launcher.backends.ray.driver", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
