@@ -190,7 +190,7 @@ class Driver:
             asked = f"at {address}" if address else "on this host, and $RAY_ADDRESS is not set"
             raise Problem(
                 f"no Ray cluster {asked} ({_text(error)}); start one with `ray start --head`, let this host join it "
-                "with `ray start --address=HOST:6379`, or give --ray address=HOST:6379"
+                "with `ray start --address=HOST:6379`, or give --option address=HOST:6379"
             ) from None
         except (RuntimeError, ValueError, TypeError, RayError) as error:  # another version of Ray, among others
             about = f" with this {ENVIRONMENT}" if runtime_env else ""
