@@ -7,7 +7,7 @@ gives the launcher two byte streams to it. Everything else is here for all backe
     host_group.py   the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
     mirror.py       the small files of peers on other hosts, written into the launcher's run folder
 
-A backend is a class that satisfies ``Backend`` and ``BackendType``, which a package provides by name as an entry point
+A backend is a class that satisfies ``Backend`` and ``BackendType``. A package provides it by name, as an entry point
 of the group ``p2pfl.backends`` (docs/guide/extensions.md). The launcher's calls are, in this order:
 
     make(options)                    for `p2pfl launch --backend NAME`, or

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from launcher.tracking.backends import require
+from launcher.tracking.tracker import require
 from launcher.views.summary import settings
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.session.files import write_errors

@@ -235,8 +235,6 @@ def test_no_policy_asks_a_lost_host_again_and_again(make_folder: MakeFolder) -> 
 class Fixed:
     """A backend whose hosts are on nodes that the test chooses."""
 
-    name = "ssh"
-
     def __init__(self, *found: Host) -> None:
         self.found = list(found)
 
