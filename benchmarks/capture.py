@@ -28,9 +28,9 @@ from p2pfl.messaging import wire
 from p2pfl.messaging.schema import Body
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
+from p2pfl.run_folder.key_files import write_new
 from p2pfl.session.build import load_data
-from p2pfl.session.key_files import write_new
-from p2pfl.session.run_folder import PeerFolder, RunFolder
 from peers.keys import new_pair
 from peers.runtime import run_peer
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import click
 
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import RunFolder
 
 FILES = Path(__file__).parent.parent / "topologies" / "chaos"
 ROUND_DONE = re.compile(r" INFO +round done t=(\d+)")

@@ -34,10 +34,10 @@ from typing import Any
 import click
 
 from launcher.backends.container_files import RUN as IN_CONTAINER
-from launcher.views.summary import settings
+from launcher.facts.summary import settings
 from p2pfl import PeerId
+from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import PeerFolder, Result, RunFolder
 
 CLONE = Path(__file__).parent.parent
 COMPOSE_FILE = CLONE / "docker-compose.yml"

@@ -34,9 +34,9 @@ import click
 import yaml
 
 from benchmarks.switch import LinkConditions, Switch, tap
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
 from p2pfl import PeerId
-from p2pfl.session.run_folder import Result, RunFolder
+from p2pfl.run_folder.folder import Result, RunFolder
 
 UNAVAILABLE = 77
 PEERS = 8

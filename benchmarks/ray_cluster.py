@@ -35,7 +35,7 @@ import yaml
 from benchmarks.containers import uninterrupted
 from benchmarks.hosts import Unavailable, ip
 from benchmarks.scenarios import COMMAND, NotInstalled, command, compared, rounds_done, wait
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 NODES, PEERS, ROUNDS = 3, 20, 24
 BRIDGE, NETWORK, PORT = "p2pflray", "198.51.100.{}", 6379

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import click
 
 from benchmarks.hosts import Unavailable
-from launcher.views.digests import compare
-from p2pfl.session.run_folder import RunFolder
+from launcher.facts.digests import compare
+from p2pfl.run_folder.folder import RunFolder
 
 TICK = 0.1
 COMMAND = [sys.executable, "-P", "-m", "launcher.cli"]

@@ -32,7 +32,7 @@ import psutil
 import yaml
 
 from benchmarks.scenarios import COMMAND, RUN, SLOW, NotInstalled, command, compared, rounds_done, wait
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 NODES = 3
 PROGRAMS = ("slurmctld", "slurmd", "munged", "salloc", "srun", "sbatch", "scontrol", "runuser")

@@ -36,7 +36,7 @@ import yaml
 from benchmarks.hosts import Unavailable, ip, remove, remove_leftovers
 from benchmarks.scenarios import COMMAND, RUN, SLOW, command, compared, rounds_done, wait
 from benchmarks.switch import LinkConditions, Switch, tap
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 ADDRESS = "192.0.2.{}"
 HOSTS = ("alpha", "beta", "gamma")

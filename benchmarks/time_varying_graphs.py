@@ -26,9 +26,9 @@ from typing import Any
 import click
 
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 GRAPHS: dict[str, Any] = {
     "static": {"name": "regular", "degree": 4},

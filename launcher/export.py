@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from launcher.sweep.folder import is_sweep
+from launcher.facts.sweep_folder import is_sweep
 from p2pfl.errors import MissingExtra, RunFolderError
-from p2pfl.session import tidy
-from p2pfl.session.files import write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder import tidy
+from p2pfl.run_folder.files import write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 Format = Literal["tensorboard", "csv", "parquet"]
 Rows = Sequence[Mapping[str, Any]]

@@ -10,12 +10,12 @@ from multiprocessing import active_children  # noqa: TID251  # unpickles nothing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.group import echo
 from launcher.errors import LaunchError
+from launcher.formatting.console import echo
 from p2pfl.errors import MissingExtra
-from p2pfl.session.new_run import create
-from p2pfl.session.peer_log import log_info
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.new_run import create
+from p2pfl.run_folder.peer_log import log_info
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run

@@ -38,12 +38,13 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
-from p2pfl.session import metrics, peer_model, tidy
+from p2pfl.run_folder import tidy
+from p2pfl.run_folder.folder import Result, RunFolder, Status, require_empty
+from p2pfl.run_folder.new_run import create, create_unique, write_run
+from p2pfl.run_folder.record_file import RecordFile
+from p2pfl.session import metrics, peer_model
 from p2pfl.session.build import check_models, has_models_of_users, load_data
-from p2pfl.session.new_run import create, create_unique, write_run
-from p2pfl.session.record_file import RecordFile
-from p2pfl.session.run_folder import Result, RunFolder, Status, require_empty
-from p2pfl.session.simulate import simulate, without_event_loop
+from p2pfl.simulation.simulate import simulate, without_event_loop
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from p2pfl.api import PlannedRun, RecordedRun, load
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.metrics import MEASURED
-from p2pfl.session.simulate import deterministic
 
 __all__ = ["check_parity"]
 

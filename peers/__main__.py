@@ -12,8 +12,8 @@ import click
 
 from p2pfl.errors import P2pflError
 from p2pfl.one_thread import ENVIRONMENT
-from p2pfl.session.peer_log import log_info
-from p2pfl.session.run_folder import PeerFolder, RunFolder
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
+from p2pfl.run_folder.peer_log import log_info
 from p2pfl.standard_streams import open_closed_streams
 from p2pfl.terminal import make_legible, printable
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from p2pfl import PeerId
 from p2pfl.run_file.addresses import AddressBook
-from p2pfl.session.files import write_atomically
+from p2pfl.run_folder.files import write_atomically
 from peers.resolver import Resolver
 
 FEW = 32

@@ -21,8 +21,8 @@ from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_file.faults import Partition, PlannedFault, planned_faults
 from p2pfl.run_file.run import Run
-from p2pfl.session.files import append_line
-from p2pfl.session.run_folder import PeerFolder
+from p2pfl.run_folder.files import append_line
+from p2pfl.run_folder.folder import PeerFolder
 
 FIRST_ROUND = 0.5
 """Assumed seconds of a round until one has been measured."""

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2pfl.session.run_folder import FINAL, PeerFolder, Status
+from p2pfl.run_folder.folder import FINAL, PeerFolder, Status
 
 if TYPE_CHECKING:
     import zmq

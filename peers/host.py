@@ -61,8 +61,8 @@ from p2pfl.errors import P2pflError, RunFolderError, error_text
 from p2pfl.file_locks import require_locks
 from p2pfl.process_title import has_title, set_title
 from p2pfl.run_file.addresses import is_ipv6
-from p2pfl.session.files import read_json, write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import encode_as_utf8
 from peers.sent_files import SentFiles, inside
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from p2pfl import PeerId
+from p2pfl import PeerId, config_hash
 from p2pfl.errors import Malformed, Unexpected, WireError, WrongRun, WrongVersion
 from p2pfl.messaging import control
 from p2pfl.messaging.control import FOREVER, Entry, Hello, Id, Nothing, Refused, Start, Want
 from p2pfl.messaging.edge import chunk_length
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.wire import Buffer, Plan
-from p2pfl.run_file import config_hash
 from peers.connection import SENT, Connection
 
 if TYPE_CHECKING:

@@ -26,20 +26,20 @@ from p2pfl.errors import (
     WriteError,
     error_text,
 )
+from p2pfl.plugins.loading import logging_warnings
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_loopback
 from p2pfl.run_file.load import load
-from p2pfl.run_file.plugin_files import logging_warnings
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.files import allow_many_files
+from p2pfl.run_folder.folder import Phase, RunFolder, Status
+from p2pfl.run_folder.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.build import frozen_digest, load_data
 from p2pfl.session.child_processes import children_of_plugins
-from p2pfl.session.files import allow_many_files
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.peer_log import LogSettings, close_logger, details, lock_log, peer_logger
-from p2pfl.session.run_folder import Phase, RunFolder, Status
 from p2pfl.session.session import Session, Stopped
-from p2pfl.session.simulate import deterministic
 from p2pfl.stop_signals import handling, stop_signals
 from peers.device import claim_device, slots_on
 from peers.faults import Injector

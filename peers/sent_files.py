@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from p2pfl.errors import RunFolderError
-from p2pfl.session.run_folder import PeerFolder
+from p2pfl.run_folder.folder import PeerFolder
 
 WHOLE = ("status.json", "result.json")
 """Files that are replaced or overwritten."""

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import RUN_FOLDER, lock
-from p2pfl.session.files import write_errors
+from p2pfl.run_folder.files import write_errors
 from peers.free_memory import free_heap
 
 NO_FIFOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)

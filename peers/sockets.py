@@ -24,7 +24,7 @@ from p2pfl.errors import AddressInUse, RunFolderError
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.run_file.addresses import IN_USE, is_ipv6, join
 from p2pfl.run_file.schema import Transport
-from p2pfl.session.key_files import Keys
+from p2pfl.run_folder.key_files import Keys
 from peers.address_files import AddressFiles
 from peers.admission import KeyAuthenticator
 from peers.health import Health

@@ -17,9 +17,9 @@ from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
-from p2pfl.session.new_run import write_run
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.run_info import derive_run_id, describe_run
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.new_run import write_run
+from p2pfl.run_folder.run_info import derive_run_id, describe_run
 
 
 def open_or_create(

@@ -45,8 +45,8 @@ from p2pfl.process_title import set_title
 from p2pfl.rng import Streams
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data, make_algorithm
-from p2pfl.session.run_folder import RunFolder
 from p2pfl.stop_signals import nothing, stop_signals
 from p2pfl.terminal import encode_as_utf8
 from peers.free_memory import forget_files, free_heap

@@ -22,11 +22,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from p2pfl.run_file import plugin_files
+from p2pfl.plugins import loading
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
-from p2pfl.session.files import write_atomically
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_atomically
+from p2pfl.run_folder.folder import RunFolder
 from tests.bodies import GENEROUS_DEADLINE, RUN_ID
 
 if (
@@ -109,7 +109,7 @@ def prepare() -> Callable[..., RunFolder]:
 def no_plugin_stays_active() -> Iterator[None]:
     """Forget the names that a run file's plug-ins have registered: other tests go through the tables of names."""
     yield
-    plugin_files.activate([])
+    loading.activate([])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

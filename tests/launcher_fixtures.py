@@ -17,10 +17,10 @@ import yaml
 from click.testing import CliRunner
 from click.testing import Result as Outcome
 
-from launcher.backends.registration import peer_title
 from launcher.collect.collection import collect
 from launcher.commands import commands
-from p2pfl.session.run_folder import Phase, Result, RunFolder, Status
+from launcher.facts.registration import peer_title
+from p2pfl.run_folder.folder import Phase, Result, RunFolder, Status
 
 RUN_FILE = {
     "name": "toy",
@@ -161,7 +161,7 @@ FAKE_PEERS = """
     import json, os, signal, sys, time
     from pathlib import Path
     from setproctitle import setproctitle
-    from p2pfl.session.run_folder import Result, RunFolder, Status
+    from p2pfl.run_folder.folder import Result, RunFolder, Status
 
     def emit(**event):
         os.write(1, (json.dumps(event) + "\\n").encode())

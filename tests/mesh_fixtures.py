@@ -14,14 +14,14 @@ import pytest
 from p2pfl.messaging import edge
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
-from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.faults import LinkFaults
 from p2pfl.run_file.schema import Transport
+from p2pfl.run_folder.key_files import Keys
 from p2pfl.session.body_files import FileStore
-from p2pfl.session.key_files import Keys
+from p2pfl.simulation.local_link import LocalHub
 from peers.health import Health
 from peers.io_loop import Leaving
 from peers.journal_files import NeighborJournals

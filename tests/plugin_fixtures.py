@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2pfl.algorithms import ALGORITHMS
-from p2pfl.run_file import plugin_files
-from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.graphs import GRAPHS
+from p2pfl.plugins import loading
 
 METHOD = '''\
 from __future__ import annotations
@@ -67,7 +67,7 @@ from torch import nn
 from helpers import pairs
 from p2pfl import plugins
 from p2pfl.data import Partition, Subset
-from p2pfl.run_file.graphs import Graph
+from p2pfl.graphs import Graph
 
 
 @plugins.backbone("my-cnn", features=16)
@@ -137,11 +137,11 @@ def project(tmp_path: Path) -> Project:
 @pytest.fixture
 def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget at the end what installed packages have registered, and their modules."""
-    monkeypatch.setattr(plugin_files, "_INSTALLED_ENTRIES", {})
-    monkeypatch.setattr(plugin_files, "_announced", None)
+    monkeypatch.setattr(loading, "_INSTALLED_ENTRIES", {})
+    monkeypatch.setattr(loading, "_announced", None)
     before = set(sys.modules)
     yield
-    plugin_files.activate([])  # before the names of its modules are removed
+    loading.activate([])  # before the names of its modules are removed
     ALGORITHMS.unregister("head-mean")
     GRAPHS.unregister("turns")
     for name in set(sys.modules) - before:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 
 def record(peer: int, t: int, accuracy: float | None, seconds: float = 1.0, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from launcher.report.collect import Collected, collect
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>\x1b[31m'
 

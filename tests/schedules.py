@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from p2pfl.errors import P2pflError
+from p2pfl.graphs import GRAPHS, Schedule
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.graphs import GRAPHS, Schedule
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
 from tests.conftest import tree

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from p2pfl.messaging.local import LocalHub
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.session import Session
-from p2pfl.session.simulate import deterministic
+from p2pfl.simulation.local_link import LocalHub
 
 
 def in_process(

@@ -17,10 +17,10 @@ from p2pfl.algorithms.base import Algorithm, Context
 from p2pfl.data import Dataset, Split, Subset
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.endpoint import Counts, Endpoint
-from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.rng import Streams
+from p2pfl.simulation.local_link import LocalHub
 from tests.bodies import RUN_ID
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import click
 
 from benchmarks.bench import measuring
 from benchmarks.bench.measuring import RunTree
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 RATE = 100
 """Samples per second."""

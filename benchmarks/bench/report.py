@@ -16,7 +16,7 @@ from typing import Any, Literal
 import psutil
 
 from benchmarks.bench.measuring import RunTree, cores
-from p2pfl.session.files import write_atomically
+from p2pfl.run_folder.files import write_atomically
 
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 

@@ -10,7 +10,7 @@ from benchmarks.bench import measuring, raw_zmq, runs
 from benchmarks.bench.measuring import Measurement, RunTree
 from benchmarks.bench.report import Report, Table, Value, known, ratio
 from benchmarks.bench.settings import Settings
-from p2pfl.session.key_files import write_new
+from p2pfl.run_folder.key_files import write_new
 from peers.keys import new_pair
 
 

@@ -17,9 +17,9 @@ from benchmarks.claims.curves import band, draw
 from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict, interval
 from benchmarks.claims.store import Store, identity
 from benchmarks.claims.summary import Summary
-from launcher.comparison.groups import value_text, varied
-from launcher.flat import flatten
-from launcher.sweep.grid import short
+from launcher.comparison.groups import varied
+from launcher.formatting.flat import flatten
+from launcher.formatting.labels import short, value_text
 
 BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by make claims -->"
 HEADER = "| | claim | verdict | figure | paper | size here; paper | seeds | cost |\n|---|---|---|---|---|---|---|---|"

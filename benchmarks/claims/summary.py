@@ -31,10 +31,10 @@ from p2pfl.api import PlannedRun
 from p2pfl.errors import RunFailed
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import Result, RunFolder
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import load_data
-from p2pfl.session.run_folder import Result, RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 RUN_ID = "0" * 16
 PLUGIN = Path(__file__).with_name("claim_data.py")

@@ -15,7 +15,7 @@ from p2pfl.errors import WireError
 from p2pfl.messaging import control
 from p2pfl.messaging.control import BEFORE, FOREVER, Entry, Hello, Id, Nothing, Start, Want
 from p2pfl.run_file.run import Run
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 PEERS = 4
 ATTACKER = PEERS

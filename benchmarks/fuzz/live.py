@@ -24,9 +24,9 @@ from benchmarks.fuzz.attackers import ATTACKER, ATTACKS, PEERS, MaliciousNeighbo
 from benchmarks.fuzz.messages import RUN_ID
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers.device import slots_on
 from peers.runtime import run_peer
 from peers.slots import HostSlot

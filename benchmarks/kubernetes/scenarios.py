@@ -12,8 +12,8 @@ import click
 from benchmarks.kubernetes import configuration
 from benchmarks.kubernetes.cluster import Cluster
 from benchmarks.scenarios import COMMAND, wait
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import RunFolder
 
 RUN_FILE = Path(__file__).parents[2] / "topologies" / "mesh8.yaml"
 PEERS = 8

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends.limits import check_limits
 from launcher.backends.this_host import remote_peers
 from launcher.errors import LaunchError
-from launcher.flat import flatten
+from launcher.formatting.flat import flatten
 from launcher.tracking.processes import check_trackers
 from p2pfl import PeerId
 from p2pfl.errors import KeysError
 from p2pfl.run_file.addresses import IN_USE, is_ipv6
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -57,7 +57,7 @@ def check_addresses(run: Run, peers: Iterable[PeerId]) -> None:
 
 def check_unchanged(run: Run, folder: RunFolder) -> None:
     """Raise LaunchError if the run file in a run folder is not the one that the run began with."""
-    from p2pfl.session.run_info import describe_run
+    from p2pfl.run_folder.run_info import describe_run
 
     info, now = folder.info, describe_run(run, "")
     same_version = info.get("versions", {}).get("p2pfl-mesh") == now["versions"]["p2pfl-mesh"]  # others may add keys
@@ -128,7 +128,7 @@ def _bind_problem(number: int | None, peer: PeerId, port: int | None, host: str)
 
 def check_keys(run: Run, peers: Iterable[PeerId]) -> None:
     """Raise RunFileError if the keys that these peers need are missing or do not match."""
-    from p2pfl.session import key_files
+    from p2pfl.run_folder import key_files
 
     transport = run.file.transport
     if transport.keys is not None:

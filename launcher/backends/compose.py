@@ -30,7 +30,7 @@ from launcher.backends.container_files import (
     reads_dataset_files,
 )
 from p2pfl.errors import KeysError
-from p2pfl.session.key_files import PUBLIC, check, private_file
+from p2pfl.run_folder.key_files import PUBLIC, check, private_file
 
 if TYPE_CHECKING:
     from p2pfl import PeerId

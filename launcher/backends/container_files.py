@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2pfl.run_folder.folder import PLUGINS
+
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
 
@@ -43,17 +45,14 @@ def reads_dataset_files(run: Run) -> bool:
 
 def files_of_run(run: Run, file: Path) -> dict[str, tuple[Path, str]]:
     """Return the files, or folders, that peers read besides the dataset: {name: (path here, path in a container)}.
-
     Paths here are relative to the same folder as ``file``, the run file.
     """
-    from p2pfl.run_file.plugin_sources import FOLDER
-
     found = {"file": (file, f"{CONFIG}/{file.name}")}
     for number, path in enumerate(sorted(set(run.graph.files))):
         found[f"graph{number or ''}"] = (file.parent / path, os.path.normpath(Path(CONFIG) / path))
     copied = sorted({(plugin.root / top, top) for plugin in run.plugins for top in plugin.tops})
     for number, (path, top) in enumerate(copied):
-        found[f"plugin{number}"] = (path, f"{CONFIG}/{FOLDER}/{top}")  # searched like the folder of the run file
+        found[f"plugin{number}"] = (path, f"{CONFIG}/{PLUGINS}/{top}")  # searched like the folder of the run file
     base = file.parent
     for number, path in enumerate(_files_outside_of_root(run)):
         beside = path.is_relative_to(base.resolve())

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from launcher import formatting
 from launcher.backends.hosts import Backend, Host, HostStream
 from launcher.backends.mirror import Mirror
 from launcher.errors import LaunchError
-from launcher.views import formatting
 from p2pfl import PeerId
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 PROTOCOL = 1
 """Version of the requests and events; see peers/host.py."""

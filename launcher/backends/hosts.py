@@ -46,8 +46,8 @@ from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.installed import BACKENDS, load, names
-from p2pfl.session.files import read_json, write_atomically
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_atomically
+from p2pfl.run_folder.folder import RunFolder
 
 ENVIRONMENT = ".environment.json"
 """File of a run folder with the variables of each host, which only the owner can read: they may be secret."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from launcher.errors import LaunchError
 from p2pfl import PeerId
-from p2pfl.session.files import write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 GROWING = ("peer.log", "metrics.jsonl", "chaos.jsonl", "output.log")
 WHOLE = ("status.json", "result.json")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.errors import LaunchError
-from p2pfl.session.files import write_errors
+from p2pfl.run_folder.files import write_errors
 
 CONTROL = "nvidia-cuda-mps-control"
 LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

@@ -18,32 +18,32 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from launcher import formatting
 from launcher.backends import hosts as backends
 from launcher.backends.checks import check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, starting
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.named_files import copy_named_files
-from launcher.backends.processes import outcome
-from launcher.backends.registration import Requests, launcher_title
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
 from launcher.errors import HostsGone, LaunchError
+from launcher.facts.host_state import POLL_INTERVAL, HostState, ask, starting
+from launcher.facts.processes import outcome
+from launcher.facts.registration import Requests, launcher_title
+from launcher.facts.summary import Summary, measured_seconds, summarize
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import tracking
-from launcher.views import formatting
 from launcher.views.progress import print_run_path
-from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError
 from p2pfl.process_title import set_title
 from p2pfl.run_file.addresses import is_ipv6, is_loopback, join
-from p2pfl.session.files import read_json, write_errors, write_json
-from p2pfl.session.key_files import PUBLIC, private_file
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_errors, write_json
+from p2pfl.run_folder.folder import PLUGINS, RunFolder
+from p2pfl.run_folder.key_files import PUBLIC, private_file
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -326,8 +326,7 @@ def _token(folder: RunFolder) -> str:
 def _files(folder: RunFolder, settings: Settings, hosts: Sequence[Host], addresses: Mapping[str, str]) -> Files:
     """Collect what the hosts need of a run."""
     keys = settings.keys or (None if settings.insecure else _make_keys(folder, settings.peers))
-    from p2pfl.run_file.paths import FILES
-    from p2pfl.run_file.plugin_sources import FOLDER as PLUGINS
+    from p2pfl.paths import FILES
 
     common = {
         str(path.relative_to(folder.root)): (path.read_bytes(), 0o644)

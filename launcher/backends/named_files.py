@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.views.formatting import size
-from p2pfl.session.files import write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
+from launcher.formatting import size
+from p2pfl.run_folder.files import write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.models.import_path import ImportPath
-    from p2pfl.run_file.options import Loc, Options
+    from p2pfl.options import Loc, Options
     from p2pfl.run_file.run import Run
 
 MAX_SENT = 64 << 20
@@ -38,7 +38,7 @@ def copy_named_files(folder: RunFolder, run: Run) -> list[str]:
     """
     from p2pfl.data.cache_folder import data_root
     from p2pfl.models.import_path import parse
-    from p2pfl.run_file.paths import FILES
+    from p2pfl.paths import FILES
     from p2pfl.run_file.yaml_source import to_text
 
     plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def _texts(values: Any, above: Loc = ()) -> Iterator[tuple[Loc, str]]:
 
 def _starts_from_run_file(options: Options, loc: Loc, path: Path) -> bool:
     """Whether a parameter is a path that may start from the folder of the run file, as the copies will."""
-    from p2pfl.run_file.options import OptionErrors
+    from p2pfl.options import OptionErrors
 
     tree: Any = options.to_dict()
     *above, last = loc

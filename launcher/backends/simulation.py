@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from launcher.backends.checks import check_complete, check_unchanged
-from launcher.backends.processes import find_process, outcome
-from launcher.backends.registration import simulation_title
 from launcher.errors import LaunchError
+from launcher.facts.processes import find_process, outcome
+from launcher.facts.registration import simulation_title
+from launcher.facts.summary import Summary, measured_seconds, summarize
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import check_trackers, tracking
 from launcher.views.progress import Display, print_run_path
-from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.one_thread import ENVIRONMENT
 from p2pfl.process_title import set_title
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.stop_signals import interrupt_by
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
-    from p2pfl.session.prediction import Prediction
+    from p2pfl.simulation.prediction import Prediction
 
 
 def simulate(
@@ -46,11 +46,11 @@ def simulate(
 
 
 def predict(request: LaunchRequest, machine: Path | None, console: Console) -> Prediction:
-    """Run all peers in virtual time (p2pfl/session/virtual.py), and show progress on a terminal."""
+    """Run all peers in virtual time (p2pfl/simulation/virtual.py), and show progress on a terminal."""
     with console.status("importing torch and checking the run file") as status:
-        from p2pfl.session import machine as machines
-        from p2pfl.session.prediction import predict
-        from p2pfl.session.virtual import run_virtually
+        from p2pfl.simulation import machine as machines
+        from p2pfl.simulation.prediction import predict
+        from p2pfl.simulation.virtual import run_virtually
 
         run = request.check()
         described = machines.Machine() if machine is None else machines.load(machine, run.peers)
@@ -99,7 +99,7 @@ def _prepare_forks(jobs: int) -> None:
 
 def _check_device(run: Run, jobs: int) -> None:
     """Raise RunFileError if the run cannot be simulated here: before there is a folder."""
-    from p2pfl.session.simulate import simulation_device
+    from p2pfl.simulation.simulate import simulation_device
 
     simulation_device(run, jobs)
 
@@ -108,7 +108,7 @@ def _run(
     run: Run, folder: RunFolder, console: Console, jobs: int, watching: Watching, seconds_before: float = 0.0
 ) -> Summary:
     from p2pfl.session.child_processes import children_of_plugins
-    from p2pfl.session.simulate import simulate as run_peers
+    from p2pfl.simulation.simulate import simulate as run_peers
 
     print_run_path(folder, console)
     watching.serve(folder, console)

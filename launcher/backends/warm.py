@@ -33,7 +33,7 @@ from launcher.child import in_lasting_child
 from launcher.descriptors import ProcessEnd, memory_file
 from p2pfl import PeerId
 from p2pfl.one_thread import ENVIRONMENT
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 T = TypeVar("T")
 

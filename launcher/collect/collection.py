@@ -16,14 +16,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launcher import formatting
 from launcher.collect.folders import copy_files, reject_remote, run_folders
 from launcher.errors import CollectError
-from launcher.views import formatting
-from launcher.views.summary import Summary, settings, summarize
+from launcher.facts.summary import Summary, settings, summarize
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import write_atomically
-from p2pfl.session.run_folder import Origin, PeerFolder, RunFolder
+from p2pfl.run_folder.files import write_atomically
+from p2pfl.run_folder.folder import Origin, PeerFolder, RunFolder
 
 COPIED, BACKUP = ".copied", ".before"
 """Temporary folders in a collection: copied files, and the replaced folder of a peer."""

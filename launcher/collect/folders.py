@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from launcher.errors import CollectError
-from launcher.views.formatting import size
+from launcher.formatting import size
 
 MAX_DEPTH = 2
 """How many levels below the given folder to search for run folders."""

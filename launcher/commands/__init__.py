@@ -8,7 +8,6 @@ run file is invalid.
 
 from __future__ import annotations
 
-from launcher.backends.kubernetes.command import k8s
 from launcher.commands import (
     collect,
     compare,
@@ -17,6 +16,7 @@ from launcher.commands import (
     doctor,
     export,
     inspect,
+    k8s,
     keys,
     model,
     new,
@@ -56,7 +56,7 @@ for command in (
     describe.data,
     keys.keys,
     compose.compose,
-    k8s,
+    k8s.k8s,
     new.new,
     track.track,
     ui.ui,

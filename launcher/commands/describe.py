@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table, require_file
+from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, require_file
+from launcher.formatting.console import echo, print_table
 
 if TYPE_CHECKING:
     from p2pfl.inputs import Kind
     from p2pfl.run_file.run import Run
     from p2pfl.run_file.schema import Data
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 MOST_WINDOWS = 12
 """Rows of a table over time."""
@@ -30,8 +31,8 @@ def algorithms(name: str | None, plugins: tuple[str, ...], as_json: bool) -> Non
     """List algorithms; with NAME, describe its hyper-parameters."""
     from launcher.views.describe import describe_algorithm
     from p2pfl.algorithms import ALGORITHMS
+    from p2pfl.options import unknown
     from p2pfl.run_file.load import load_plugins
-    from p2pfl.run_file.options import unknown
 
     load_plugins(plugins)
     if name is not None and name not in ALGORITHMS:
@@ -73,8 +74,8 @@ def names(kind: str | None, name: str | None, plugins: tuple[str, ...], as_json:
     those of this kind; with NAME too, its parameters.
     """
     from launcher.views.names import FAMILIES, describe_kind, describe_name, find_kind, kinds
+    from p2pfl.options import OptionErrors
     from p2pfl.run_file.load import load_plugins
-    from p2pfl.run_file.options import OptionErrors
 
     load_plugins(plugins)
     try:
@@ -182,7 +183,7 @@ def models(
 
 
 def _cost_columns(cost: dict[str, Any]) -> list[str]:
-    from launcher.views.formatting import count, size
+    from launcher.formatting import count, size
 
     if "error" in cost:
         return ["–"] * 6
@@ -209,7 +210,7 @@ def graph(file: Path, sets: tuple[str, ...], png: Path | None, window: int | Non
     """
     from launcher.views.describe import describe_graph, describe_over_time, draw_over_time
     from p2pfl.run_file.load import load
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(file).require_local() if file.is_dir() else None
     run = load(file if folder is None else folder.run_file, sets)
@@ -306,8 +307,8 @@ def show_data(file: Path, sets: tuple[str, ...], png: Path | None, as_json: bool
     """
     from launcher.views.partition import class_rows, describe, draw, rows
     from p2pfl.run_file.load import load
+    from p2pfl.run_folder.folder import RunFolder
     from p2pfl.session.build import check_models, load_data
-    from p2pfl.session.run_folder import RunFolder
 
     run = load(RunFolder.open(file).require_local().run_file if file.is_dir() else file, sets)
     loaded = load_data(run)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import SETS, echo
+from launcher.commands.group import SETS
+from launcher.formatting.console import echo
 from p2pfl import MAX_PEERS
 
 
@@ -35,7 +36,7 @@ def new_keys(
     A peer needs its own private key and the public keys of all peers, public.yaml. With --peer, create only the keys
     of one host's peers, so that private keys never travel; then concatenate the public.yaml files of all hosts.
     """
-    from p2pfl.session import key_files
+    from p2pfl.run_folder import key_files
 
     if owner is not None and not apart:
         raise click.UsageError("--owner requires --apart")

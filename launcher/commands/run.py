@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, RUN, SETS, echo, make_console
+from launcher.commands.group import FILE, JSON, RUN, SETS
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from launcher.backends.follow import Restart
+    from launcher.facts.summary import Summary
     from launcher.prepare import LaunchRequest
-    from launcher.views.summary import Summary
     from launcher.watching import Watching
-    from p2pfl.session.run_folder import RunFolder
+    from p2pfl.run_folder.folder import RunFolder
 
 Command = Callable[..., Any]
 
@@ -245,8 +246,8 @@ def _resume(
     metrics: tuple[str, int] | None = None,
 ) -> None:
     from launcher.backends import local, multi_host
-    from launcher.views.summary import summarize
-    from p2pfl.session.run_folder import RunFolder
+    from launcher.facts.summary import summarize
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     resume_peers = multi_host.resume if "hosts" in folder.info else local.resume
@@ -261,8 +262,8 @@ def _resume(
 
 def _lacks_only_its_summary(folder: RunFolder) -> bool:
     """Whether the launcher was killed when every peer had finished, before it summarized the run."""
-    from launcher.backends.processes import find_process, outcome
-    from launcher.views.summary import is_final
+    from launcher.facts.processes import find_process, outcome
+    from launcher.facts.summary import is_final
 
     peers = list(folder.peers())
     return (
@@ -291,7 +292,7 @@ def _lacks_only_its_summary(folder: RunFolder) -> bool:
 @click.option(
     "--machine",
     type=click.Path(path_type=Path),
-    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/session/machine.py).  [this host]",
+    help="With --virtual: YAML file with hosts, cores, network and costs (p2pfl/simulation/machine.py).  [this host]",
 )
 def simulate(as_json: bool, jobs: int, ui: bool, virtual: bool, machine: Path | None, **request: Any) -> None:
     """Run FILE without sockets, in one process or a few.
@@ -382,7 +383,7 @@ def _report_line(folder: RunFolder) -> str:
 
     A report that cannot be written does not make a failure of the run.
     """
-    from launcher.views.summary import settings
+    from launcher.facts.summary import settings
     from p2pfl.errors import P2pflError
 
     make = f"p2pfl report {_shell_path(folder.root)}"
@@ -412,8 +413,8 @@ def stop(run: Path, kill: bool) -> None:
 
     Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
     """
-    from launcher.runs import stop as stop_peers
-    from p2pfl.session.run_folder import RunFolder
+    from launcher.backends.stop import stop as stop_peers
+    from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
     stops = stop_peers(folder, kill=kill)

@@ -10,8 +10,8 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import read_lines
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_lines
+from p2pfl.run_folder.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.comparison.groups import value_text
 from launcher.comparison.results import Difference, GroupLine, Results
 from launcher.comparison.statistics import Statistic
 from launcher.errors import CompareError
-from launcher.views.formatting import duration, percent, size
-from p2pfl.run_file.options import unknown
+from launcher.formatting import duration, percent, size
+from launcher.formatting.labels import value_text
+from p2pfl.options import unknown
 from p2pfl.terminal import printable
 
 Format = Literal["table", "markdown", "latex", "csv", "json"]

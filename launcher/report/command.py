@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.facts.sweep_folder import Point
 from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.collect import Collected, collect
 from launcher.report.several import Member
-from launcher.sweep.grid import Point
 from p2pfl.errors import RunFolderError
-from p2pfl.session.files import write_atomically, write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_atomically, write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 NAME = "report.html"
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from launcher.report.numbers import rounded
 from p2pfl.errors import P2pflError, RunFolderError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.session.inspection import Inspection

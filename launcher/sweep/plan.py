@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import SweepError
-from launcher.sweep.folder import ELSEWHERE, Sweep, SweepFolder, is_sweep
-from launcher.sweep.grid import Axis, Point, by_depth, points, seeds_of
+from launcher.facts.sweep_folder import ELSEWHERE, Point, Sweep, SweepFolder, is_sweep
+from launcher.sweep.grid import Axis, by_depth, points, seeds_of
 from launcher.sweep.space import corners, parse
 from p2pfl.errors import Problem, RunFileError, RunFolderError
 from p2pfl.file_locks import require_locks
-from p2pfl.session.files import write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_errors
+from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run
@@ -114,7 +114,7 @@ def plan_trial(folder: SweepFolder, point: Point) -> None:
 
 
 def _write_plan(folder: SweepFolder, name: str, run: Run) -> None:
-    from p2pfl.session.new_run import write_run
+    from p2pfl.run_folder.new_run import write_run
 
     plan = folder.plan(name).parent
     with write_errors(plan):

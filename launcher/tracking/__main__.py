@@ -15,20 +15,20 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.flat import flatten
+from launcher.facts.logs import has_ended
+from launcher.facts.summary import settings
+from launcher.formatting.flat import flatten
 from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED
 from launcher.tracking.tracker import Tracked, Tracker
-from launcher.views.logs import has_ended
-from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.file_locks import lock
 from p2pfl.installed import TRACKERS, load
 from p2pfl.process_title import set_title
-from p2pfl.session.files import read_json, write_json
-from p2pfl.session.record_file import RecordFile
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import read_json, write_json
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.record_file import RecordFile
 from p2pfl.terminal import encode_as_utf8, printable
 
 POLL_INTERVAL = 2.0

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.session.tidy import row
+from p2pfl.run_folder.tidy import row
 
 LAG = 10
 """A mean does not wait for peers that are this many rounds behind the first one: they may be dead."""

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from launcher.facts.summary import settings
 from launcher.tracking.tracker import require
-from launcher.views.summary import settings
 from p2pfl.errors import MissingExtra, RunFolderError
-from p2pfl.session.files import write_errors
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.files import write_errors
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import printable
 
 if TYPE_CHECKING:

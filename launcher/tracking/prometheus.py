@@ -15,7 +15,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from launcher.errors import LaunchError
-from p2pfl.session.run_folder import FINAL, RunFolder, Status
+from p2pfl.run_folder.folder import FINAL, RunFolder, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_AGE = 1.0

@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from rich.console import Console
 
+from launcher.facts.snapshot import Snapshot
 from launcher.views.progress import Progress, progress_on
-from launcher.views.snapshot import Snapshot
 from p2pfl.errors import MissingExtra
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 EXIT_TIMEOUT = 5.0
 """Seconds that the view may take to restore the terminal."""

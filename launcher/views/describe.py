@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from launcher.views.pictures import new_figure, save
+from launcher.formatting.pictures import new_figure, save
 from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
 
 if TYPE_CHECKING:
-    from p2pfl.run_file.graphs import Schedule
+    from p2pfl.graphs import Schedule
 
 WINDOW = 10
 """Rounds of whose product the spectral gap is shown, if the graphs of a run do not repeat."""
@@ -24,8 +24,8 @@ def describe_algorithm(name: str) -> dict[str, Any]:
     """Return summary, paper and hyper-parameters of an algorithm. Raises OptionErrors for an unknown name."""
     from p2pfl.algorithms import ALGORITHMS
     from p2pfl.learning.named_losses import DEFAULT
+    from p2pfl.options import notes
     from p2pfl.run_file.checks import has_loss_of_its_own
-    from p2pfl.run_file.options import notes
 
     algorithm = ALGORITHMS.find(name)
     paper = {key: getattr(algorithm, key) for key in ("name", "summary", "title", "authors", "venue", "url")}

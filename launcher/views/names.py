@@ -6,8 +6,8 @@ import inspect
 from dataclasses import asdict
 from typing import Any
 
+from p2pfl.options import OptionErrors, Options, notes, unknown
 from p2pfl.plugins import TABLES
-from p2pfl.run_file.options import OptionErrors, Options, notes, unknown
 
 KEYS = {
     "algorithm": "algorithm",

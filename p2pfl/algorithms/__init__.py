@@ -36,7 +36,7 @@ from p2pfl.algorithms.mapl import MAPL
 from p2pfl.algorithms.mapl_plus import MAPLPlus
 from p2pfl.algorithms.meta_l2c import MetaL2C
 from p2pfl.algorithms.pfedsim import PFedSim
-from p2pfl.run_file.options import Table
+from p2pfl.options import Table
 
 _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,

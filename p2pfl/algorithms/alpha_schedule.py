@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 
 
 @dataclass(frozen=True)

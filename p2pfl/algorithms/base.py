@@ -26,9 +26,9 @@ from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import B, Body, Layout, what_diverged
 from p2pfl.messaging.tensor_file import Spool
 from p2pfl.models import Model
+from p2pfl.options import Options
 from p2pfl.outcomes import CONTRIBUTIONS
 from p2pfl.rng import Streams
-from p2pfl.run_file.options import Options
 
 H = TypeVar("H", bound=Options)
 

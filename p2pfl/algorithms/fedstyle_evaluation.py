@@ -17,7 +17,7 @@ from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.learning.linear_probe import fit, new_probe, train_probe
 from p2pfl.learning.peer_data import PeerData, Samples
 from p2pfl.models.fedstyle import StylizedClassifier
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 
 Features = Callable[[Tensor], Tensor]
 """Network input [B, C, H, W] to features [B, d]."""

@@ -59,8 +59,8 @@ from p2pfl.errors import MissingExtra
 from p2pfl.learning.optimizers import Adam
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.run_file.options import OptionErrors
-from p2pfl.run_file.paths import LocalPath
+from p2pfl.options import OptionErrors
+from p2pfl.paths import LocalPath
 from p2pfl.tensors import Tensors, assign, clone, digest, parameters_of
 
 

@@ -50,7 +50,7 @@ from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.models import MODELS, Model, unknown_model
 from p2pfl.models.import_path import parse
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 
 Weight = Annotated[float, Field(ge=0.0, le=1.0)]
 

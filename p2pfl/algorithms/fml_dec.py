@@ -39,7 +39,7 @@ from p2pfl.algorithms.fml import Weight, distillation, one_architecture
 from p2pfl.errors import ModelError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.models import Model
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 
 
 @dataclass(frozen=True)

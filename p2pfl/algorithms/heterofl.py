@@ -51,7 +51,7 @@ from p2pfl.algorithms.width_scaling import Slice, Whole, Width, by_width
 from p2pfl.errors import ModelError
 from p2pfl.models import Model
 from p2pfl.models.backbone import stays_in_evaluation
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import Tensors, assign, frozen_of, parameters_of
 
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from p2pfl.learning import losses
 from p2pfl.learning.optimizers import LocalTraining
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 
 
 @dataclass(frozen=True)

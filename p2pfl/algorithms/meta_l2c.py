@@ -66,7 +66,7 @@ from p2pfl.algorithms.presets import Presets
 from p2pfl.learning.optimizers import step_if_finite
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
-from p2pfl.run_file.paths import LocalPath
+from p2pfl.paths import LocalPath
 from p2pfl.tensors import Tensors, assign, clone, parameters_of, subtract
 
 

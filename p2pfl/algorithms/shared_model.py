@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from p2pfl.learning.optimizers import LocalTraining
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 from p2pfl.tensors import parameters_of, statistics_of
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from p2pfl.data.colors import ColorJitter, RandomGrayscale
 from p2pfl.data.transforms import RandomBlur, RandomFlip, RandomResizedCrop, at_device
 from p2pfl.inputs import Kind, Size
-from p2pfl.run_file.options import Options, Table
+from p2pfl.options import Options, Table
 
 Augment = Callable[[Tensor], Tensor]
 """Maps float images [B, C, H, W] in [0, 1] to random variations of the same shape, dtype, device and range."""

@@ -45,7 +45,7 @@ from p2pfl.data.loaders import DatasetArrays, Inputs, Labels, Loader
 from p2pfl.data.partitions import DatasetLabels
 from p2pfl.errors import DataError
 from p2pfl.inputs import Size, Tokens
-from p2pfl.run_file.options import did_you_mean
+from p2pfl.options import did_you_mean
 from p2pfl.terminal import printable
 
 _FORMAT = 3

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from p2pfl.errors import PluginError
-from p2pfl.run_file.options import Table
+from p2pfl.options import Table
 
 Metric = Callable[[Tensor, Tensor], Any]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from p2pfl.errors import PluginError
-from p2pfl.run_file.options import Table, unknown
+from p2pfl.options import Table, unknown
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

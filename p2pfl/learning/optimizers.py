@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, Pos
 from torch import Tensor, nn
 
 from p2pfl.learning.named_losses import DEFAULT, known_loss
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 from p2pfl.tensors import is_finite
 
 OptimizerName = Literal["sgd", "adam"]

@@ -21,7 +21,7 @@ from p2pfl.errors import ModelError
 from p2pfl.inputs import Kind, Size, describe, kind_of
 from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, sequences, tiny
 from p2pfl.models.backbone import Build, FixedFeatures, plain_cnn
-from p2pfl.run_file.options import Table
+from p2pfl.options import Table
 from p2pfl.tensors import frozen_of, note_frozen
 
 BuildHead = Callable[[int, int], nn.Module]

@@ -7,16 +7,17 @@ from typing import Any
 
 from p2pfl import PeerId
 from p2pfl.algorithms.base import Algorithm
+from p2pfl.graphs import Graph, TimeVaryingGraph
 from p2pfl.learning.metrics import METRICS
 from p2pfl.learning.named_losses import DEFAULT, LOSSES
 from p2pfl.learning.trainer import Trainer
 from p2pfl.models import MODELS, architecture, has_linear_head, unknown_model
 from p2pfl.models.import_path import parse
-from p2pfl.run_file import addresses, public_keys
+from p2pfl.options import Loc, OptionProblem, Options, unknown
+from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import is_loopback
-from p2pfl.run_file.graphs import Graph, TimeVaryingGraph
-from p2pfl.run_file.options import Loc, OptionProblem, Options, unknown
 from p2pfl.run_file.schema import RunFile
+from p2pfl.run_folder import public_keys
 
 
 def cross_checks(file: RunFile, method: type[Algorithm[Any]] | None) -> Iterator[OptionProblem]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from p2pfl import PeerId, rng
-from p2pfl.run_file.options import Section
+from p2pfl.options import Section
 
 
 class RoundFault(Section):

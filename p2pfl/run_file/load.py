@@ -17,14 +17,13 @@ from pydantic import ValidationError
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
+from p2pfl.graphs import GRAPHS, TimeVaryingGraph
 from p2pfl.models.import_path import parse
-from p2pfl.plugins import TABLES
-from p2pfl.run_file import plugin_files, plugin_sources
+from p2pfl.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
+from p2pfl.plugins import TABLES, loading, sources
+from p2pfl.plugins.loading import blaming, naming_lines
+from p2pfl.plugins.sources import Plugin
 from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
-from p2pfl.run_file.graphs import GRAPHS, TimeVaryingGraph
-from p2pfl.run_file.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
-from p2pfl.run_file.plugin_files import blaming, naming_lines
-from p2pfl.run_file.plugin_sources import Plugin
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile, from_name
 from p2pfl.run_file.yaml_source import Source
@@ -152,7 +151,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
         raise source.error(problems)
     assert all(part is not None for part in (hyper, graph, topology, dataset, partition, augmentation))
     parts = (hyper, graph, topology, schedule, dataset, partition, augmentation)
-    plugins += plugin_files.used_of_announced(_names(file))
+    plugins += loading.used_of_announced(_names(file))
     return Run(file, *parts, tuple(plugins), source.locate, base)  # type: ignore[arg-type]
 
 
@@ -182,7 +181,7 @@ def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: 
 
     def look_for(loc: Loc, entry: PluginEntry) -> None:
         try:
-            plugin = plugin_sources.find(entry.name, base)
+            plugin = sources.find(entry.name, base)
         except OptionErrors as errors:
             problems.extend(problem._replace(path=loc) for problem in errors.problems)
             return
@@ -204,14 +203,14 @@ def _load_plugins(plain: Mapping[str, Any], source: Source, base: Path, models: 
             continue
     silent = []
     for number, path in enumerate(parse(model) for model in models):
-        if path is not None and path.module.partition(".")[0] not in plugin_sources.DEPENDENCIES:
+        if path is not None and path.module.partition(".")[0] not in sources.DEPENDENCIES:
             loc = ("models", "members", number) if len(models) > 1 else ("models", "module")
             look_for(loc, PluginEntry(name=path.module))
             silent.append(path.module)
     if problems:
         raise source.error(problems)
-    plugin_files.announced()
-    plugin_files.activate(list(found.values()), silent)
+    loading.announced()
+    loading.activate(list(found.values()), silent)
     return list(found.values())
 
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from p2pfl import config_hash
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import Augmentation, Loader, Partition
 from p2pfl.errors import DataError, Problem, RunFileError
+from p2pfl.graphs import Graph, Schedule
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file import config_hash
-from p2pfl.run_file.graphs import Graph, Schedule
-from p2pfl.run_file.options import Loc, OptionErrors, Options
-from p2pfl.run_file.paths import FILES
-from p2pfl.run_file.plugin_files import activate
-from p2pfl.run_file.plugin_sources import Plugin, copy
+from p2pfl.options import Loc, OptionErrors, Options
+from p2pfl.paths import FILES
+from p2pfl.plugins.loading import activate
+from p2pfl.plugins.sources import Plugin, copy
 from p2pfl.run_file.schema import RunFile
 from p2pfl.run_file.yaml_source import to_text
 

@@ -27,11 +27,11 @@ from p2pfl import MAX_PEERS, installed
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.models import MODELS, Group
 from p2pfl.models.import_path import ImportPath, parse, portable_name
+from p2pfl.options import Section, unknown
+from p2pfl.paths import ExpandedPath, LocalPath, Storage, base_of
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
 from p2pfl.run_file.faults import Chaos
-from p2pfl.run_file.options import Section, unknown
-from p2pfl.run_file.paths import ExpandedPath, LocalPath, Storage, base_of
 
 DEFAULT = "tiny4"
 """The models of a run file that names none."""

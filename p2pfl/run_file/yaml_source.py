@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from p2pfl.errors import Problem, RunFileError
-from p2pfl.run_file.options import Loc, OptionProblem
+from p2pfl.options import Loc, OptionProblem
 
 TRANSPORT_VARIABLES = {
     "P2PFL_HOST": "host",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from p2pfl.messaging.journal import BodyStore, Place
 from p2pfl.messaging.wire import ALIGNMENT, Buffer, Encoded
-from p2pfl.session.files import sync, write_errors
+from p2pfl.run_folder.files import sync, write_errors
 
 SEGMENT = 1 << 20
 """Bytes after which a segment is full. A larger body is the last one in its segment."""

@@ -25,11 +25,11 @@ from p2pfl.learning.peer_data import PeerData, batch_sizes
 from p2pfl.models import BACKBONES, HEADS, Group, Model, architecture, build
 from p2pfl.models.backbone import kept_random_states
 from p2pfl.models.import_path import parse
+from p2pfl.options import OptionErrors
+from p2pfl.plugins.loading import blaming, definition, naming_lines
 from p2pfl.rng import Streams
-from p2pfl.run_file.options import OptionErrors
-from p2pfl.run_file.plugin_files import blaming, definition, naming_lines
 from p2pfl.run_file.run import Run
-from p2pfl.session.files import write_atomically
+from p2pfl.run_folder.files import write_atomically
 from p2pfl.session.method_results import check_setup
 from p2pfl.session.model_trial import Trial
 from p2pfl.session.pretrained import load_pretrained

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from p2pfl import PeerId
 from p2pfl.errors import CheckpointError, first_line
-from p2pfl.session.files import NewFile, write_all, write_errors
+from p2pfl.run_folder.files import NewFile, write_all, write_errors
 from p2pfl.tensors import raw
 
 State = dict[str, Any]

@@ -29,9 +29,9 @@ from time import monotonic
 from typing import Any, Self
 
 from p2pfl.errors import CheckpointError, RunFolderError, first_line
+from p2pfl.run_folder.files import NewFile, read_json, write_errors, write_json
+from p2pfl.run_folder.folder import PeerFolder
 from p2pfl.session import checkpoint
-from p2pfl.session.files import NewFile, read_json, write_errors, write_json
-from p2pfl.session.run_folder import PeerFolder
 
 MARKER = "copied.json"
 """In the peer's folder: the last copy that was made of it, or that it was restored from."""

@@ -21,10 +21,10 @@ from p2pfl.data import Dataset, Subset
 from p2pfl.learning.evaluation import PREDICTION_BATCH
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.build import make_algorithm
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import deterministic
+from p2pfl.session.determinism import deterministic
 
 
 @dataclass(frozen=True)

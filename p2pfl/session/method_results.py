@@ -15,7 +15,7 @@ from p2pfl.errors import PluginError
 from p2pfl.learning.evaluation import ExtraMetric
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
-from p2pfl.run_file.plugin_files import naming_lines
+from p2pfl.plugins.loading import naming_lines
 
 
 def check_setup(algorithm: Algorithm[Any]) -> None:

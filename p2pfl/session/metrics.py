@@ -40,9 +40,9 @@ from p2pfl import PeerId
 from p2pfl.learning.evaluation import Evaluation
 from p2pfl.messaging.endpoint import Counts
 from p2pfl.outcomes import Outcomes
+from p2pfl.run_folder.files import append_line, read_lines, read_undamaged_lines, write_atomically
+from p2pfl.run_folder.folder import Phase
 from p2pfl.session.evaluation import Evaluations
-from p2pfl.session.files import append_line, read_lines, read_undamaged_lines, write_atomically
-from p2pfl.session.run_folder import Phase
 
 MEASURED = ("seconds", "elapsed", "cost")
 """Keys whose values differ from run to run; all others are bit-identical on one platform."""

@@ -12,10 +12,10 @@ from p2pfl.errors import RunFolderError
 from p2pfl.models import Model
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.files import write_atomically
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.build import load_data, make_algorithm
-from p2pfl.session.files import write_atomically
-from p2pfl.session.run_folder import RunFolder
 
 
 def restore(run: Run, folder: RunFolder, peer: PeerId) -> tuple[Model, int]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import RunFolderError
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint
-from p2pfl.session.run_folder import RunFolder
 from p2pfl.tensors import Start, has_diverged, is_finite
 
 

@@ -16,11 +16,11 @@ from p2pfl.algorithms.base import Algorithm
 from p2pfl.errors import WriteError
 from p2pfl.messaging.endpoint import Counts
 from p2pfl.outcomes import MESSAGES
+from p2pfl.run_folder.folder import FINAL, PeerFolder, Phase, Result, Status
+from p2pfl.run_folder.peer_log import details
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.method_results import weights_of
 from p2pfl.session.metrics import RoundRecord, Totals, number
-from p2pfl.session.peer_log import details
-from p2pfl.session.run_folder import FINAL, PeerFolder, Phase, Result, Status
 from p2pfl.tensors import statistics_of
 
 STATUS_EVERY = 0.25

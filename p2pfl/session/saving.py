@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 from p2pfl import PeerId
 from p2pfl.errors import CheckpointError
 from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.run_folder.files import sync
+from p2pfl.run_folder.folder import PeerFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.checkpoint_copies import CheckpointCopies
-from p2pfl.session.files import sync
-from p2pfl.session.run_folder import PeerFolder
 
 T = TypeVar("T")
 

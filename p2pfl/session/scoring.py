@@ -11,11 +11,11 @@ from p2pfl import PeerId
 from p2pfl.errors import CheckpointError, P2pflError, RunFolderError
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import checkpoint
 from p2pfl.session.build import load_data, make_algorithm
+from p2pfl.session.determinism import deterministic
 from p2pfl.session.evaluation import Evaluations, evaluate_algorithm
-from p2pfl.session.run_folder import PeerFolder, RunFolder
-from p2pfl.session.simulate import deterministic
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from p2pfl.errors import P2pflError, PluginError, error_text
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import BodyStore
+from p2pfl.plugins.loading import definition, naming_lines
 from p2pfl.rng import Streams
 from p2pfl.run_file.faults import Faults, NoFaults
-from p2pfl.run_file.plugin_files import definition, naming_lines
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import PeerFolder, Phase, Result, Status
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.build import make_algorithm
 from p2pfl.session.checkpoint_copies import CheckpointCopies
@@ -34,7 +35,6 @@ from p2pfl.session.method_results import diagnostics_of, layouts_of, weights_of
 from p2pfl.session.metrics import RoundRecord, Totals
 from p2pfl.session.out_of_memory import memory_errors
 from p2pfl.session.reporting import StatusFile, log_diverged_loss, log_round, make_result
-from p2pfl.session.run_folder import PeerFolder, Phase, Result, Status
 from p2pfl.session.saving import Saver, load
 from p2pfl.session.training_errors import naming_batches
 from p2pfl.tensors import digest

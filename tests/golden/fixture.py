@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import deterministic
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.session.determinism import deterministic
 from tests.golden import pinned
 
 

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.folder import Result, RunFolder
 from p2pfl.session import checkpoint, metrics
-from p2pfl.session.run_folder import Result, RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import digest
 from tests.conftest import tree
 from tests.golden.runs import RUNS

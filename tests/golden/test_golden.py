@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.algorithms import ALGORITHMS
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.conftest import tree
 from tests.golden import pinned
 from tests.golden.runs import RUNS

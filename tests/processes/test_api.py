@@ -21,8 +21,8 @@ import yaml
 import p2pfl
 from p2pfl import api
 from p2pfl.errors import Diverged, MissingExtra, RunFailed, RunFileError, RunFolderError
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.build import load_data
-from p2pfl.session.run_folder import RunFolder
 from p2pfl.testing import check_parity, first_difference
 from tests.conftest import tree
 from tests.plugin_fixtures import METHOD, RUN, Project

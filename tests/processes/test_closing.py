@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 PRELUDE = """
 import time

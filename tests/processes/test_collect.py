@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.processes import find_process
-from p2pfl.session.run_folder import RunFolder
+from launcher.facts.processes import find_process
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Host, gather, hosts_by_peer
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}

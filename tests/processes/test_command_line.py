@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 
 

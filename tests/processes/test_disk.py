@@ -17,7 +17,7 @@ import pytest
 
 from p2pfl.errors import WriteError
 from p2pfl.session import metrics
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 ENDLESS = 1_000_000
 SLOW = {"link": {"jitter": 0.02}}
@@ -86,7 +86,7 @@ import json, os, re, signal, subprocess, sys, time
 from pathlib import Path
 from p2pfl.run_file.load import load
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 files, file, runs = Path(sys.argv[1]), sys.argv[2], []
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", files], check=True)

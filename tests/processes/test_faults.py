@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from p2pfl.session import metrics
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers.faults import Injector
 
 DPSGD = {"name": "dpsgd", "batch": 16}

@@ -17,8 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree
 from tests.fast_python.fixture import FastPython
 

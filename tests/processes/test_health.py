@@ -20,7 +20,7 @@ import zmq
 
 from p2pfl.messaging.schema import Layout
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.run_folder import PeerFolder, Status
+from p2pfl.run_folder.folder import PeerFolder, Status
 from peers.health import NAME, Health, check_health
 from tests.bodies import Word
 

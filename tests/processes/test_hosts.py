@@ -16,10 +16,10 @@ import psutil
 import pytest
 import yaml
 
-from launcher.backends.host_state import HostState
+from launcher.facts.host_state import HostState
 from p2pfl.run_file.load import load
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.simulation.simulate import simulate
 from tests.fast_python.fixture import FastPython
 
 SSH = """#!/bin/sh

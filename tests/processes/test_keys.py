@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from p2pfl.session.key_files import Keys, write_new
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.key_files import Keys, write_new
+from p2pfl.simulation.simulate import simulate
 from peers.keys import new_pair
 from tests.sockets.raw_peer import REFUSED
 

@@ -17,11 +17,11 @@ import yaml
 from rich.console import Console
 
 from launcher.backends.local import resume
-from launcher.backends.processes import find_process
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
+from launcher.facts.processes import find_process
 from launcher.prepare import LaunchRequest
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder, replace_peers
 
 # ---- the command as a whole --------------------------------------------------------------------------------

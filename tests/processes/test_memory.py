@@ -15,7 +15,7 @@ import torch
 
 from p2pfl.errors import OutOfMemory
 from p2pfl.session.out_of_memory import memory_errors
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers import warm
 
 PRELUDE = """

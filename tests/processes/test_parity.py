@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2pfl.session import metrics
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.golden.runs import MAPL, RUNS
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session.child_processes import children_of_plugins
-from p2pfl.session.run_folder import RunFolder
 from peers.slots import HostSlot
 from tests.run_file_texts import SMALLEST
 

@@ -18,8 +18,8 @@ from launcher.backends.compose import ComposeFile
 from p2pfl import api
 from p2pfl.errors import RunFileError, RunFolderError
 from p2pfl.run_file.load import load
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.simulation.simulate import simulate
 from tests.fast_python.fixture import FastPython
 from tests.launcher_fixtures import Invoke
 from tests.plugin_fixtures import HELPERS, METHOD, RUN, Project

@@ -14,7 +14,7 @@ from launcher.report.collect import collect
 from launcher.report.command import write
 from launcher.report.figures import confusion_table
 from p2pfl.api import load, open_run
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 
 FILE = {
     "name": "seen",

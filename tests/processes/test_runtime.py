@@ -14,7 +14,7 @@ import pytest
 
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.session import Stopped
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers.runtime import stop_by_exception
 from tests.peer_processes import ENDLESS, LOCAL, log_of, rounds_done
 
@@ -116,7 +116,7 @@ def test_sigterm_before_the_first_round(
 START = """
 import sys
 from pathlib import Path
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from peers.runtime import run_peer
 sys.exit(run_peer(RunFolder(Path(sys.argv[1])), 0))
 """

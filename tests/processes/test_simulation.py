@@ -23,10 +23,11 @@ import yaml
 from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import CheckpointError, Deadlock, RunFailed, RunFileError, RunFolderError
 from p2pfl.messaging.net import Net
-from p2pfl.session import forked, metrics
-from p2pfl.session.forked import ForkedHub
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate, simulation_device
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.session import metrics
+from p2pfl.simulation import forked
+from p2pfl.simulation.forked import ForkedHub
+from p2pfl.simulation.simulate import simulate, simulation_device
 from p2pfl.stop_signals import stop_signals
 from tests.conftest import tree
 from tests.fast_python.fixture import FastPython

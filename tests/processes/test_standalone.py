@@ -15,11 +15,11 @@ from rich.console import Console
 
 from launcher.backends.local import resume
 from launcher.errors import LaunchError
-from launcher.runs import find_runs
+from launcher.facts.runs import find_runs
 from p2pfl.errors import RunFolderError
-from p2pfl.session.peer_log import LogSettings
-from p2pfl.session.run_folder import RunFolder, Status
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.folder import RunFolder, Status
+from p2pfl.run_folder.peer_log import LogSettings
+from p2pfl.simulation.simulate import simulate
 from peers import runtime
 from peers.__main__ import main
 from peers.standalone import open_or_create

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from launcher.prepare import LaunchRequest
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from peers.device import slots_on
 from peers.slots import HostSlot
 

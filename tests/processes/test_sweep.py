@@ -15,10 +15,10 @@ import psutil
 import pytest
 import yaml
 
-from launcher.sweep.folder import SweepFolder
+from launcher.facts.sweep_folder import SweepFolder
 from p2pfl.run_file.load import load
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree, until
 
 ROUNDS = 15

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pfl.session import metrics
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 DPSGD = {"name": "dpsgd", "batch": 16}
 EL_LOCAL = {"name": "el-local", "receivers": 2}

@@ -16,7 +16,7 @@ import yaml
 
 from launcher.tracking import processes
 from launcher.tracking.processes import tracking
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 HANGS = "import os, time\ndef init(**options):\n    open({mark!r}, 'w').close()\n    time.sleep(1e6)\n"

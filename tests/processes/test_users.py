@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.run_file_texts import SMALLEST
 
 UID = 54321

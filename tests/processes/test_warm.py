@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from launcher.prepare import LaunchRequest
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 
 def rounds_done(folder: Any, peer: int) -> int:

@@ -18,8 +18,8 @@ from p2pfl.learning.peer_data import TestedOn
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body, Layout
 from p2pfl.models import Model
+from p2pfl.options import Options
 from p2pfl.rng import Streams
-from p2pfl.run_file.options import Options
 from tests.simulation.schedule import Schedule
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from p2pfl import PeerId
 from p2pfl.session import checkpoint
 from p2pfl.session.session import Stopped
-from p2pfl.session.virtual_loop import Stuck, VirtualLoop
+from p2pfl.simulation.virtual_loop import Stuck, VirtualLoop
 from tests.simulation.disk import Disk, SimulatedPath
 from tests.simulation.network import Killed, Network
 from tests.simulation.oracle import Oracle

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from p2pfl import PeerId
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
+from p2pfl.run_folder.folder import PeerFolder, Result
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import PeerFolder, Result
 from peers.connection import CLOSE_TIMEOUT
 from peers.io_loop import STALE
 from tests.simulation.algorithm import Said, summary

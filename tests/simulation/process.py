@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from p2pfl import PeerId
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
-from p2pfl.session.run_folder import PeerFolder
+from p2pfl.run_folder.folder import PeerFolder
 from p2pfl.session.session import Session, Stopped
 from peers.io_loop import Leaving
 from peers.zmq_link import ZmqLink

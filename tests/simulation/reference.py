@@ -10,15 +10,15 @@ from functools import cache
 from typing import Any, cast
 
 from p2pfl import PeerId
-from p2pfl.messaging.local import LocalHub
+from p2pfl.graphs import Schedule as GraphSchedule
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Body
-from p2pfl.run_file.graphs import Schedule as GraphSchedule
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
-from p2pfl.session.run_folder import Result
+from p2pfl.run_folder.folder import Result
 from p2pfl.session.session import Session
-from p2pfl.session.virtual_loop import VirtualLoop
+from p2pfl.simulation.local_link import LocalHub
+from p2pfl.simulation.virtual_loop import VirtualLoop
 from tests.simulation.algorithm import Said, summary
 from tests.simulation.schedule import Schedule
 

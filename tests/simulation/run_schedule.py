@@ -18,8 +18,9 @@ from p2pfl.errors import P2pflError
 from p2pfl.messaging import edge, schema
 from p2pfl.rng import Streams
 from p2pfl.run_file.run import Run
-from p2pfl.session import checkpoint, compute_slot, cost, files, metrics, reporting, saving, session
-from p2pfl.session.run_folder import Result
+from p2pfl.run_folder import files
+from p2pfl.run_folder.folder import Result
+from p2pfl.session import checkpoint, compute_slot, cost, metrics, reporting, saving, session
 from tests.simulation import disk as disks
 from tests.simulation.algorithm import DigestAlgorithm
 from tests.simulation.mesh import Mesh

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2pfl.session import metrics
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 JOINER, ROUND = 4, 4
 PRUNING = {"local_epochs": 1, "momentum": 0.9, "prune_to": 1}

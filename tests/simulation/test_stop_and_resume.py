@@ -12,10 +12,10 @@ import pytest
 
 from p2pfl import algorithms
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import Result, RunFolder
 from p2pfl.session import checkpoint, metrics
-from p2pfl.session.run_folder import Result, RunFolder
 from p2pfl.session.session import Session, Stopped
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import digest
 from tests.sessions import in_process
 

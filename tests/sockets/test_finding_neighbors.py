@@ -14,7 +14,7 @@ import pytest
 
 from p2pfl.errors import RunFolderError
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.files import allow_many_files
+from p2pfl.run_folder.files import allow_many_files
 from peers import io_loop, resolver
 from peers.io_loop import TICK
 from tests.bodies import PAIR, Word, complete

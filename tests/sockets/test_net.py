@@ -15,10 +15,10 @@ from torch import Tensor
 from p2pfl.errors import BodyTooLarge, HeaderTooLarge, Unexpected
 from p2pfl.messaging import wire
 from p2pfl.messaging.endpoint import Counts, Endpoint
-from p2pfl.messaging.local import LocalHub
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import MAX_HEADER, Body, Layout
 from p2pfl.messaging.topology import Topology
+from p2pfl.simulation.local_link import LocalHub
 from tests import bodies
 from tests.bodies import PAIR, RUN_ID, Vector, Word, complete, line, star, texts, vector
 from tests.mesh_fixtures import run_all, run_rounds, yield_randomly

@@ -17,7 +17,7 @@ import zmq
 from p2pfl.errors import HandshakeError
 from p2pfl.messaging import control
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.key_files import Keys
+from p2pfl.run_folder.key_files import Keys
 from peers import limited_log, zmq_sockets
 from peers.keys import new_pair
 from tests.bodies import RUN_ID, Word

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from p2pfl.session.key_files import PUBLIC
+from p2pfl.run_folder.key_files import PUBLIC
 
 Manifest = dict[str, Any]
 

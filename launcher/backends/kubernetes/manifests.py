@@ -36,7 +36,7 @@ from launcher.backends.container_files import (
 )
 from launcher.backends.kubernetes.manifest_files import Manifest, dump
 from launcher.errors import ManifestError
-from p2pfl.session.key_files import PUBLIC, check, private_file
+from p2pfl.run_folder.key_files import PUBLIC, check, private_file
 
 if TYPE_CHECKING:
     from p2pfl.run_file.run import Run

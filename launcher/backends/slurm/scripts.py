@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.views import formatting
+from launcher import formatting
 
 SIGNAL_SECONDS = 60
 """Seconds before the time limit at which the peers are stopped. Slurm may send the signal up to a minute earlier."""

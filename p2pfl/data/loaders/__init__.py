@@ -16,7 +16,7 @@ from p2pfl.data.loaders.npz import Npz
 from p2pfl.data.loaders.synthetic import Synthetic
 from p2pfl.data.loaders.table import TableFile
 from p2pfl.data.loaders.torchvision_class import Torchvision
-from p2pfl.run_file.options import Table
+from p2pfl.options import Table
 
 DATASETS: Table[type[Loader]] = Table(
     {

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from p2pfl.data.columns import Columns
 from p2pfl.data.loaders.fingerprint import fingerprint, unedited
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 
 Images = npt.NDArray[np.uint8]
 Inputs = npt.NDArray[Any]

@@ -21,8 +21,8 @@ from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image
 from p2pfl.data.loaders.image_lists import check_folders, not_read
 from p2pfl.data.loaders.torchvision_class import stacked
 from p2pfl.errors import DataError, MissingExtra, P2pflError
-from p2pfl.run_file.options import did_you_mean
-from p2pfl.run_file.paths import DataPath
+from p2pfl.options import did_you_mean
+from p2pfl.paths import DataPath
 from p2pfl.terminal import printable
 
 _READING = 2

@@ -20,7 +20,7 @@ from p2pfl.data.loaders.file_tree import subfolders
 from p2pfl.data.loaders.image_decoding import read_image, to_8_bits
 from p2pfl.data.loaders.image_lists import Index, list_images, not_read
 from p2pfl.errors import DataError
-from p2pfl.run_file.paths import DataPath
+from p2pfl.paths import DataPath
 
 
 @dataclass(frozen=True)

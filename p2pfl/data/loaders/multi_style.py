@@ -27,7 +27,7 @@ from pydantic import (
 from p2pfl import rng
 from p2pfl.data.loaders.base import DatasetArrays, Images, Labels, Loader
 from p2pfl.errors import DataError
-from p2pfl.run_file.paths import base_of
+from p2pfl.paths import base_of
 
 _BATCH = 4096  # images converted to float at a time
 

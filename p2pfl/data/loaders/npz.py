@@ -14,7 +14,7 @@ from pydantic import PositiveInt
 from p2pfl.data.loaders.arrays import as_column, as_inputs, as_labels, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Loader
 from p2pfl.errors import DataError
-from p2pfl.run_file.paths import DataPath
+from p2pfl.paths import DataPath
 
 REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 

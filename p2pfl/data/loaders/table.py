@@ -15,7 +15,7 @@ from p2pfl.data.loaders.arrays import Array, dataset
 from p2pfl.data.loaders.base import DatasetArrays, Inputs, Loader, split_off_test
 from p2pfl.data.loaders.table_files import Rows, numbers_rows, open_rows
 from p2pfl.errors import DataError
-from p2pfl.run_file.paths import DataPath
+from p2pfl.paths import DataPath
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from p2pfl.data.columns import MISSING, number_of
 from p2pfl.errors import DataError, MissingExtra
-from p2pfl.run_file.options import did_you_mean
+from p2pfl.options import did_you_mean
 
 Array = npt.NDArray[Any]
 

@@ -19,8 +19,8 @@ from p2pfl.data.loaders.file_tree import subfolders
 from p2pfl.data.loaders.image_decoding import Pixels, pixels, read_image, to_8_bits
 from p2pfl.data.loaders.image_lists import list_images, not_read
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import did_you_mean
-from p2pfl.run_file.paths import DataPath
+from p2pfl.options import did_you_mean
+from p2pfl.paths import DataPath
 
 GENERATED = "FakeData"
 """The class that has no files."""

@@ -13,7 +13,7 @@ from p2pfl.data.partitions.l2c import Groups, Shards
 from p2pfl.data.partitions.mapl import Clusters
 from p2pfl.data.partitions.natural import FromFile, Natural
 from p2pfl.data.partitions.uniform import FractionOfAll, Iid
-from p2pfl.run_file.options import Table
+from p2pfl.options import Table
 
 PARTITIONS: Table[type[Partition]] = Table(
     {

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from p2pfl.data.columns import Columns
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]

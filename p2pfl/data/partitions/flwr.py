@@ -13,7 +13,7 @@ from pydantic import Field
 from p2pfl import rng
 from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, sorted_subset
 from p2pfl.errors import DataError, MissingExtra, P2pflError
-from p2pfl.run_file.options import did_you_mean
+from p2pfl.options import did_you_mean
 
 
 @dataclass(frozen=True)

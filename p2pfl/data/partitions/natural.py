@@ -15,8 +15,8 @@ from p2pfl import rng
 from p2pfl.data.columns import Column
 from p2pfl.data.partitions.base import DatasetLabels, Fraction, Indices, Partition, Subset, hold_out, sorted_subset
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import did_you_mean
-from p2pfl.run_file.paths import LocalPath
+from p2pfl.options import did_you_mean
+from p2pfl.paths import LocalPath
 
 SPLITS = ("train", "validation", "test")
 

@@ -17,7 +17,7 @@ from p2pfl.learning.optimizers import LocalTraining as Hyper
 from p2pfl.messaging.net import Net
 from p2pfl.messaging.schema import Layout
 from p2pfl.models import Model
-from p2pfl.run_file.options import Options
+from p2pfl.options import Options
 from p2pfl.tensors import clone, digest, parameters_of
 from tests.support import peer_data, random_dataset, setting, softmax_regression
 

@@ -17,7 +17,7 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.errors import Unexpected
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import buffers_of, clone, digest, frozen_of, parameters_of
 from tests.bodies import arrive
 from tests.regression import Matrix, gradient, regression_data, theta

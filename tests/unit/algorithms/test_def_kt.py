@@ -18,7 +18,7 @@ from p2pfl.errors import Unexpected
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology, WeightedTopology
 from p2pfl.models import Model
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import RUN_ID, arrive
 from tests.regression import Matrix, regression_data, softmax, theta

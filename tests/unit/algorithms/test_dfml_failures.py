@@ -13,8 +13,8 @@ import torch
 
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.messaging.endpoint import Endpoint
-from p2pfl.messaging.local import LocalHub
 from p2pfl.models import Model
+from p2pfl.simulation.local_link import LocalHub
 from p2pfl.tensors import digest, has_diverged
 from tests.bodies import RUN_ID, complete
 from tests.dfml_reference import Reference, agree, assignments, hyper, make, run_reference, train_reference, values

@@ -14,7 +14,7 @@ from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.learning import losses
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import RUN_ID
 from tests.regression import Matrix, gradient, regression_data, theta

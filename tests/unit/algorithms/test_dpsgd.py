@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.algorithms.dpsgd import DPSGD, Hyper, Parameters, average_neighborhood, with_self_weight
+from p2pfl.graphs.static import SmallWorld
 from p2pfl.messaging.topology import Topology, metropolis_row
-from p2pfl.run_file.graphs.static import SmallWorld
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from tests.regression import Matrix, gradient, regression_data, theta
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting, softmax_regression
 

@@ -18,7 +18,7 @@ from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, has_diverged
 from tests.bodies import RUN_ID
 from tests.regression import Matrix, gradient, regression_data, theta

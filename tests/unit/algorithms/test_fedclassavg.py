@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from p2pfl.algorithms.fedclassavg import ContrastiveHyper, FedClassAvg
 from p2pfl.learning.losses import proximal, supervised_contrastive
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
 from tests.support import linear_model, payload, peer_data, random_dataset, run_rounds, setting
 

@@ -15,7 +15,7 @@ from p2pfl.algorithms.feddistill import FedDistill, Hyper, disagreement, probabi
 from p2pfl.errors import Unexpected
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.bodies import arrive
 from tests.regression import Matrix, regression_data, softmax, theta

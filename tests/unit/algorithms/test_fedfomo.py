@@ -24,9 +24,9 @@ from p2pfl.algorithms.fedfomo import (
 from p2pfl.data import Dataset, Split
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Topology
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import LIMIT
 from tests.conftest import tree
 from tests.regression import Matrix, gradient, regression_data, theta

@@ -16,7 +16,7 @@ from p2pfl.algorithms.fedgen import FedGen, GeneratorHyper
 from p2pfl.algorithms.lg_fedavg import LGFedAvg
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, has_diverged
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting
 

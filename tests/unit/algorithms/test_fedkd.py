@@ -17,8 +17,8 @@ from p2pfl.errors import RunFileError, Unexpected
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import RUN_ID, arrive
 from tests.conftest import tree

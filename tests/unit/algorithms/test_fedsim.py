@@ -14,7 +14,7 @@ from p2pfl.algorithms import fedavg
 from p2pfl.algorithms.fedavg import Shared
 from p2pfl.algorithms.fedsim import FedSim
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
 from tests.support import linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from p2pfl.algorithms.fedavg_ssl import FedAvgSSL
 from p2pfl.algorithms.fedstyle_baselines import APFLSSL, DittoSSL, FedPerSSL, FedProxSSL, FedRepSSL
 from p2pfl.learning.evaluation import evaluate
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest, has_diverged
 from tests.fedstyle_reference import (
     ALONE,

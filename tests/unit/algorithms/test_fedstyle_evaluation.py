@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from p2pfl.algorithms.fedstyle import FedStyle, StyleHyper
 from p2pfl.learning.evaluation import evaluate
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest
 from tests.fedstyle_reference import ALONE, LINE, SIDE, complete, hyper, make
 from tests.support import run_rounds

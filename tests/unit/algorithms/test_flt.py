@@ -24,9 +24,9 @@ from p2pfl.algorithms.flt_centers import Autoencoder, embed, k_means, matching_d
 from p2pfl.data import Dataset, Split
 from p2pfl.errors import RunFileError
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.session import checkpoint
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import Tensors, clone, digest, has_diverged, parameters_of
 from tests.support import linear_model, messages, payload, peer_data, run_rounds, setting
 

@@ -16,8 +16,8 @@ from p2pfl.algorithms.fml_dec import FMLDec, MutualHyper
 from p2pfl.errors import ModelError, RunFileError, Unexpected
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.tensors import digest, parameters_of
 from tests.bodies import arrive
 from tests.conftest import tree

@@ -24,7 +24,7 @@ from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model, build
 from p2pfl.models.dfml import LocalSelfAttention
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import Tensors, parameters_of
 from tests.bodies import RUN_ID, arrive
 from tests.support import messages, payload, peer_data, random_dataset, run_rounds, setting

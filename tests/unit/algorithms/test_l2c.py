@@ -17,7 +17,7 @@ from p2pfl.data import Dataset, Split
 from p2pfl.errors import RunFileError
 from p2pfl.learning.peer_data import PeerData
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import LIMIT, digest
 from tests.bodies import complete
 from tests.l2c_peers import CLASSES, INPUTS, LINE, data_of, hyper, make

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from p2pfl.algorithms.mapl import MAPL, Hyper
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from tests.mapl_reference import CLASSES, FEATURES, hyper, make
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2pfl.algorithms.meta_l2c import Hyper
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.session import checkpoint
 from p2pfl.tensors import digest
 from tests.bodies import complete

@@ -13,7 +13,7 @@ import torch
 from p2pfl.algorithms.fedavg import FedAvg
 from p2pfl.algorithms.pfedsim import PFedSim, SimilarityHyper, similarity_weights
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import clone, digest, parameters_of
 from tests.support import linear_model, messages, payload, peer_data, random_dataset, run_rounds, setting
 

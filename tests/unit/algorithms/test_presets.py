@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from p2pfl.algorithms import ALGORITHMS
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 
 DOCS = Path(__file__).parents[3] / "docs" / "algorithms"
 METHODS = ("mapl", "mapl+", "l2c", "meta-l2c", "fedproto", "fedtgp", "feddistill", "dfml", "fedstyle")

@@ -15,13 +15,13 @@ from p2pfl.algorithms.dpsgd import Parameters
 from p2pfl.errors import RunFileError, Unexpected
 from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
+from p2pfl.options import OptionErrors
 from p2pfl.rng import Streams
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.build import load_data, make_algorithm
-from p2pfl.session.machine import Machine
-from p2pfl.session.simulate import simulate
-from p2pfl.session.virtual import run_virtually
+from p2pfl.simulation.machine import Machine
+from p2pfl.simulation.simulate import simulate
+from p2pfl.simulation.virtual import run_virtually
 from p2pfl.tensors import buffers_of, clone, parameters_of, statistics_of, weighted_sum
 from tests.bodies import arrive, complete
 from tests.conftest import tree

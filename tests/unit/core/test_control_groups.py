@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from launcher.doctor import examine
-from launcher.sweep.folder import Sweep, SweepFolder
+from launcher.facts.sweep_folder import Sweep, SweepFolder
 from launcher.sweep.runner import default_jobs
 from p2pfl import control_groups
 from p2pfl.control_groups import available_memory, cpu_quota, total_memory, usable_cores
-from p2pfl.session import machine
+from p2pfl.run_folder.run_info import describe_run
 from p2pfl.session.gpus import peers_at_once
-from p2pfl.session.machine import Machine
-from p2pfl.session.run_info import describe_run
+from p2pfl.simulation import machine
+from p2pfl.simulation.machine import Machine
 from peers.host import hello
 
 Build = Callable[..., Path]

@@ -15,9 +15,8 @@ import pytest
 
 from launcher.backends import local
 from launcher.errors import SweepError
+from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
 from launcher.prepare import LaunchRequest
-from launcher.sweep.folder import Sweep, SweepFolder
-from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
 from launcher.sweep.plan import SweepRequest
 from launcher.sweep.plan import prepare as prepare_sweep
@@ -26,8 +25,8 @@ from p2pfl.data.loaders.synthetic import Synthetic
 from p2pfl.errors import UnsuitableFileSystem
 from p2pfl.file_locks import lock
 from p2pfl.run_file.run import Run
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.simulation.simulate import simulate
 from peers.runtime import run_peer
 from peers.slots import HostSlot
 from tests.unit.peers.test_host_process import Events

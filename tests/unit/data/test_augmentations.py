@@ -11,7 +11,7 @@ from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from p2pfl.data import AUGMENTATIONS, colors, transforms
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 
 Adjust = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 AdjustOne = Callable[[torch.Tensor, float], torch.Tensor]

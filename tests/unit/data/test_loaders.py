@@ -12,7 +12,7 @@ import pytest
 from p2pfl.data import DATASETS
 from p2pfl.data.loaders.cifar import Cifar10, Cifar100
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from tests.dataset_files import (
     opened,
     photo,

@@ -12,8 +12,8 @@ import pytest
 from p2pfl.data import PARTITIONS, Column, DatasetLabels, Subset
 from p2pfl.errors import DataError, RunFileError
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
-from p2pfl.session.new_run import create
 
 WRITERS = Column.of(np.array(["b", "a", "b", "c", "a", "b"]), np.array(["a", "c", "b", "d", "b"]))
 LABELS = DatasetLabels(np.array([0, 1, 0, 1, 0, 1]), np.array([0, 1, 0, 1, 0]), 2, columns={"writer": WRITERS})

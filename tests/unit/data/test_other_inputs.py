@@ -16,10 +16,10 @@ from p2pfl.data import DATASETS, Dataset, open_dataset
 from p2pfl.errors import DataError, P2pflError, RunFileError
 from p2pfl.inputs import Tokens, describe, kind_of, shape_of, varied, zeros
 from p2pfl.models import build
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import load
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.build import load_data
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.launcher_fixtures import Invoke
 from tests.support import peer_data
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2pfl.data import PARTITIONS, Subset
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from tests.partitioning import (
     assert_disjoint,
     assert_equal,

@@ -11,8 +11,8 @@ import pytest
 from p2pfl.data import DATASETS, Dataset, open_dataset
 from p2pfl.errors import DataError, RunFileError
 from p2pfl.inputs import Tokens
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import load
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.session.build import load_data
 
 CSV = """\

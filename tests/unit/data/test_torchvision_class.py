@@ -14,7 +14,7 @@ from torchvision import datasets
 from p2pfl.data import DATASETS, Dataset, open_dataset
 from p2pfl.data.loaders.image_decoding import pixels
 from p2pfl.errors import DataError
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 
 
 @pytest.fixture(autouse=True)

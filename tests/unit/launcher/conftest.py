@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.report import page
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 from tests.records import write_records
 from tests.reports import record

@@ -13,9 +13,9 @@ from launcher.backends.checks import check_ports, check_unchanged
 from launcher.errors import LaunchError
 from p2pfl.errors import RunFileError
 from p2pfl.run_file.load import load
-from p2pfl.session.new_run import write_run
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.run_info import describe_run
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.new_run import write_run
+from p2pfl.run_folder.run_info import describe_run
 
 
 def test_a_port_in_use_is_named_before_any_peer_starts(make_run: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import record, write_records
 

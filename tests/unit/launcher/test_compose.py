@@ -15,7 +15,7 @@ import yaml
 from launcher.backends.compose import BUILD, ComposeFile
 from launcher.backends.container_files import CONFIG, DECODED, FILES, RUN
 from p2pfl.run_file.load import load
-from p2pfl.session.key_files import write_new
+from p2pfl.run_folder.key_files import write_new
 from tests.launcher_fixtures import Invoke
 
 PROJECT = Path(__file__).parents[3]

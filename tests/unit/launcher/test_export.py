@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2pfl.api import open_run
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import record, write_records
 

@@ -9,7 +9,7 @@ import psutil
 from launcher.backends.follow import MAX_FAILURES, PeerProcesses, Recoveries, RestartPolicy
 from launcher.backends.warm import Event
 from p2pfl.errors import AlreadyRunning
-from p2pfl.session.run_folder import Status
+from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import MakeFolder
 
 

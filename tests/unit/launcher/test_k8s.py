@@ -16,7 +16,7 @@ from launcher.backends.kubernetes.manifests import MAX_CONFIG, Manifests
 from launcher.errors import ManifestError
 from p2pfl.errors import KeysError, RunFileError
 from p2pfl.run_file.load import load
-from p2pfl.session.key_files import write_new
+from p2pfl.run_folder.key_files import write_new
 from tests.launcher_fixtures import Invoke
 
 TOY = "name: toy\nrounds: 3\npeers: 12\ngraph: ring\nalgorithm: local\ndata: {dataset: digits}\n"

@@ -9,7 +9,7 @@ import yaml
 
 from launcher.backends.named_files import copy_named_files
 from p2pfl.run_file.load import load
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import RING, MakeFolder
 
 

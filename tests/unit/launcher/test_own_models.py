@@ -11,8 +11,8 @@ import torch
 
 from p2pfl.api import open_run
 from p2pfl.run_file.load import load
-from p2pfl.session.new_run import create
-from p2pfl.session.simulate import simulate
+from p2pfl.run_folder.new_run import create
+from p2pfl.simulation.simulate import simulate
 from tests.launcher_fixtures import Invoke
 from tests.plugin_fixtures import Project
 

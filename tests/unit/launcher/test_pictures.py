@@ -14,7 +14,7 @@ from launcher.views.partition import legend_sizes
 from p2pfl.errors import WriteError
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_file.load import load
-from p2pfl.session.new_run import create
+from p2pfl.run_folder.new_run import create
 from tests.launcher_fixtures import Invoke
 
 

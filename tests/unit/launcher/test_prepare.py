@@ -13,8 +13,8 @@ import yaml
 from launcher.prepare import LaunchRequest
 from p2pfl.errors import RunFolderError
 from p2pfl.run_file.load import load
-from p2pfl.session import new_run
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder import new_run
+from p2pfl.run_folder.folder import RunFolder
 from tests.dataset_files import photo
 from tests.launcher_fixtures import Invoke
 

@@ -14,7 +14,7 @@ import pytest
 from launcher.errors import LaunchError
 from launcher.tracking import prometheus
 from launcher.tracking.prometheus import MetricsServer, exposition, parse_address
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 RUN = {"rounds": 3, "seed": 0, "algorithm": {"name": 'my "method"\n'}}

@@ -18,7 +18,7 @@ from launcher.prepare import LaunchRequest
 from launcher.report import command, figures, page, papers
 from launcher.report.collect import collect
 from p2pfl.errors import RunFileError, WriteError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import write_records
 from tests.reports import HOSTILE, Page, change, read, record

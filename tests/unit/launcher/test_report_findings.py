@@ -10,7 +10,7 @@ import pytest
 from launcher.report import history
 from launcher.report.findings import find
 from launcher.report.learned import Learned
-from p2pfl.session.run_folder import RunFolder, Status
+from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import MakeFolder
 from tests.records import write_records
 from tests.reports import HOSTILE, read, record

@@ -13,7 +13,7 @@ from scipy import stats
 from launcher.report import command, comparison, several
 from launcher.report.several import Group
 from p2pfl.errors import RunFolderError
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import record_tests, write_records
 from tests.reports import Page, change, record

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from launcher.commands import commands
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import RING, Invoke, MakeFolder
 
 EVIL = "evil\x1b]0;pwned\x07\x1b[2J\x9b31m\u202egpj<script>alert(1)</script> größe 数据 …"

@@ -16,7 +16,7 @@ import yaml
 from launcher.comparison.groups import Member, group
 from launcher.comparison.test_sets import WasTested, differing, names
 from launcher.sweep.search import Search
-from p2pfl.session.run_folder import RunFolder
+from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.records import record, record_tests, write_records
 

@@ -18,9 +18,9 @@ from launcher.tracking.tensorboard import TensorBoard
 from launcher.tracking.tracker import Tracked
 from p2pfl.errors import RunFileError
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.record_file import RecordFile
 from p2pfl.session.metrics import truncate
-from p2pfl.session.record_file import RecordFile
-from p2pfl.session.run_folder import RunFolder
 from tests.conftest import tree
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -196,8 +196,8 @@ def test_peers_that_never_started_do_not_keep_a_tracker_waiting(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={1: None})
-    monkeypatch.setattr("launcher.views.logs.find_launcher", lambda folder: object())  # it waits for the tracker
-    monkeypatch.setattr("launcher.views.logs.is_alive", lambda folder, peer: True)
+    monkeypatch.setattr("launcher.facts.logs.find_launcher", lambda folder: object())  # it waits for the tracker
+    monkeypatch.setattr("launcher.facts.logs.is_alive", lambda folder, peer: True)
     assert none_runs(folder, [0, 1])
     status = folder.peer(0).status()
     assert status is not None

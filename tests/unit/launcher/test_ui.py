@@ -21,7 +21,7 @@ from launcher.ui.__main__ import poll_pipe
 from launcher.ui.app import LiveView, LogScreen, Peers, WeightsScreen
 from launcher.ui.drawing import Scales, columns_for, sparkline
 from launcher.ui.state import RunState
-from p2pfl.session.run_folder import Status
+from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 HOSTILE = "2026-11-21T02:41:00.000 WARNING neighbor \x1b[2Junreachable peer=1\n"

@@ -16,9 +16,9 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from launcher.views.compare import lines, metrics_table
+from launcher.comparison.lines import lines, metrics_table
+from launcher.facts.summary import summarize
 from launcher.views.print_summary import accuracy_lines
-from launcher.views.summary import summarize
 from p2pfl import plugins
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import PluginError, RunFileError
@@ -26,10 +26,10 @@ from p2pfl.learning.metrics import METRICS, calibration_error, class_accuracy, m
 from p2pfl.learning.named_losses import LOSSES
 from p2pfl.learning.trainer import Trainer
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.new_run import create
 from p2pfl.session import metrics
-from p2pfl.session.new_run import create
 from p2pfl.session.scoring import evaluate_run
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree
 
 SCORES = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [2.0, 0.0, 0.0], [0.0, 0.0, 5.0], [1.0, 3.0, -torch.inf]])

@@ -13,7 +13,7 @@ from torch import nn
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.learning.optimizers import SGD, Adam, AdamW, LocalTraining
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.tensors import digest
 
 
@@ -70,7 +70,7 @@ def test_optimizers_do_not_import_the_compiler() -> None:
     code = """
 import sys, torch
 from p2pfl.learning.optimizers import SGD, Adam, AdamW
-from p2pfl.session.simulate import deterministic
+from p2pfl.session.determinism import deterministic
 with deterministic():
     for kind in (SGD, Adam, AdamW):
         parameter = torch.nn.Parameter(torch.ones(3))

@@ -19,7 +19,7 @@ from p2pfl.messaging.journal import JournalEntry
 from p2pfl.messaging.receivers import Begin
 from p2pfl.messaging.schema import Body
 from p2pfl.messaging.topology import Topology
-from p2pfl.session.virtual_loop import VirtualLoop
+from p2pfl.simulation.virtual_loop import VirtualLoop
 from tests.bodies import LAYOUTS, PAIR, RUN_ID, Word, complete, star, stored, texts, vector
 
 

@@ -1,4 +1,4 @@
-"""Topology, and the generators of graphs in run_file/graphs.py."""
+"""Topology, and the generators of graphs in graphs.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pfl.errors import RunFileError
+from p2pfl.graphs import GRAPHS
+from p2pfl.graphs.static import Bridge, Complete, Edges, ErdosRenyi, FromFile, Torus
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.graphs import GRAPHS
-from p2pfl.run_file.graphs.static import Bridge, Complete, Edges, ErdosRenyi, FromFile, Torus
 
 HERE = Path()
 

@@ -13,12 +13,12 @@ from p2pfl.errors import ModelError, PluginError, RunFileError
 from p2pfl.models import MODELS, build
 from p2pfl.models.cost import cost
 from p2pfl.models.import_path import ImportPath, parse
-from p2pfl.run_file import plugin_files
+from p2pfl.plugins import loading
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
 from p2pfl.session.checkpoint import read
-from p2pfl.session.new_run import create
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import Project
 
 NETS = """\
@@ -312,7 +312,7 @@ def test_mistake_in_a_run_folder_is_not_blamed_on_the_module_of_its_models(
     folder = create(load(project(RUN, my_nets=NETS)), tmp_path / "run")
     text = folder.run_file.read_text()
     assert old in text
-    plugin_files.activate([])  # as in a new process
+    loading.activate([])  # as in a new process
     folder.run_file.write_text(text.replace(old, new))
     with pytest.raises(RunFileError) as caught:
         load(folder.run_file)

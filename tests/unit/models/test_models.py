@@ -19,7 +19,7 @@ from p2pfl.models import BACKBONES, GROUPS, HEADS, MODELS, Model, architecture, 
 from p2pfl.models.backbone import FixedFeatures
 from p2pfl.models.cost import cost
 from p2pfl.models.dfml import LocalSelfAttention, ShiftedPatches
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from tests.bodies import arrive
 
 pytestmark = pytest.mark.exhaustive

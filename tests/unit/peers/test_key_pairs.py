@@ -9,7 +9,7 @@ import zmq
 from zmq.utils import z85
 
 from p2pfl.errors import KeysError
-from p2pfl.session.key_files import write_new
+from p2pfl.run_folder.key_files import write_new
 from peers.keys import main, new_pair, read_keys
 
 

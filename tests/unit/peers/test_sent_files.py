@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.mirror import Mirror
+from p2pfl.run_folder.files import append_line
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.files import append_line
-from p2pfl.session.run_folder import RunFolder
 from peers.sent_files import SentFiles
 
 LOG = logging.getLogger("test")

@@ -12,12 +12,12 @@ import yaml
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import RunFileError
+from p2pfl.graphs import GRAPHS, Graph
 from p2pfl.learning.metrics import METRICS
 from p2pfl.learning.named_losses import LOSSES
 from p2pfl.models import GROUPS
-from p2pfl.run_file.graphs import GRAPHS, Graph
+from p2pfl.options import notes
 from p2pfl.run_file.load import load
-from p2pfl.run_file.options import notes
 
 PROJECT = Path(__file__).parents[3]
 README = (PROJECT / "README.md").read_text(encoding="utf-8")

@@ -18,10 +18,10 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.algorithms.base import Algorithm
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError
+from p2pfl.graphs import GRAPHS
 from p2pfl.messaging import control
+from p2pfl.options import Options, notes
 from p2pfl.run_file import schema
-from p2pfl.run_file.graphs import GRAPHS
-from p2pfl.run_file.options import Options, notes
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from p2pfl.errors import RunFileError
+from p2pfl.graphs import GRAPHS, Schedule
 from p2pfl.messaging.topology import Topology
-from p2pfl.run_file.graphs import GRAPHS, Schedule
 from p2pfl.run_file.load import from_dict, load
 from tests.conftest import tree
 from tests.schedules import plan, problem

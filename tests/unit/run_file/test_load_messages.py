@@ -6,7 +6,7 @@ import pytest
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import DATASETS, PARTITIONS
-from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.graphs import GRAPHS
 from p2pfl.run_file.schema import Transport
 from tests.run_file_texts import GRAPH_NAMES, MODEL_NAMES, TOP, changed, hyper_names, problems
 

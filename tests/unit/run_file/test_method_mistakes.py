@@ -9,9 +9,9 @@ import pytest
 
 from p2pfl.errors import PluginError
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import METHOD, Project
 
 

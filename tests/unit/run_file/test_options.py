@@ -13,8 +13,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
-from p2pfl.run_file.graphs import GRAPHS
-from p2pfl.run_file.options import Note, OptionErrors, Options, Table, notes, unknown
+from p2pfl.graphs import GRAPHS
+from p2pfl.options import Note, OptionErrors, Options, Table, notes, unknown
 
 
 @dataclass(frozen=True)

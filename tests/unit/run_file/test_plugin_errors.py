@@ -10,7 +10,7 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import PluginError, RunFileError
 from p2pfl.models import BACKBONES
 from p2pfl.run_file.load import load
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import HELPERS, METHOD, PARTS, RUN, Project
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_registered")

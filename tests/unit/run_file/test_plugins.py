@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
+from p2pfl import config_hash
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import PARTITIONS
 from p2pfl.errors import PluginError, RunFileError
+from p2pfl.graphs import GRAPHS
 from p2pfl.models import HEADS, MODELS, build
-from p2pfl.run_file import config_hash, plugin_files
-from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.options import Table
+from p2pfl.plugins import loading
 from p2pfl.run_file.load import load
-from p2pfl.run_file.options import Table
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data
-from p2pfl.session.new_run import create
 from tests.plugin_fixtures import HELPERS, METHOD, PARTS, RUN, Project
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_registered")
@@ -41,7 +42,7 @@ def test_names_of_plugins_are_known_while_their_run_is_active(project: Project) 
     assert all(name in table for name, table in tables.items())
     assert run.algorithm.summary == "Average the heads of all neighbors."
     assert list(run.topology.edges) == [(0, 1), (2, 3)]
-    plugin_files.activate([])
+    loading.activate([])
     assert not any(name in table for name, table in tables.items())
     assert "my_method" not in sys.modules
     run.activate()
@@ -125,7 +126,7 @@ def test_run_of_a_module_that_the_program_has_imported_can_be_opened(
     folder = create(run, tmp_path / "run")
     assert load(folder.run_file).config_hash() == run.config_hash()
     assert sys.modules["helpers"] is not helpers
-    plugin_files.activate([])
+    loading.activate([])
     assert sys.modules["helpers"] is helpers, "the program's module is back"
     (file.parent / "helpers.py").write_text(HELPERS + "EDITED = True\n")
     message = rf"plugins/helpers\.py:1: this program has imported another module 'helpers' from {file.parent}, whose"
@@ -230,7 +231,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (site / "lab_methods" / "__init__.py").touch()
     (site / "lab_methods" / "heads.py").write_text(METHOD)
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setattr(plugin_files, "_announced", None)
+    monkeypatch.setattr(loading, "_announced", None)
     return site
 
 
@@ -263,7 +264,7 @@ def test_listed_module_of_an_installed_package_is_removed_with_its_run(
         assert run.plugins[0].version == "1.2"
         assert not run.plugins[0].sources
         assert run.algorithm.__module__ == "lab_methods.heads"
-        plugin_files.activate([])
+        loading.activate([])
         assert "head-mean" not in ALGORITHMS
 
 
@@ -271,7 +272,7 @@ def test_listed_module_of_an_installed_package_is_removed_with_its_run(
 
 TURNS = '''\
 from p2pfl import plugins
-from p2pfl.run_file.graphs import TimeVaryingGraph
+from p2pfl.graphs import TimeVaryingGraph
 
 
 @plugins.graph("turns")

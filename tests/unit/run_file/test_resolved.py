@@ -10,9 +10,9 @@ import yaml
 
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import RunFileError
-from p2pfl.run_file.graphs import GRAPHS
+from p2pfl.graphs import GRAPHS
 from p2pfl.run_file.load import load
-from p2pfl.session.new_run import create
+from p2pfl.run_folder.new_run import create
 from tests.run_file_texts import GOOD, TOP, changed, hyper_names, read
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from p2pfl.errors import RunFileError
+from p2pfl.graphs import GRAPHS, Schedule, TimeVaryingGraph
+from p2pfl.graphs.finite_time import base_graph, simple_base_graph
 from p2pfl.messaging.topology import WeightedTopology, averaging_gap
-from p2pfl.run_file.graphs import GRAPHS, Schedule, TimeVaryingGraph
-from p2pfl.run_file.graphs.finite_time import base_graph, simple_base_graph
 from p2pfl.run_file.load import from_dict, load
 from tests.conftest import tree
 from tests.schedules import plan, problem, run_of

@@ -9,11 +9,11 @@ import pytest
 
 from p2pfl.errors import BodyTooLarge, ChangedDataset
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import DATASET, load_data
-from p2pfl.session.new_run import create
-from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.scoring import evaluate_run
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 
 RUN = """\
 name: changing

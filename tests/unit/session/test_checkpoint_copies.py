@@ -17,11 +17,11 @@ import pytest
 
 from p2pfl.errors import CheckpointError, RunFileError
 from p2pfl.run_file.load import from_dict
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import metrics
 from p2pfl.session.checkpoint_copies import CheckpointCopies
-from p2pfl.session.run_folder import PeerFolder, RunFolder
 from p2pfl.session.session import Session, Stopped
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree
 
 RUN_ID = "0123456789abcdef"

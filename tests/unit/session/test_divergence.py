@@ -17,12 +17,12 @@ from p2pfl.algorithms import ALGORITHMS
 from p2pfl.models import Model
 from p2pfl.outcomes import Outcomes
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import Result, RunFolder
 from p2pfl.session import build as building
 from p2pfl.session import metrics
 from p2pfl.session.metrics import Totals
-from p2pfl.session.run_folder import Result, RunFolder
 from p2pfl.session.session import Session
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.golden.runs import RUNS
 from tests.sessions import in_process
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
+from p2pfl import config_hash
 from p2pfl.errors import ModelError, RunFileError
 from p2pfl.learning.losses import proximal
 from p2pfl.models import Model
 from p2pfl.models.cost import cost
 from p2pfl.rng import Streams
-from p2pfl.run_file import config_hash
 from p2pfl.run_file.load import load
 from p2pfl.run_file.run import Run
 from p2pfl.session.build import load_data, make_algorithm
-from p2pfl.session.machine import Machine
-from p2pfl.session.simulate import simulate
-from p2pfl.session.virtual import run_virtually
+from p2pfl.simulation.machine import Machine
+from p2pfl.simulation.simulate import simulate
+from p2pfl.simulation.virtual import run_virtually
 from p2pfl.tensors import buffers_of, frozen_of, note_frozen, parameters_of
 from tests.conftest import tree
 from tests.golden.runs import RUNS

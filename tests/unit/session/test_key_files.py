@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from p2pfl.errors import KeysError
-from p2pfl.session.key_files import Keys, check, peer_key_folder, private_file, public_keys, write_new, write_per_peer
+from p2pfl.run_folder.key_files import (
+    Keys,
+    check,
+    peer_key_folder,
+    private_file,
+    public_keys,
+    write_new,
+    write_per_peer,
+)
 
 PAIRS = {peer: (bytes([peer + 1]) * 32, bytes([peer + 101]) * 32) for peer in range(3)}
 

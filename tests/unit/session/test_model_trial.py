@@ -8,7 +8,7 @@ from p2pfl import api
 from p2pfl.errors import ModelWarning, PluginError, RunFileError
 from p2pfl.run_file.load import load
 from p2pfl.session.build import check_models, load_data
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.plugin_fixtures import Project
 from tests.run_file_texts import SMALLEST
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from p2pfl.session.peer_log import MAX_LINE, LogSettings, close_logger, details, peer_logger, rotated
+from p2pfl.run_folder.peer_log import MAX_LINE, LogSettings, close_logger, details, peer_logger, rotated
 
 
 def test_echo_omits_the_date_and_details(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from p2pfl.algorithms.meta_l2c import MetaL2C
 from p2pfl.errors import RunFileError
-from p2pfl.run_file.options import OptionErrors
+from p2pfl.options import OptionErrors
 from p2pfl.session import checkpoint
 from p2pfl.session.pretrained import load_pretrained
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from p2pfl.tensors import digest
 from tests.support import linear_model, peer_data, random_dataset, setting
 

@@ -24,7 +24,7 @@ from p2pfl.session.evaluation import evaluate_algorithm
 from p2pfl.session.inspection import inspect_models
 from p2pfl.session.metrics import plain
 from p2pfl.session.scoring import evaluate_run
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.conftest import tree
 from tests.golden.runs import RUNS
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from p2pfl.errors import WriteError
+from p2pfl.run_folder.folder import PeerFolder, Phase, RunFolder, Status
 from p2pfl.session import reporting
 from p2pfl.session.evaluation import Evaluations
 from p2pfl.session.metrics import Totals
 from p2pfl.session.reporting import StatusFile
-from p2pfl.session.run_folder import PeerFolder, Phase, RunFolder, Status
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from p2pfl.errors import RunFolderError, WriteError
+from p2pfl.run_folder.files import append_line, read_lines, write_atomically
+from p2pfl.run_folder.folder import Result, RunFolder, Status
+from p2pfl.run_folder.peer_log import close_logger, peer_logger
 from p2pfl.session import metrics
-from p2pfl.session.files import append_line, read_lines, write_atomically
-from p2pfl.session.peer_log import close_logger, peer_logger
-from p2pfl.session.run_folder import Result, RunFolder, Status
 from tests.system_calls import calls_of
 
 LOG = logging.getLogger("p2pfl.null")

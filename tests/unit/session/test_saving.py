@@ -18,10 +18,10 @@ from p2pfl.errors import CheckpointError
 from p2pfl.messaging import wire
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.journal import Journal
+from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import checkpoint, saving
 from p2pfl.session.body_files import FileStore
 from p2pfl.session.checkpoint_copies import CheckpointCopies
-from p2pfl.session.run_folder import PeerFolder, RunFolder
 from tests.bodies import Named, complete
 from tests.checkpoints import RUN, state
 from tests.launcher_fixtures import MakeFolder

@@ -13,11 +13,11 @@ import torch
 
 from p2pfl.errors import CheckpointError, P2pflError, RunFolderError
 from p2pfl.run_file.load import load
+from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.metrics import plain
-from p2pfl.session.run_folder import RunFolder
 from p2pfl.session.scoring import device_named, evaluate_run
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.golden.runs import RUNS
 from tests.launcher_fixtures import Invoke
 

@@ -21,12 +21,12 @@ from p2pfl.learning.peer_data import Samples
 from p2pfl.messaging.endpoint import Endpoint
 from p2pfl.messaging.net import Net
 from p2pfl.run_file.run import Run
+from p2pfl.run_folder.folder import Result, RunFolder
 from p2pfl.session import checkpoint, metrics
 from p2pfl.session.compute_slot import HeldSlot
-from p2pfl.session.run_folder import Result, RunFolder
 from p2pfl.session.scoring import evaluate_run
 from p2pfl.session.session import Session
-from p2pfl.session.simulate import simulate
+from p2pfl.simulation.simulate import simulate
 from tests.sessions import in_process
 
 RECORD = {

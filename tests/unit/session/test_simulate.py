@@ -14,11 +14,12 @@ from p2pfl.algorithms.dpsgd import DPSGD, Parameters
 from p2pfl.errors import Deadlock, RunFileError
 from p2pfl.messaging.net import Net
 from p2pfl.models import build
+from p2pfl.options import OptionErrors
 from p2pfl.run_file.load import from_dict
-from p2pfl.run_file.options import OptionErrors
 from p2pfl.session import build as session_build
 from p2pfl.session.build import load_data
-from p2pfl.session.simulate import deterministic, simulate
+from p2pfl.session.determinism import deterministic
+from p2pfl.simulation.simulate import simulate
 
 memory: Any = torch.utils.deterministic
 

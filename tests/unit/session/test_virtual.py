@@ -18,12 +18,12 @@ from p2pfl.errors import RunFileError
 from p2pfl.messaging.deadline import Deadline
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_file.run import Run
-from p2pfl.session.machine import Machine, load
-from p2pfl.session.prediction import Prediction, predict
-from p2pfl.session.run_folder import RunFolder
-from p2pfl.session.simulate import simulate
-from p2pfl.session.virtual import VirtualRun, run_virtually
-from p2pfl.session.virtual_loop import VirtualLoop
+from p2pfl.run_folder.folder import RunFolder
+from p2pfl.simulation.machine import Machine, load
+from p2pfl.simulation.prediction import Prediction, predict
+from p2pfl.simulation.simulate import simulate
+from p2pfl.simulation.virtual import VirtualRun, run_virtually
+from p2pfl.simulation.virtual_loop import VirtualLoop
 from tests.conftest import tree
 from tests.golden.runs import RUNS
 
@@ -318,7 +318,7 @@ def test_a_batch_is_measured_for_one_model(
 ) -> None:
     """The dry rounds of methods that train two count both."""
     clock = count()
-    monkeypatch.setattr("p2pfl.session.machine.process_time", lambda: float(next(clock) * torch.get_num_threads()))
+    monkeypatch.setattr("p2pfl.simulation.machine.process_time", lambda: float(next(clock) * torch.get_num_threads()))
     machine = Machine(**{**FREE, "training_seconds": None})
     options = {"meme": "tiny-mixer"} if method == "fml" else {}
     run = make_run(algorithm={"name": method, "batch": 8, **options}, rounds=1, models="tiny-mixer")

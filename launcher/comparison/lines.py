@@ -1,0 +1,201 @@
+"""``p2pfl compare``: several runs side by side, and the settings in which they differ.
+
+Accuracies of one comparison mean one thing: all masked or all unmasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.table import Table
+
+from launcher import formatting
+from launcher.errors import CompareError
+from launcher.facts.summary import MetricSpread, Spread, Summary, current_summary, settings
+from launcher.formatting.flat import flatten
+from p2pfl.run_folder.folder import RunFolder
+
+S = TypeVar("S", Spread, MetricSpread)
+
+COMMON_KEYS = ("seed", "rounds", "peers", "graph", "data", "models")
+"""Keys of the run file in which comparable runs agree."""
+BUDGET_KEYS = ("local_epochs", "local_steps", "batch", "optimizer", "lr", "momentum", "betas", "weight_decay", "loss")
+"""Hyper-parameters that say how much and how a peer trains: where they differ, so may the results."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The results of one run.
+
+    Attributes:
+        finished: number of peers that finished.
+        masked: ``accuracy`` and ``extra_metrics`` count only the scores of local classes.
+        metrics: those that the run file names; none if they are of the other scores.
+        other_accuracy: the one of both that ``accuracy`` is not; None if it was not recorded.
+        best: None if the run recorded it for the other accuracy.
+        bytes_sent: by all peers, including headers.
+        seconds: from the request for the peers to the last exit; the time of the slowest peer if not measured.
+    """
+
+    run: str
+    algorithm: str
+    finished: int
+    peers: int
+    masked: bool
+    accuracy: Spread | None
+    other_accuracy: Spread | None
+    best: Spread | None
+    global_accuracy: Spread | None
+    metrics: dict[str, MetricSpread]
+    extra_metrics: dict[str, Spread]
+    messages: int
+    bytes_sent: int
+    seconds: float
+
+
+def lines(folders: Sequence[RunFolder], masked: bool | None = None) -> list[Line]:
+    """Return a line for each run, in the given order.
+
+    Args:
+        masked: compare the masked or the unmasked accuracies; None: as the runs' ``masked_test`` says.
+
+    Raises:
+        CompareError: the runs differ in ``masked_test``, or one did not record the accuracy that is asked for.
+    """
+    summaries = [current_summary(folder) for folder in folders]
+    if masked is None:
+        if len({summary.masked_test for summary in summaries}) > 1:
+            values = "; ".join(f"{summary.run}: {json.dumps(summary.masked_test)}" for summary in summaries)
+            raise CompareError(
+                f"runs differ in masked_test ({values}), so their accuracies mean different things; give --masked or "
+                "--unmasked to compare the same one of all runs"
+            )
+        masked = summaries[0].masked_test
+    return [_line(summary, masked) for summary in summaries]
+
+
+def _line(summary: Summary, masked: bool) -> Line:
+    chosen, other = dict(summary.unmasked_accuracies), summary.masked_accuracies
+    if masked:
+        chosen, other = dict(other), chosen
+    as_recorded = masked == summary.masked_test
+    accuracy, extra_metrics = chosen.pop("personal", None), chosen
+    if as_recorded:
+        accuracy, extra_metrics = summary.accuracy, summary.extra_metrics
+    elif accuracy is None and summary.accuracy is not None:
+        raise CompareError(
+            f"{summary.run}: has no {'masked' if masked else 'unmasked'} accuracies: an earlier version of p2pfl "
+            f"recorded it; `p2pfl evaluate {summary.run}` shows both"
+        )
+    return Line(
+        run=summary.run,
+        algorithm=summary.algorithm,
+        finished=sum(peer.ended == "finished" for peer in summary.peers),
+        peers=len(summary.peers),
+        masked=masked,
+        accuracy=accuracy,
+        other_accuracy=other.get("personal"),
+        best=summary.best if as_recorded else None,
+        global_accuracy=summary.global_accuracy,
+        metrics=summary.metrics if as_recorded else {},
+        extra_metrics=extra_metrics,
+        messages=sum(peer.messages_out for peer in summary.peers),
+        bytes_sent=sum(peer.bytes_out for peer in summary.peers),
+        seconds=summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0),
+    )
+
+
+def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
+    """Return the dotted keys of COMMON_KEYS and BUDGET_KEYS in which the runs differ, with the value of each run."""
+    runs = [dict(_compared(settings(folder))) for folder in folders]
+    keys = dict.fromkeys(key for run in runs for key in run)
+    values = {key: [run.get(key) for run in runs] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from flatten({key: run[key] for key in COMMON_KEYS if key in run})
+    algorithm = run["algorithm"]
+    unused = {"sgd": "betas", "adam": "momentum"}.get(algorithm.get("optimizer"))
+    for key in BUDGET_KEYS:
+        yield f"algorithm.{key}", None if key == unused else algorithm.get(key, "ce" if key == "loss" else None)
+
+
+def table(compared: Sequence[Line], test_sets: Sequence[str] | None = None) -> Table:
+    """Return a table with one run per row, masked or not as the lines are; the others only where they differ.
+
+    Args:
+        test_sets: of the lines, if they differ.
+    """
+    differ = any(line.other_accuracy != line.accuracy for line in compared)
+    has_global = any(line.global_accuracy for line in compared)
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("run", overflow="fold")  # the only column that a narrow terminal breaks into lines
+    result.add_column("algorithm", no_wrap=True)
+    if test_sets is not None:
+        result.add_column("test set")
+    chosen, other = ("masked %", "unmasked %") if compared[0].masked else ("unmasked %", "masked %")
+    more = [*[other] * differ, *["global %"] * has_global]
+    columns = ("peers", chosen, "worst 10 %", "best %", *more, "messages", "sent", "time")
+    for column in columns:
+        result.add_column(column, justify="right", no_wrap=True)
+    for at, line in enumerate(compared):
+        result.add_row(
+            Path(line.run).name,
+            line.algorithm,
+            *([] if test_sets is None else [test_sets[at]]),
+            f"{line.finished}" if line.finished == line.peers else f"{line.finished} of {line.peers}",
+            _spread(line.accuracy),
+            formatting.percent(line.accuracy.worst_tenth) if line.accuracy else formatting.percent(None),
+            _spread(line.best),
+            *[_spread(line.other_accuracy)] * differ,
+            *[_spread(line.global_accuracy)] * has_global,
+            str(line.messages),
+            formatting.size(line.bytes_sent),
+            formatting.duration(line.seconds),
+        )
+    return result
+
+
+def extra_metrics_table(compared: Sequence[Line]) -> Table | None:
+    """Return a table of the extra metrics, one per row, with one run per column; None if there are none."""
+    return _by_metric("%", compared, lambda line: line.extra_metrics, _spread)
+
+
+def metrics_table(compared: Sequence[Line]) -> Table | None:
+    """Return a table of the metrics that run files name, one per row, with one run per column; None without any."""
+    return _by_metric("metric", compared, lambda line: line.metrics, _plain_spread)
+
+
+def _by_metric(
+    heading: str,
+    compared: Sequence[Line],
+    metrics: Callable[[Line], Mapping[str, S]],
+    text: Callable[[S | None], str],
+) -> Table | None:
+    shown = [line for line in compared if metrics(line)]
+    if not shown:
+        return None
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column(heading)
+    for line in shown:
+        result.add_column(Path(line.run).name, justify="right", no_wrap=True)
+    for name in sorted({name for line in shown for name in metrics(line)}):
+        result.add_row(name, *(text(metrics(line).get(name)) for line in shown))
+    return result
+
+
+def _plain_spread(spread: MetricSpread | None) -> str:
+    """Mean ± standard deviation of a metric that is no percentage."""
+    return "–" if spread is None else f"{spread.mean:.4f} ± {spread.std:.4f}"
+
+
+def _spread(spread: Spread | None) -> str:
+    return (
+        formatting.percent(None)
+        if spread is None
+        else f"{formatting.percent(spread.mean)} ± {formatting.percent(spread.std)}"
+    )

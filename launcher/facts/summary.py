@@ -1,0 +1,412 @@
+"""The summary of a run, and its file, summary.json:
+
+    {"name": "mesh20", "algorithm": "mapl", "seed": 0, "rounds": 60, "started": "2026-11-21T09:30:00+00:00",
+     "run": "<folder>", "seconds": 93.1,        from the request for the peers to the last exit (*); null if unknown
+     "finished": true,                          all peers finished
+     "parts": [[0, 1, 2], [4, 5]] | null,       components of the graph without unfinished peers, if it has more now
+     "masked_test": false,                      which of the two accuracies below ``accuracy`` and ``best`` are
+     "peers": [{"peer": 3, "model": "…", "group": 1, "rounds_done": 60, "digest": "…",
+                "accuracy": 0.97, "best": 0.98, "best_round": 41, "global_accuracy": null,
+                "bytes_out": 81234, "bytes_in": 81234, "messages_out": 1140, "missing": 0,
+                "dropped": {"7": 2}, "expired": 0, "skipped": {"trainings": 1},       as in result.json
+                "tested_on": {"dataset": "…", "samples": "…", "classes": "…"},   hashes, as in status.json
+                "seconds": 80.2, "cost": {"cpu_seconds": 21.5}, "ended": "finished", "log": "<path>"}, …],
+     "accuracy": {"mean": …, "std": …, "worst_tenth": …, "worst_fifth": …} | null,   over the peers that have one
+     "best": …, "global_accuracy": …,           likewise
+     "metrics": {"macro-f1": {"mean": …, "std": …, "lowest": …, "highest": …}, …},   those that the run file names
+     "nonfinite_metrics": {"macro-f1": [3, 5], …},           the peers where it is NaN or infinite
+     "extra_metrics": {"peak": {"mean": …, …}, …},           additional evaluations of the algorithm, likewise
+     "masked_accuracies": {"personal": {"mean": …, …}, "peak": …},     only scores of each peer's local classes count
+     "unmasked_accuracies": {"personal": {"mean": …, …}, "peak": …},   scores of all classes count
+     "weighted_accuracy": 0.96 | null,          correct predictions of all peers / test samples of all peers
+     "cost": {"cpu_seconds": 430.1, "cpu_joules": …},    sums over the peers; see p2pfl/session/cost.py
+     "statistics": "local" | "averaged" | …,    what becomes of batch-normalization statistics; "" without any
+     "traffic": {"Prototypes": {"messages": …, "payload": …, "header": …}, …},     bytes sent by kind
+     "collaboration": {"peers": [0, 2, …], "groups": [0, 0, …], "weights": [[…], …],
+                       "inside": …, "across": …, "ratio": …} | null}
+
+(*) For a resumed run: the sum over its parts, at least the time of the slowest peer, since launchers that were killed
+did not record theirs.
+
+``std`` is the population standard deviation. ``worst_tenth`` and ``worst_fifth`` are the means over the tenth and the
+fifth of the peers (at least one) with the lowest values. ``collaboration.weights[a][b]`` is the mixing weight that
+the a-th of ``collaboration.peers`` gives to the b-th, 0 if that is not its neighbor; peers are ordered by group.
+``inside`` and ``across`` are mean weights over ordered pairs of different peers of the same group and of different
+groups; null if there is no such pair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from launcher import formatting
+from launcher.facts.processes import RUNNING, is_alive, outcome
+from p2pfl import PeerId
+from p2pfl.errors import RunFolderError, WriteError
+from p2pfl.run_folder.files import read_json, write_json
+from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
+
+if TYPE_CHECKING:
+    from p2pfl.messaging.topology import Topology
+
+
+@dataclass(frozen=True)
+class PeerSummary:
+    """The summary of one peer."""
+
+    peer: PeerId
+    model: str
+    group: int | None
+    rounds_done: int
+    digest: str
+    accuracy: float | None
+    best: float | None
+    best_round: int | None
+    global_accuracy: float | None
+    bytes_out: int
+    bytes_in: int
+    messages_out: int
+    missing: int
+    dropped: dict[str, int]
+    expired: int
+    skipped: dict[str, int]
+    restarts: int
+    seconds: float
+    cost: dict[str, float]
+    ended: str
+    log: str
+    tested_on: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over peers, and the means over the worst tenth and fifth."""
+
+    mean: float
+    std: float
+    worst_tenth: float
+    worst_fifth: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return the spread of all values that are neither None nor NaN; None if there are none."""
+        known = sorted(value for value in values if value is not None and not math.isnan(value))
+        if not known:
+            return None
+        tenth, fifth = (fmean(known[: math.ceil(len(known) / part)]) for part in (10, 5))
+        return cls(fmean(known), pstdev(known), tenth, fifth)
+
+    def __str__(self) -> str:
+        mean, std, tenth, fifth = (
+            formatting.percent(value) for value in (self.mean, self.std, self.worst_tenth, self.worst_fifth)
+        )
+        return f"{mean} ± {std} %, worst tenth {tenth} %, worst fifth {fifth} %"
+
+
+@dataclass(frozen=True)
+class MetricSpread:
+    """Mean, standard deviation and range of a metric over peers; whether lower is better, only its author knows."""
+
+    mean: float
+    std: float
+    lowest: float
+    highest: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.std:.4f}, lowest {self.lowest:.4f}, highest {self.highest:.4f}"
+
+
+@dataclass(frozen=True)
+class Collaboration:
+    """The matrix of mixing weights, and its mean within and across groups."""
+
+    peers: list[PeerId]
+    groups: list[int]
+    weights: list[list[float]]
+    inside: float | None
+    across: float | None
+    ratio: float | None
+
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> Collaboration | None:
+        results = [result for result in results if result.rounds_done]  # the others have initial weights only
+        rows = {result.peer: result.weights for result in results if result.weights is not None}
+        if not rows:
+            return None
+        group = {result.peer: result.group for result in results}
+        peers = sorted(rows, key=lambda peer: (group[peer], peer))
+        weights = [[rows[i].get(str(j), 0.0) for j in peers] for i in peers]
+        pairs = [(i, j) for i in range(len(peers)) for j in range(len(peers)) if i != j]
+        same = [weights[i][j] for i, j in pairs if group[peers[i]] == group[peers[j]]]
+        other = [weights[i][j] for i, j in pairs if group[peers[i]] != group[peers[j]]]
+        inside = fmean(same) if same else None
+        across = fmean(other) if other else None
+        ratio = inside / across if inside is not None and across else None
+        return cls(peers, [group[peer] for peer in peers], weights, inside, across, ratio)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The summary of a run; see the module docstring."""
+
+    name: str
+    algorithm: str
+    seed: int
+    rounds: int
+    started: str
+    run: str
+    seconds: float | None
+    finished: bool
+    masked_test: bool
+    parts: list[list[PeerId]] | None
+    peers: list[PeerSummary]
+    accuracy: Spread | None
+    best: Spread | None
+    global_accuracy: Spread | None
+    metrics: dict[str, MetricSpread]
+    nonfinite_metrics: dict[str, list[PeerId]]
+    extra_metrics: dict[str, Spread]
+    masked_accuracies: dict[str, Spread]
+    unmasked_accuracies: dict[str, Spread]
+    weighted_accuracy: float | None
+    cost: dict[str, float]
+    traffic: dict[str, dict[str, int]]
+    collaboration: Collaboration | None
+    statistics: str = ""
+    unwritten: str = ""
+    """Why summary.json could not be written; not part of it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = asdict(self)
+        del plain["unwritten"]
+        return plain
+
+
+def settings(folder: RunFolder) -> dict[str, Any]:
+    """Return the run file as plain, unchecked values, without importing torch. Raises RunFolderError."""
+    try:
+        plain = yaml.safe_load(folder.run_file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise RunFolderError(f"{folder.run_file}: cannot be read: {error}") from None
+    if not isinstance(plain, dict):
+        raise RunFolderError(f"{folder.run_file}: not a YAML mapping")
+    return plain
+
+
+def masked_test(run: Mapping[str, Any]) -> bool:
+    """Return whether a run's accuracies count the scores of local classes only, from the values of its run.yaml.
+
+    Earlier versions wrote null, which meant that L2C and meta-L2C did.
+    """
+    given: bool | None = run.get("masked_test")
+    return run["algorithm"]["name"] in ("l2c", "meta-l2c") if given is None else given
+
+
+def measured_seconds(folder: RunFolder) -> float | None:
+    """Return the duration in summary.json; None if no launcher has measured one."""
+    seconds: float | None = (read_json(folder.summary) or {}).get("seconds")
+    return seconds
+
+
+def is_final(folder: RunFolder) -> bool:
+    """Whether summary.json is that of a run whose peers have all finished."""
+    try:
+        return bool((read_json(folder.summary) or {}).get("finished"))
+    except RunFolderError:
+        return False
+
+
+def summarize(
+    folder: RunFolder,
+    exit_codes: Mapping[PeerId, int] | None = None,
+    seconds: float | None = None,
+    topology: Topology | None = None,
+    errors: Mapping[PeerId, str] | None = None,
+) -> Summary:
+    """Summarize the peers' results and write summary.json.
+
+    A peer whose process lives, because another launcher has started it, has ``ended`` RUNNING.
+
+    Args:
+        exit_codes, errors: exit codes of peers and errors that they reported to the launcher, if known.
+        seconds: measured duration of the run.
+    """
+    summary = _with_running(folder, _summary(folder, exit_codes or {}, seconds, errors or {}), "died")
+    if topology is not None:
+        unfinished = {
+            peer.peer for peer in summary.peers if peer.ended != "finished" and peer.rounds_done < summary.rounds
+        }
+        summary = replace(summary, parts=_parts(topology, unfinished))
+    try:
+        write_json(folder.summary, summary.to_dict())
+    except WriteError as error:
+        return replace(summary, unwritten=str(error))
+    return summary
+
+
+def current_summary(folder: RunFolder) -> Summary:
+    """Summarize what the peers have achieved so far, whoever started them; write nothing.
+
+    A peer whose process lives has ``ended`` RUNNING.
+    """
+    try:
+        written = read_json(folder.summary) or {}
+    except RunFolderError:
+        written = {}
+    seconds = written.get("seconds")
+    summary = _summary(folder, {}, seconds if isinstance(seconds, int | float) else None, {})
+    return _with_running(folder, summary, "died", "running on host")
+
+
+def _with_running(folder: RunFolder, summary: Summary, *ended: str) -> Summary:
+    """Set ``ended`` to RUNNING for each peer whose process lives although its ``ended`` starts with one of these."""
+    peers = [
+        replace(peer, ended=RUNNING) if peer.ended.startswith(ended) and is_alive(folder, peer.peer) else peer
+        for peer in summary.peers
+    ]
+    return replace(summary, peers=peers)
+
+
+def _summary(
+    folder: RunFolder, exit_codes: Mapping[PeerId, int], seconds: float | None, errors: Mapping[PeerId, str]
+) -> Summary:
+    run = settings(folder)
+    peer_folders = list(folder.peers())
+    found = {files: files.result() for files in peer_folders}
+    results = [result for result in found.values() if result is not None]
+    # A peer that died has no result, but its status has what its last evaluation found.
+    others = [status for files, result in found.items() if result is None and (status := files.status()) is not None]
+    masked = [{"personal": status.masked_accuracy} for status in others if status.masked_accuracy is not None]
+    unmasked = [{"personal": status.unmasked_accuracy} for status in others if status.unmasked_accuracy is not None]
+    peers = [_summarize_peer(files, exit_codes.get(files.peer), errors.get(files.peer, "")) for files in peer_folders]
+    return Summary(
+        name=run["name"],
+        algorithm=run["algorithm"]["name"],
+        seed=run["seed"],
+        rounds=run["rounds"],
+        started=folder.info["started"],
+        run=str(folder.root),
+        seconds=None if seconds is None else max([seconds, *(peer.seconds for peer in peers)]),
+        finished=all(peer.ended == "finished" for peer in peers),
+        masked_test=masked_test(run),
+        parts=None,
+        peers=peers,
+        accuracy=Spread.of(peer.accuracy for peer in peers),
+        best=Spread.of(peer.best for peer in peers),
+        global_accuracy=Spread.of(peer.global_accuracy for peer in peers),
+        metrics=metric_spreads(result.metrics for result in results),
+        nonfinite_metrics=nonfinite_metrics({result.peer: result.metrics for result in results}),
+        extra_metrics=spreads(result.extra_metrics for result in results),
+        masked_accuracies=spreads([*(result.masked_accuracies for result in results), *masked]),
+        unmasked_accuracies=spreads([*(result.unmasked_accuracies for result in results), *unmasked]),
+        weighted_accuracy=_weighted_accuracy(results),
+        cost=_sums(result.cost for result in results),
+        traffic=_traffic(results),
+        collaboration=Collaboration.of(results),
+        statistics="; ".join(sorted({result.statistics for result in results if result.statistics})),
+    )
+
+
+def _parts(topology: Topology, lost: set[PeerId]) -> list[list[PeerId]] | None:
+    """Return the components of the graph without the peers ``lost``, if their loss has disconnected it."""
+    left = [sorted(set(part) - lost) for part in topology.without(lost).components]
+    parts = [part for part in left if part]
+    before = [part for part in topology.components if set(part) - lost]
+    return parts if len(parts) > len(before) else None
+
+
+def _summarize_peer(files: PeerFolder, exit_code: int | None, error: str) -> PeerSummary:
+    result, status = files.result(), files.status()
+    sent, received = (_total(result.sent), _total(result.received)) if result else ([0, 0, 0], [0, 0, 0])
+    last = result or status
+    return PeerSummary(
+        peer=files.peer,
+        model=result.model if result else "",
+        group=result.group if result else None,
+        rounds_done=last.rounds_done if last else 0,
+        digest=result.digest if result else "",
+        accuracy=last.accuracy if last else None,
+        best=result.best if result else None,
+        best_round=result.best_round if result else None,
+        global_accuracy=result.global_accuracy if result else None,
+        bytes_out=sent[1] + sent[2] if result else status.bytes_out if status else 0,
+        bytes_in=received[1] + received[2] if result else status.bytes_in if status else 0,
+        messages_out=sent[0] if result else status.messages_out if status else 0,
+        missing=result.missing if result else 0,
+        dropped=result.dropped if result else {},
+        expired=result.expired if result else 0,
+        skipped=last.skipped if last else {},
+        restarts=max(status.starts - 1 - status.resumes, 0) if status else 0,
+        seconds=result.seconds.get("total", 0.0) if result else 0.0,
+        cost=result.cost if result else {},
+        ended=outcome(files, exit_code, error),
+        log=str(files.log),
+        tested_on=last.tested_on if last else {},
+    )
+
+
+def spreads(by_peer: Iterable[Mapping[str, float]]) -> dict[str, Spread]:
+    """Return the spread of each name's values over the peers that have one."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for named in by_peer:
+        for name, value in named.items():
+            values[name].append(value)
+    found = {name: Spread.of(values[name]) for name in sorted(values)}
+    return {name: spread for name, spread in found.items() if spread is not None}
+
+
+def metric_spreads(by_peer: Iterable[Mapping[str, float | None]]) -> dict[str, MetricSpread]:
+    """Return the spread of each metric over the peers that have one that is finite."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for named in by_peer:
+        for name, value in named.items():
+            if value is not None and math.isfinite(value):
+                values[name].append(value)
+    return {name: MetricSpread(fmean(v), pstdev(v), min(v), max(v)) for name, v in sorted(values.items())}
+
+
+def nonfinite_metrics(by_peer: Mapping[PeerId, Mapping[str, float | None]]) -> dict[str, list[PeerId]]:
+    """Return the peers where each metric is NaN or infinite, of those metrics that are so anywhere."""
+    found: dict[str, list[PeerId]] = defaultdict(list)
+    for peer, named in by_peer.items():
+        for name, value in named.items():
+            if value is None or not math.isfinite(value):
+                found[name].append(peer)
+    return dict(sorted(found.items()))
+
+
+def _weighted_accuracy(results: Iterable[Result]) -> float | None:
+    """Σ correct / Σ samples: each peer weighted by the size of its test split (FedTGP)."""
+    counts = [(result.correct, result.samples) for result in results]
+    correct, samples = (sum(part) for part in zip(*counts, strict=True)) if counts else (0, 0)
+    return correct / samples if samples else None
+
+
+def _sums(costs: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for cost in costs:
+        for name, value in cost.items():
+            sums[name] += value
+    return dict(sums)
+
+
+def _total(counts: Mapping[str, Mapping[str, list[int]]]) -> list[int]:
+    """Return total messages, payload bytes and header bytes."""
+    entries = [entry for kinds in counts.values() for entry in kinds.values()]
+    return [sum(entry[part] for entry in entries) for part in range(3)]
+
+
+def _traffic(results: Iterable[Result]) -> dict[str, dict[str, int]]:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for result in results:
+        for kinds in result.sent.values():
+            for kind, entry in kinds.items():
+                totals[kind] = [have + more for have, more in zip(totals[kind], entry, strict=True)]
+    return {kind: dict(zip(("messages", "payload", "header"), totals[kind], strict=True)) for kind in sorted(totals)}

@@ -1,0 +1,87 @@
+"""The peers of one process, whose messages stay in files until their receivers need them no more.
+
+So an interrupted run can be resumed from checkpoints of different rounds, as a launched one can: each peer gets again
+what its neighbors sent since its checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from p2pfl import PeerId
+from p2pfl.errors import CheckpointError
+from p2pfl.messaging.control import Id
+from p2pfl.messaging.endpoint import Endpoint
+from p2pfl.messaging.journal import JournalEntry
+from p2pfl.simulation.local_link import LocalHub, LocalLink
+
+
+class ReplayingHub(LocalHub):
+    """Connects endpoints whose journals are in files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[PeerId, int] = {}
+        """The first round that each peer computes; it has the messages of earlier ones."""
+
+    def join(self, endpoint: Endpoint) -> None:
+        super().join(endpoint)
+        endpoint.link = ReplayingLink(endpoint.me, self)
+
+    def replay(self, first: dict[PeerId, int]) -> None:
+        """Deliver what peers that were further had sent to those that resume from an earlier round.
+
+        Args:
+            first: the first round that each peer computes.
+
+        Raises:
+            CheckpointError: such a message is not there any more.
+        """
+        self._first = dict(first)
+        for sender, endpoint in self.endpoints.items():
+            for to in endpoint.neighbors:
+                if first[sender] > first[to] and endpoint.journal.floor(to) > first[to]:
+                    raise CheckpointError(
+                        f"peer {to} resumes in round {first[to]}, but peer {sender} has no messages of rounds before "
+                        f"{endpoint.journal.floor(to)} for it any more; start the run again"
+                    )
+                id = Id(first[to], 0)
+                while (found := endpoint.journal.after(to, id)) is not None:
+                    self.deliver(sender, found[0], [to])
+                    id = found[0].id.next
+
+    def deliver(self, sender: PeerId, entry: JournalEntry, to: Iterable[PeerId]) -> None:
+        """Hand an entry to some of its addressees."""
+        stored = None
+        for peer in to:
+            if entry.id.t < self._first.get(peer, 0):
+                continue  # computed again by a sender that resumed from an earlier round
+            if stored is None:
+                stored = self.endpoints[sender].journal.map(entry)
+            receiver = self.endpoints[peer]
+            body = None if stored is None else stored.clone()  # its own, and aligned
+            receiver.accept(receiver.decode(receiver.check(entry.header), entry.id.t, sender, body))
+
+    def nothing(self, sender: PeerId, to: PeerId, t: int) -> None:
+        """Tell ``to`` that ``sender`` has nothing for it in round ``t``."""
+        self.endpoints[to].mailbox.nothing(sender, t)
+
+    def drop(self, reader: PeerId, before: int) -> None:
+        """Drop the messages to ``reader`` of rounds that its last two checkpoints contain."""
+        for neighbor in self.endpoints[reader].neighbors:
+            self.endpoints[neighbor].journal.drop(reader, before)
+
+
+class ReplayingLink(LocalLink):
+    """One peer's link to the others of a ``ReplayingHub``."""
+
+    hub: ReplayingHub
+
+    def announce(self, entry: JournalEntry) -> None:
+        self.hub.deliver(self.me, entry, entry.to)
+
+    def nothing(self, to: PeerId, t: int) -> None:
+        self.hub.nothing(self.me, to, t)
+
+    def checkpointed(self, durable: int) -> None:
+        self.hub.drop(self.me, durable)
