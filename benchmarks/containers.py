@@ -33,8 +33,7 @@ from typing import Any
 
 import click
 
-from launcher.collect.limits import Limit
-from launcher.collect.locations import IN_CONTAINER, Container
+from launcher.backends.container_files import RUN as IN_CONTAINER
 from launcher.facts.summary import settings
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, Result, RunFolder
@@ -112,6 +111,11 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def copy_from(container: str, into: Path) -> None:
+    """Copy the run folder of a container, running or not."""
+    output("docker", "cp", f"{container}:{IN_CONTAINER}/.", str(into))
+
+
 # ---- the mesh ------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +136,7 @@ class Mesh:
     def folder(self, peer: PeerId) -> PeerFolder:
         """Fetch the files of a peer, whether or not its container is running."""
         into = Path(tempfile.mkdtemp(dir=self.scratch))
-        Container(self.containers[peer], IN_CONTAINER).fetch(into, checkpoints=False, limit=Limit())
+        copy_from(self.containers[peer], into)
         return RunFolder(into).peer(peer)
 
     def rounds_done(self, peer: PeerId) -> int:
@@ -277,8 +281,8 @@ def simulated(image: str, name: str, scratch: Path) -> RunFolder:
     file = f"/etc/p2pfl/{RUN_FILE.name}"
     command = ("--entrypoint", "p2pfl", image, "simulate", file, "--run-dir", f"{IN_CONTAINER}/simulated")
     with container(name, "--network", "none", "--volume", f"{RUN_FILE}:{file}:ro", *command):
-        p2pfl("collect", scratch / "simulated", f"container:{name}")
-    return RunFolder.open(scratch / "simulated")
+        copy_from(name, scratch / "container")
+    return RunFolder.open(scratch / "container" / "simulated")
 
 
 def trial(
@@ -300,8 +304,10 @@ def trial(
         restarts = [int(fault == "died" and peer == VICTIM) for peer in range(len(mesh.containers))]
         if mesh.restarts() != restarts:
             raise Failed(f"the engine restarted containers {mesh.restarts()} times; expected {restarts}")
-        into = Path(tempfile.mkdtemp(dir=scratch))
-        p2pfl("collect", into, f"compose:{COMPOSE_FILE}")
+        into, copies = (Path(tempfile.mkdtemp(dir=scratch)) for _ in range(2))
+        for peer, container_id in enumerate(mesh.containers):
+            copy_from(container_id, copies / str(peer))
+        p2pfl("collect", into, copies)
     p2pfl("digest", into, expected.root)
     for files in expected.peers():
         result, right = _result(RunFolder(into).peer(files.peer)), _result(files)
@@ -355,7 +361,7 @@ def main(trials: Sequence[str], image: str | None) -> None:
     (newest, compose), *_ = programs.items()
     name = f"p2pfl-check-{os.getpid()}"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Read by compose and `p2pfl collect`; no profile: without GPUs.
+    # Read by compose; no profile: without GPUs.
     os.environ |= {"COMPOSE_PROJECT_NAME": name, "COMPOSE_PROFILES": ""}
     built = ""
     if image is None:

@@ -282,7 +282,7 @@ def calm(started: Cluster) -> str:
 
 
 def died(started: Cluster) -> str:
-    process, folder = launch(started, "--ray", f"hosts={NODES}")
+    process, folder = launch(started, "--option", f"hosts={NODES}")
     middle(process, folder)
     hosts = folder.info["hosts"]
     addresses = {node.address: node for node in started.nodes[1:]}  # not the head, where the launcher is
@@ -324,14 +324,14 @@ def refused(started: Cluster) -> str:
     longest = 0.0
     for options in (["gpus=0.5"], ["memory=500GB"], ["cpus=1"], ["hosts=9"], ["address=198.51.100.99:6379"]):
         began = monotonic()
-        given = [part for option in options for part in ("--ray", option)]
+        given = [part for option in options for part in ("--option", option)]
         device = ["--set", "device=auto"] if options[0].startswith("gpus") else []
         process, _ = launch(started, *given, *device)
         output, _ = process.communicate(timeout=RUN_LIMIT)
         if process.returncode == 0 or "Traceback" in output or "Ray cluster" not in output:
-            raise click.ClickException(f"--ray {options[0]}: exit code {process.returncode}:\n{output}")
+            raise click.ClickException(f"--option {options[0]}: exit code {process.returncode}:\n{output}")
         longest = max(longest, monotonic() - began)
-        click.echo(f"--ray {options[0]}: {output.strip().splitlines()[-1]}", err=True)
+        click.echo(f"--option {options[0]}: {output.strip().splitlines()[-1]}", err=True)
     return f"five requests refused, each within {longest:.0f} s"
 
 

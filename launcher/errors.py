@@ -14,7 +14,7 @@ class HostsGone(LaunchError):
 
 
 class CollectError(P2pflError):
-    """The files of peers on other hosts could not be collected."""
+    """Copied run folders could not be combined."""
 
 
 class CompareError(P2pflError):

@@ -1,4 +1,4 @@
-"""Hand-made run folders, fake programs, and fake peers that need no torch."""
+"""Hand-made run folders, and fake peers that need no torch."""
 
 from __future__ import annotations
 
@@ -262,23 +262,6 @@ def fake_peers(tmp_path: Path) -> Callable[[object], dict[str, str]]:
     project = Path(__file__).parents[1]
     path = os.pathsep.join([str(package.parent), str(project)])
     return lambda behaviors: {"PYTHONPATH": path, "BEHAVIORS": json.dumps(behaviors)}
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Put fake programs first on the PATH. Return the file to which each appends its arguments."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def make(name: str, body: str) -> Path:
-        calls = folder / f"{name}.calls"
-        path = folder / name
-        path.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$*\" >> {calls}\n{textwrap.dedent(body)}")
-        path.chmod(0o755)
-        return calls
-
-    return make
 
 
 def replace_peers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,10 @@ class Deployment:
         """Wait for the end of the run, collect its files from the pods, and remove the pods."""
         self.wait("the end of the run", lambda: all(map(self.has_finished, range(PEERS))))
         self.wait("all pods to run", lambda: self.pods_ready() == PEERS)
-        self.cluster.run(*COMMAND, "collect", self.collected.root, f"--k8s={self.name}/{self.name}", limit=LIMIT)
+        copies = self.cluster.root / "copies" / self.name
+        for peer in range(PEERS):
+            self.kubectl("cp", "--container=peer", f"{self.pod(peer)}:/run/p2pfl", copies / str(peer), limit=LIMIT)
+        self.p2pfl("collect", self.collected.root, copies)
         for files in self.collected.peers():
             result = files.result()
             if result is None or result.phase != "finished" or result.missing or result.skipped_rounds:

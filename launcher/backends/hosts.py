@@ -1,4 +1,4 @@
-"""Runs on several hosts: what a backend has to provide (``ssh.py``, ``slurm.py``, ``ray.py``).
+"""Runs on several hosts: what a backend has to provide (``ssh/``, ``slurm/``, ``ray/``, or another package).
 
 A backend only starts one command on each host, the *host process* (``python -m peers --host``, peers/host.py), and
 gives the launcher two byte streams to it. Everything else is here for all backends:
@@ -7,13 +7,11 @@ gives the launcher two byte streams to it. Everything else is here for all backe
     host_group.py   the host processes: handshake, checks, rendezvous of addresses, restarts of whole hosts
     mirror.py       the small files of peers on other hosts, written into the launcher's run folder
 
-To add a backend ``x``, write ``launcher/backends/x.py`` with a class that satisfies ``Backend`` and
+A backend is a class that satisfies ``Backend`` and ``BackendType``. A package provides it by name, as an entry point
+of the group ``p2pfl.backends`` (docs/guide/extensions.md). The launcher's calls are, in this order:
 
-    def make(options: BackendOptions) -> Backend                for `p2pfl launch --backend x`
-    def restore(saved: Mapping[str, Any]) -> Backend            for resume, stop, status: from ``Backend.saved()``
-
-and add its name to BACKENDS. The launcher's calls are, in this order:
-
+    make(options)                    for `p2pfl launch --backend NAME`, or
+    restore(saved)                   for resume, stop and status, from what ``saved()`` returned
     hosts()                          the hosts of this run. Raises LaunchError. Not for stop and status.
     start(host, command) -> HostStream
                                      start ``command`` on that host, without waiting for it. Called once for each
@@ -39,19 +37,18 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from launcher.descriptors import memory_file
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl import PeerId
+from p2pfl.errors import P2pflError
+from p2pfl.installed import BACKENDS, load, names
 from p2pfl.run_folder.files import read_json, write_atomically
 from p2pfl.run_folder.folder import RunFolder
 
-BACKENDS = ("ssh", "slurm", "ray")
-"""Names of modules in this package."""
 ENVIRONMENT = ".environment.json"
 """File of a run folder with the variables of each host, which only the owner can read: they may be secret."""
 EXIT_TIMEOUT = 5.0
@@ -97,16 +94,16 @@ class Host:
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What `p2pfl launch` passes to ``make``.
+    """What the user asks of a backend.
 
     Attributes:
         hosts: ``--hosts``.
-        ray: ``--ray``.
+        settings: the ``KEY=VALUE`` of ``--option``.
         request: the run to launch.
     """
 
     hosts: Path | None = None
-    ray: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     request: LaunchRequest | None = None
 
 
@@ -253,8 +250,6 @@ def stream_of(command: Sequence[str]) -> HostStream:
 class Backend(Protocol):
     """What starts host processes; see the module docstring."""
 
-    name: str
-
     def hosts(self) -> list[Host]:
         """Return the hosts for a new run; after ``restore``, those in place of the ones in run.json, or nothing."""
 
@@ -266,20 +261,71 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+class BackendType(Protocol):
+    """The class of a backend.
+
+    Attributes:
+        reads: which of ``--hosts`` and ``--option`` it reads.
+    """
+
+    reads: Sequence[str]
+
+    def make(self, options: BackendOptions, /) -> Backend: ...
+
+    def restore(self, saved: Mapping[str, Any], /) -> Backend: ...
+
+
+class BatchSystem(BackendType, Protocol):
+    """The class of a backend with ``--sbatch``."""
+
+    def batch_script(self, name: str, out: Path, arguments: Sequence[str], resume: Sequence[str], /) -> str:
+        """Return a batch script for a run called ``name``, whose run folder it creates in ``out``.
+
+        Args:
+            arguments: those of `p2pfl launch`.
+            resume: options of `p2pfl resume`, which the next starts use.
+        """
+
+    def array_script(self, folder: Path, tasks: Sequence[int], most: int | None, /) -> str:
+        """Return a batch script for runs of the sweep in ``folder``.
+
+        Args:
+            tasks: numbers of the runs.
+            most: maximum number of tasks at the same time; None: as many as the batch system allows.
+        """
+
+
+def find(name: str) -> BackendType:
+    """Load an installed backend. Raises LaunchError."""
+    if name not in (known := names(BACKENDS)):
+        raise LaunchError(f"unknown backend {name!r}; installed: {', '.join(known)}")
+    try:
+        backend: BackendType = load(BACKENDS, name)
+    except P2pflError as error:
+        raise LaunchError(f"backend {error}") from error
+    return backend
+
+
+def batch_system(name: str) -> BatchSystem:
+    """Load an installed backend that prints batch scripts. Raises LaunchError."""
+    backend = find(name)
+    if not hasattr(backend, "batch_script"):
+        raise LaunchError(f"--sbatch: backend {name} prints no batch scripts")
+    return cast(BatchSystem, backend)
+
+
 def make(name: str, options: BackendOptions) -> Backend:
     """Make a backend by its name. Raises LaunchError."""
-    backend: Backend = import_module(f"launcher.backends.{name}").make(options)
-    return backend
+    backend = find(name)
+    for option, value in (("--hosts", options.hosts), ("--option", options.settings)):
+        if value and option not in backend.reads:
+            raise LaunchError(f"{option} is not for --backend {name}")
+    return backend.make(options)
 
 
 def restore(saved: Mapping[str, Any]) -> Backend:
     """Make the backend that run.json names. Raises LaunchError."""
-    if saved.get("backend") not in BACKENDS:
-        raise LaunchError(
-            f"run.json: unknown backend {saved.get('backend')!r}; expected one of {', '.join(BACKENDS)}"
-        )
-    backend: Backend = import_module(f"launcher.backends.{saved['backend']}").restore(saved["options"])
-    return backend
+    return find(str(saved.get("backend"))).restore(saved["options"])
 
 
 def hosts_from(folder: RunFolder) -> list[Host]:
@@ -297,12 +343,12 @@ def hosts_from(folder: RunFolder) -> list[Host]:
     return found
 
 
-def save(folder: RunFolder, backend: Backend, hosts: Sequence[Host]) -> None:
+def save(folder: RunFolder, name: str, backend: Backend, hosts: Sequence[Host]) -> None:
     """Store backend and hosts in run.json, the values of their variables in ENVIRONMENT. Raises WriteError."""
     values = {host.name: dict(host.environment) for host in hosts if host.environment}
     write_atomically(folder.root / ENVIRONMENT, json.dumps(values).encode(), durable=True, mode=0o600)
     saved = [{**asdict(host), "peers": list(host.peers), "environment": sorted(host.environment)} for host in hosts]
-    folder.write_info({**folder.info, "hosts": {"backend": backend.name, "options": backend.saved(), "hosts": saved}})
+    folder.write_info({**folder.info, "hosts": {"backend": name, "options": backend.saved(), "hosts": saved}})
 
 
 def place(peers: int, hosts: Sequence[Host], cores: Mapping[str, int]) -> list[Host]:

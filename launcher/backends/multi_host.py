@@ -117,7 +117,7 @@ def launch(
             placed = backends.place(settings.peers, found, group.cores)
             if host_dir is not None:
                 placed = [replace(host, folder=_folder_on(host, host_dir, folder)) for host in placed]
-            backends.save(folder, backend, placed)
+            backends.save(folder, name, backend, placed)
             for host in placed:
                 console.print(f"host {host.name}: peers {formatting.ids(host.peers, most=6)}", soft_wrap=True)
             group.open(placed, _files(folder, settings, placed, group.addresses))
@@ -169,7 +169,7 @@ def resume(
                     "run folders on a file system that all hosts share"
                 )
             if moved:  # after the check: a refused resume must not change where the run is
-                backends.save(folder, backend, hosts)
+                backends.save(folder, folder.info["hosts"]["backend"], backend, hosts)
             ended = [peer for peer in sorted(set(peers)) or range(settings.peers) if peer not in group.running]
             if not group.running and all(outcome(folder.peer(peer)) == "finished" for peer in ended):
                 raise LaunchError(f"{folder.root}: nothing to resume: every peer is finished")

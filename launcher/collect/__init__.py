@@ -1,1 +1,1 @@
-"""Collect the run folders of peers on other hosts."""
+"""Combine copies of the run folders of peers on other hosts."""

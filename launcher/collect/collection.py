@@ -1,6 +1,6 @@
-"""``p2pfl collect``: combine the run folders of peers on other hosts into one run folder, a *collection*.
+"""``p2pfl collect``: combine copies of the run folders of peers on other hosts into one run folder, a *collection*.
 
-All files are fetched into a subfolder and checked first; then the folder of each peer is replaced. Interrupted at any
+All files are copied into a subfolder and checked first; then the folder of each peer is replaced. Interrupted at any
 point, the collection stays intact: for each peer it holds the old files or the new ones.
 """
 
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import formatting
-from launcher.collect.limits import DEFAULT_MAX_BYTES, MAX_PEERS, Limit
-from launcher.collect.locations import Folder, Location, LocationSpec, parse
+from launcher.collect.folders import copy_files, reject_remote, run_folders
 from launcher.errors import CollectError
 from launcher.facts.summary import Summary, settings, summarize
 from p2pfl import PeerId
@@ -26,9 +25,11 @@ from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import write_atomically
 from p2pfl.run_folder.folder import Origin, PeerFolder, RunFolder
 
-FETCHED, BACKUP = ".fetched", ".before"
-"""Temporary folders in a collection: fetched files, and the replaced folder of a peer."""
+COPIED, BACKUP = ".copied", ".before"
+"""Temporary folders in a collection: copied files, and the replaced folder of a peer."""
 TEMPORARY = ".*.*.tmp"
+MAX_PEERS = 10_000
+"""Most peers of a run: a collection has a folder for each."""
 HOST_KEYS = ("host", "hosts", "cores", "launcher_pid", "collected")
 """Keys of run.json that do not describe the run as a whole."""
 
@@ -43,7 +44,7 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class Copied:
     """A run folder found at a location, with some or all of the peers."""
 
     folder: RunFolder
@@ -73,100 +74,84 @@ class Candidate:
 
 
 def collect(
-    into: Path,
-    locations: Sequence[str],
-    report: Callable[[str], None],
-    checkpoints: bool = False,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    into: Path, locations: Sequence[str], report: Callable[[str], None], checkpoints: bool = False
 ) -> Collected:
     """Collect the peers' folders from ``locations`` into the collection ``into``, which is new or gets updated.
 
     Args:
-        locations: see launcher.collect.locations; if empty, those of the last time.
+        locations: run folders, or folders that contain run folders, e.g. of mounted volumes; if empty, those of the
+            last time.
         checkpoints: also collect checkpoints, now and in later updates.
         report: called with a line of text for each folder found, and for each choice between two.
-        max_bytes: most bytes to read from one location; one that has more counts as unread.
 
     Raises:
         CollectError: nothing was found, or folders of different runs; ``into`` is unchanged.
     """
     with _opened(into) as (root, info):
         known = (info or {}).get("collected", {})
-        texts = list(locations) or known.get("sources", [])
+        for location in locations:
+            reject_remote(location)
+        sources = [str(Path(location).absolute()) for location in locations] or known.get("sources", [])
         checkpoints = checkpoints or known.get("checkpoints", False)  # else an update would delete them
-        if not texts:
-            raise CollectError(f"{into}: not a collection yet; give the folders or hosts to collect from")
-        specs = [parse(text) for text in texts]
+        if not sources:
+            raise CollectError(f"{into}: not a collection yet; give the folders to collect from")
         unread: dict[str, str] = {}
-        found = list(_fetch(root, specs, checkpoints, max_bytes, unread, report))
+        found = list(_copied(root, sources, checkpoints, unread, report))
         if not found:
             reasons = "".join(f"\n{name}: {reason}" for name, reason in unread.items())
             raise CollectError(f"no run folder found, nothing collected{reasons}")
-        before = [Fetched(RunFolder(root), str(into), info)] if info is not None else []
+        before = [Copied(RunFolder(root), str(into), info)] if info is not None else []
         _check_same_run([*before, *found])
-        folder = _update_folder(root, [*before, *found], [str(spec) for spec in specs], checkpoints)
+        folder = _update_folder(root, [*before, *found], sources, checkpoints)
         for candidate in _best(folder, found, report):
             _replace(folder.peer(candidate.files.peer), candidate)
     return Collected(folder, summarize(folder), unread)
 
 
-# ---- fetching ------------------------------------------------------------------------------------------------
+# ---- copying -------------------------------------------------------------------------------------------------
 
 
-def _fetch(
-    root: Path,
-    specs: Sequence[LocationSpec],
-    checkpoints: bool,
-    max_bytes: int,
-    unread: dict[str, str],
-    report: Callable[[str], None],
-) -> Iterator[Fetched]:
-    """Fetch every location into a folder of its own and yield the run folders; add failures to ``unread``."""
-    locations: dict[str, Location] = {}
-    for spec in specs:
+def _copied(
+    root: Path, locations: Sequence[str], checkpoints: bool, unread: dict[str, str], report: Callable[[str], None]
+) -> Iterator[Copied]:
+    """Copy every run folder into a folder of its own and yield those copies; add failures to ``unread``."""
+    folders: dict[Path, None] = {}
+    for location in locations:
         try:
-            locations |= {str(location): location for location in spec.locations()}
+            folders |= dict.fromkeys(run_folders(location))
         except CollectError as error:
-            unread[str(spec)] = str(error)
-    for number, (name, location) in enumerate(locations.items()):
-        if isinstance(location, Folder) and location.root.resolve() == root:
+            unread[location] = str(error)
+    for number, source in enumerate(folders):
+        if source.resolve() == root:
             continue  # the collection itself, among the folders that it is made of
-        into = root / FETCHED / str(number)
+        into = root / COPIED / str(number)
         into.mkdir()
         try:
-            location.fetch(into, checkpoints, Limit(max_bytes))
-            found = list(_run_folders(into, name))
-            if not found:
-                raise CollectError("contains no run folder")
+            copy_files(source, into, checkpoints=checkpoints)
+            copied = _checked(into, str(source))
         except (CollectError, RunFolderError) as error:
-            unread[name] = str(error).replace(f"{into}/", "")
-            shutil.rmtree(into)  # make room for the other locations
+            unread[str(source)] = str(error).replace(f"{into}/", "")
+            shutil.rmtree(into)  # make room for the other folders
             continue
-        for fetched in found:
-            peers = [files.peer for files in fetched.folder.peers()]
-            noun = "peer" if len(peers) == 1 else "peers"
-            report(f"{fetched.location}: {noun} {formatting.ids(peers, most=len(peers)) or 'none yet'}")
-            yield fetched
+        peers = [files.peer for files in copied.folder.peers()]
+        noun = "peer" if len(peers) == 1 else "peers"
+        report(f"{source}: {noun} {formatting.ids(peers, most=len(peers)) or 'none yet'}")
+        yield copied
 
 
-def _run_folders(root: Path, name: str) -> Iterator[Fetched]:
-    """Yield the run folders fetched from one location. Raises RunFolderError for a folder that is not a valid run."""
-    roots: list[Path] = []
-    for path in sorted(root.rglob("run.json")):
-        if not any(outer in path.parents for outer in roots):
-            roots.append(path.parent)
-    for run in roots:
-        folder = RunFolder.open(run)
-        info = folder.info
-        if not _is_complete(info, settings(folder)):
-            raise RunFolderError(
-                "run.json lacks the run's id or start time, or run.yaml the name, algorithm, seed, rounds or peers "
-                f"(1 to {MAX_PEERS}) of the run"
-            )
-        (run / "peers").mkdir(exist_ok=True)
-        for files in folder.peers():
-            files.check_records()
-        yield Fetched(folder, name if len(roots) == 1 else f"{name}/{run.relative_to(root)}", info)
+def _checked(run: Path, source: str) -> Copied:
+    """Check a copied run folder. Raises RunFolderError if it is not one, or its records are invalid."""
+    folder = RunFolder.open(run)
+    info = folder.info
+    if not _is_complete(info, settings(folder)):
+        raise RunFolderError(
+            "run.json lacks the run's id or start time, or run.yaml the name, algorithm, seed, rounds or peers "
+            f"(1 to {MAX_PEERS}) of the run"
+        )
+    (run / "peers").mkdir(exist_ok=True)
+    for files in folder.peers():
+        files.check_records()
+    return Copied(folder, source, info)
 
 
 def _is_complete(info: dict[str, Any], run: dict[str, Any]) -> bool:
@@ -181,7 +166,7 @@ def _is_complete(info: dict[str, Any], run: dict[str, Any]) -> bool:
     return valid and 0 < run["peers"] <= MAX_PEERS
 
 
-def _check_same_run(found: Sequence[Fetched]) -> None:
+def _check_same_run(found: Sequence[Copied]) -> None:
     first = found[0]
     for other in found[1:]:
         if first.identity != other.identity:
@@ -197,7 +182,7 @@ def _check_same_run(found: Sequence[Fetched]) -> None:
 
 @contextmanager
 def _opened(into: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
-    """Lock the folder ``into`` and create an empty FETCHED in it. Yield the folder, and its run.json if it has one.
+    """Lock the folder ``into`` and create an empty COPIED in it. Yield the folder, and its run.json if it has one.
 
     Raises CollectError if it is neither empty nor a collection.
     """
@@ -218,16 +203,16 @@ def _opened(into: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
         info = RunFolder(root).info if (root / "run.json").exists() else None
         if info is not None and "collected" not in info:
             raise CollectError(f"{into}: a run folder that its peers write to; give a new folder")
-        if info is None and set(root.iterdir()) - {root / FETCHED, *root.glob(TEMPORARY)}:
+        if info is None and set(root.iterdir()) - {root / COPIED, *root.glob(TEMPORARY)}:
             raise CollectError(f"{into}: neither empty nor a collection; give a new folder")
         _clean_up(root)
         try:
-            (root / FETCHED).mkdir()
+            (root / COPIED).mkdir()
             yield root, info
         except OSError as error:
             raise CollectError(f"{error.filename or root}: cannot be written: {error.strerror}") from None
         finally:
-            shutil.rmtree(root / FETCHED, ignore_errors=True)
+            shutil.rmtree(root / COPIED, ignore_errors=True)
             if new:
                 with suppress(OSError):  # fails if the folder is not empty
                     root.rmdir()
@@ -237,7 +222,7 @@ def _opened(into: Path) -> Iterator[tuple[Path, dict[str, Any] | None]]:
 
 def _clean_up(root: Path) -> None:
     """Remove the temporary files of an earlier process that was killed, and undo its unfinished replacement."""
-    shutil.rmtree(root / FETCHED, ignore_errors=True)
+    shutil.rmtree(root / COPIED, ignore_errors=True)
     for path in (*root.glob(TEMPORARY), *root.glob(f"peers/*/{TEMPORARY}")):
         path.unlink()
     for backup in root.glob(f"peers/{BACKUP}-*"):
@@ -248,11 +233,11 @@ def _clean_up(root: Path) -> None:
             backup.rename(target)
 
 
-def _update_folder(root: Path, found: Sequence[Fetched], sources: list[str], checkpoints: bool) -> RunFolder:
+def _update_folder(root: Path, found: Sequence[Copied], sources: list[str], checkpoints: bool) -> RunFolder:
     """Write run.json and run.yaml, which agree in all of ``found``, and create a folder for every peer."""
     folder = RunFolder(root)
     info = {key: value for key, value in found[0].info.items() if key not in HOST_KEYS}
-    started = (fetched.info["started"] for fetched in found)
+    started = (copied.info["started"] for copied in found)
     info["started"] = min(started, key=lambda time: datetime.fromisoformat(time).timestamp())
     now = _now()
     folder.write_info({**info, "collected": {"at": now, "sources": sources, "checkpoints": checkpoints}})
@@ -267,24 +252,24 @@ def _update_folder(root: Path, found: Sequence[Fetched], sources: list[str], che
     return folder
 
 
-def _best(folder: RunFolder, found: Sequence[Fetched], report: Callable[[str], None]) -> Iterator[Candidate]:
-    """Yield for each peer the fetched folder with the most rounds done, unless the collection has a better one.
+def _best(folder: RunFolder, found: Sequence[Copied], report: Callable[[str], None]) -> Iterator[Candidate]:
+    """Yield for each peer the copied folder with the most rounds done, unless the collection has a better one.
 
-    What was collected before is a candidate too, unless it came from one of the locations fetched now.
+    What was collected before is a candidate too, unless it came from one of the locations copied now.
     """
     now = _now()
     count = settings(folder)["peers"]
     by_peer: dict[PeerId, list[Candidate]] = {}
-    for fetched in found:
-        origin = Origin(fetched.location, now, fetched.info)
-        for files in fetched.folder.peers():
+    for copied in found:
+        origin = Origin(copied.location, now, copied.info)
+        for files in copied.folder.peers():
             if files.peer < count:
                 by_peer.setdefault(files.peer, []).append(Candidate(files, origin))
     for peer, candidates in sorted(by_peer.items()):
         current = folder.peer(peer)
         origin_before = current.origin()
-        fetched_from = [candidate.origin.source for candidate in candidates]
-        if origin_before is not None and origin_before.source not in (None, *fetched_from):
+        copied_from = [candidate.origin.source for candidate in candidates]
+        if origin_before is not None and origin_before.source not in (None, *copied_from):
             candidates = [*candidates, Candidate(current, origin_before)]
         best = max(candidates, key=lambda candidate: candidate.rounds_done)  # ties go to the first one given
         if others := [str(candidate) for candidate in candidates if candidate is not best]:
@@ -294,7 +279,7 @@ def _best(folder: RunFolder, found: Sequence[Fetched], report: Callable[[str], N
 
 
 def _replace(files: PeerFolder, candidate: Candidate) -> None:
-    """Replace the folder of a peer in the collection by a fetched one."""
+    """Replace the folder of a peer in the collection by a copied one."""
     new, backup = candidate.files.root, files.root.with_name(f"{BACKUP}-{files.root.name}")
     candidate.files.write_origin(candidate.origin)
     files.root.rename(backup)

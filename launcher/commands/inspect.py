@@ -102,7 +102,7 @@ def logs(
     for entry in last(read_all(files, matches), lines):
         _print_entry(entry, several)
     if follow and "collected" in folder.info:
-        echo(f"end of the collected logs; for newer entries: p2pfl collect {run}", err=True)
+        echo(f"end of the collected logs; for newer entries, copy them again: p2pfl collect {run}", err=True)
     elif follow:
         try:
             for entry in follow_logs(folder, files, matches):

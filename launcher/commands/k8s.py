@@ -15,7 +15,7 @@ from launcher.commands.group import FILE, SETS
 from launcher.formatting.console import echo, echo_file
 
 if TYPE_CHECKING:
-    from launcher.backends.kubernetes import Manifests
+    from launcher.backends.kubernetes.manifests import Manifests
 
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9][-A-Za-z0-9_.]*")
@@ -78,7 +78,7 @@ def k8s(file: Path, output: Path | None, **options: Any) -> None:
     Pipe them into `kubectl apply -f -`, or write them with --output and run `kubectl apply -k FOLDER`. They are a
     StatefulSet and what it needs.
     """
-    from launcher.backends.kubernetes import Manifests
+    from launcher.backends.kubernetes.manifests import Manifests
 
     manifests = Manifests(file, **options)
     if output is not None:
@@ -94,7 +94,7 @@ def k8s(file: Path, output: Path | None, **options: Any) -> None:
 
 def _write(manifests: Manifests, folder: Path) -> None:
     """Write a kustomize base, and the keys that it lacks."""
-    from launcher.backends.manifest_files import kustomization
+    from launcher.backends.kubernetes.manifest_files import kustomization
     from launcher.errors import ManifestError
     from p2pfl.run_folder.key_files import check
 

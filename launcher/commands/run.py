@@ -62,6 +62,16 @@ METRICS_PORT = click.option(
 )
 
 
+def _installed_backend(context: click.Context, option: click.Parameter, name: str) -> str:
+    if name != "local":
+        from p2pfl.installed import BACKENDS, names
+
+        known = ["local", *names(BACKENDS)]
+        if name not in known:
+            raise click.BadParameter(f"unknown backend {name!r}; installed: {', '.join(known)}")
+    return name
+
+
 def run_options(command: Command) -> Command:
     """Add the options that ``launch`` and ``simulate`` share."""
     for option in (
@@ -89,18 +99,21 @@ def run_options(command: Command) -> Command:
 @RESTART
 @click.option(
     "--backend",
-    type=click.Choice(["local", "ssh", "slurm", "ray"]),
+    metavar="NAME",
     default="local",
+    callback=_installed_backend,
     show_default=True,
-    help="What starts the peers: this host, or several hosts by ssh, in a Slurm allocation, or by Ray.",
+    help="What starts the peers: this host (local), or several hosts by ssh, in a Slurm allocation (slurm), by Ray "
+    "(ray), or by the backend of an installed package.",
 )
 @click.option("--hosts", type=click.Path(path_type=Path), help="With --backend ssh: YAML list of hosts.")
 @click.option(
-    "--ray",
+    "--option",
+    "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="With --backend ray: address, hosts (nodes to use), per peer cpus, gpus (e.g. 0.25) and memory (e.g. 2GB), "
-    "wait (seconds), runtime_env (YAML file); repeatable.",
+    help="Setting of the backend; repeatable. Of ray: address, hosts (nodes to use), per peer cpus, gpus (e.g. 0.25) "
+    "and memory (e.g. 2GB), wait (seconds), runtime_env (YAML file).",
 )
 @click.option(
     "--host-dir",
@@ -116,7 +129,7 @@ def launch(
     restart: Restart,
     backend: str,
     hosts: Path | None,
-    ray: tuple[str, ...],
+    settings: tuple[str, ...],
     host_dir: str | None,
     sbatch: bool,
     ui: bool,
@@ -133,44 +146,39 @@ def launch(
     from launcher.prepare import LaunchRequest
 
     asked = LaunchRequest(**request)
-    if hosts is not None and backend != "ssh":
-        raise click.UsageError("--hosts is for --backend ssh")
-    if ray and backend != "ray":
-        raise click.UsageError("--ray is for --backend ray")
-    if host_dir is not None and backend == "local":
-        raise click.UsageError("--host-dir is for runs on other hosts: add --backend")
-    if sbatch:
-        if backend != "slurm":
-            raise click.UsageError("--sbatch is for --backend slurm")
-        _print_batch_script(asked, restart, metrics, as_json)
-        return
-    if backend != "local":
+    if backend == "local":
+        given = {"--hosts": hosts, "--option": settings, "--host-dir": host_dir, "--sbatch": sbatch}
+        if wrong := [option for option, value in given.items() if value]:
+            raise click.UsageError(f"{wrong[0]} is for runs on other hosts: add --backend")
+        _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
+    elif sbatch:
+        _print_batch_script(backend, asked, restart, metrics, as_json)
+    else:
         from launcher.backends import multi_host
         from launcher.backends.hosts import BackendOptions
 
-        options = BackendOptions(hosts, ray, asked)
+        options = BackendOptions(hosts, settings, asked)
 
         def run(console: Console, watching: Watching) -> tuple[RunFolder, Summary]:
             return multi_host.launch(backend, options, asked, console, restart, watching, host_dir)
 
         _run(run, as_json, ui, metrics)
-        return
-    _run(lambda console, watching: launch_peers(asked, console, restart, watching), as_json, ui, metrics)
 
 
 def _print_batch_script(
-    asked: LaunchRequest, restart: Restart, metrics: tuple[str, int] | None, as_json: bool
+    backend: str, asked: LaunchRequest, restart: Restart, metrics: tuple[str, int] | None, as_json: bool
 ) -> None:
     """Print a script for sbatch that gives this command's arguments to a launcher in the job.
 
     Those about how to follow a run are given to `p2pfl resume` too.
     """
-    from launcher.backends.slurm import batch_script
+    from launcher.backends.hosts import batch_system
     from launcher.child import in_child
     from p2pfl.run_file import load as run_files
 
     if asked.run_dir is not None:
         raise click.UsageError("--sbatch chooses the run folder from the job's id; remove --run-dir")
+    system = batch_system(backend)
 
     def name_and_folder() -> tuple[str, Path]:
         run = run_files.load(asked.file, asked.sets)
@@ -180,7 +188,7 @@ def _print_batch_script(
     arguments = [argument for argument in sys.argv[2:] if argument != "--sbatch"]
     resume = [f"--restart={restart}", *(["--json"] if as_json else [])]
     resume += [] if metrics is None else ["--metrics-port={}:{}".format(*metrics)]
-    echo(batch_script(name, out, arguments, resume), nl=False)
+    echo(system.batch_script(name, out, arguments, resume), nl=False)
 
 
 def _refuse(context: click.Context, option: click.Parameter, changes: tuple[str, ...]) -> None:

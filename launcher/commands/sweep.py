@@ -134,7 +134,7 @@ def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
 
 def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
     """Print a script for sbatch that runs what has not finished. ``jobs``: most tasks at the same time."""
-    from launcher.backends.slurm import array_script
+    from launcher.backends.hosts import batch_system
     from launcher.errors import SweepError
     from p2pfl.run_folder.files import write_errors
 
@@ -144,7 +144,7 @@ def _print_array_script(folder: SweepFolder, jobs: int | None) -> None:
         raise SweepError(f"{folder.root}: all runs have finished; `p2pfl compare {folder.root}` shows their table")
     with write_errors(logs := folder.log("").parent):
         logs.mkdir(exist_ok=True)
-    echo(array_script(folder.root, left, jobs), nl=False)
+    echo(batch_system("slurm").array_script(folder.root, left, jobs), nl=False)
     echo(f"runs: {len(left)}; at the end: p2pfl compare {shlex.quote(str(folder.root))}", err=True)
 
 

@@ -18,12 +18,13 @@ from typing import Any
 from launcher.facts.logs import has_ended
 from launcher.facts.summary import settings
 from launcher.formatting.flat import flatten
-from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means
 from launcher.tracking.processes import TRACKED
+from launcher.tracking.tracker import Tracked, Tracker
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.file_locks import lock
+from p2pfl.installed import TRACKERS, load
 from p2pfl.process_title import set_title
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import RunFolder
@@ -58,7 +59,7 @@ def main(root: Path, entry: Mapping[str, Any]) -> None:
             time.sleep(POLL_INTERVAL)  # the launcher has died, and peers run on
         return False
 
-    track(folder, run, entry, BACKENDS[entry["name"]], ended)
+    track(folder, run, entry, load(TRACKERS, entry["name"]), ended)
 
 
 def none_runs(folder: RunFolder, peers: Iterable[PeerId]) -> bool:
@@ -71,7 +72,7 @@ def track(
     folder: RunFolder,
     run: Mapping[str, Any],
     entry: Mapping[str, Any],
-    backend: type[Backend],
+    tracker: type[Tracker],
     ended: Callable[[], bool],
 ) -> None:
     """Pass records on until ``ended``, which waits between two looks.
@@ -87,13 +88,13 @@ def track(
     """The last round of each stream: a resumed peer records rounds again."""
     files = {peers.peer: RecordFile(peers.metrics) for peers in folder.peers()}
     means = Means(len(files))
-    to: Backend | None = None
+    to: Tracker | None = None
 
     def write(stream: str, t: int, values: Mapping[str, float]) -> None:
         nonlocal to
         if t <= logged.get(stream, -1):
             return
-        to = to or backend(tracked)
+        to = to or tracker(tracked)
         if entry.get("pooled"):
             to.write("all", t, {f"{name}/{stream}": value for name, value in values.items()})
         else:

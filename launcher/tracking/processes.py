@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from launcher.facts.summary import settings
-from launcher.tracking.backends import require
+from launcher.tracking.tracker import require
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.run_folder.files import write_errors
 from p2pfl.run_folder.folder import RunFolder

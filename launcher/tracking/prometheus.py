@@ -1,4 +1,4 @@
-"""``--metrics-port``: the state of the peers over HTTP in Prometheus' text format, for scrapers.
+"""``--metrics-port``: the state of the peers for scrapers of Prometheus.
 
 It is computed from the status files on request, at most once a second, in a thread of the launcher.
 """
@@ -9,33 +9,30 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from collections.abc import Iterable, Iterator
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+from prometheus_client.registry import Collector
 
 from launcher.errors import LaunchError
-from p2pfl.run_folder.folder import FINAL, RunFolder, Status
+from p2pfl.run_folder.folder import FINAL, RunFolder
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_AGE = 1.0
 """Seconds for which an answer is given again: a scraper can not make the launcher busy."""
 TIMEOUT = 10.0
 """Seconds after which a connection without a request is closed."""
 PHASES = ("starting", "queued", "training", "waiting", "evaluating", *FINAL)
-
-METRICS = (
-    ("p2pfl_peer_round", "gauge", "Round that the peer is in.", lambda status: status.t),
-    ("p2pfl_peer_rounds_done", "gauge", "Rounds that the peer has completed.", lambda status: status.rounds_done),
-    (
-        "p2pfl_peer_accuracy",
-        "gauge",
-        "Last accuracy on the local test split, 0 to 1.",
-        lambda status: status.accuracy,
-    ),
-    ("p2pfl_peer_sent_bytes_total", "counter", "Bytes sent, with headers.", lambda status: status.bytes_out),
-    ("p2pfl_peer_received_bytes_total", "counter", "Bytes received, with headers.", lambda status: status.bytes_in),
-    ("p2pfl_peer_awaited", "gauge", "Neighbors that the peer waits for.", lambda status: len(status.waiting_for)),
+NUMBERS = (
+    (GaugeMetricFamily, "round", "Round that the peer is in.", lambda status: status.t),
+    (GaugeMetricFamily, "rounds_done", "Rounds that the peer has completed.", lambda status: status.rounds_done),
+    (GaugeMetricFamily, "accuracy", "Last accuracy on the local test split, 0 to 1.", lambda status: status.accuracy),
+    (CounterMetricFamily, "sent_bytes", "Bytes sent, with headers.", lambda status: status.bytes_out),
+    (CounterMetricFamily, "received_bytes", "Bytes received, with headers.", lambda status: status.bytes_in),
+    (GaugeMetricFamily, "awaited", "Neighbors that the peer waits for.", lambda status: len(status.waiting_for)),
 )
 
 
@@ -47,86 +44,67 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def exposition(folder: RunFolder, run: dict[str, Any]) -> str:
-    """Return the state of the peers in Prometheus' text format.
+class PeerMetrics(Collector):
+    """The state of the peers, which may be MAX_AGE old. ``run``: the settings of the run."""
 
-    Args:
-        run: the settings of the run.
-    """
-    statuses = [status for files in folder.peers() if (status := files.status()) is not None]
-    return "".join(f"{line}\n" for line in _lines(folder, run, statuses))
+    def __init__(self, folder: RunFolder, run: dict[str, Any]) -> None:
+        self._folder, self._run = folder, run
+        self._lock = threading.Lock()
+        self._found: list[Metric] = []
+        self._until = -math.inf
 
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._found, self._until = list(self._read()), time.monotonic() + MAX_AGE
+            return self._found
 
-def _lines(folder: RunFolder, run: dict[str, Any], statuses: list[Status]) -> Iterator[str]:
-    labels = {"run": folder.root.name, "algorithm": run["algorithm"]["name"], "seed": run["seed"]}
-    yield from _head("p2pfl_run_info", "gauge", "The run, as labels.")
-    yield f"p2pfl_run_info{_labels(**labels)} 1"
-    yield from _head("p2pfl_run_rounds", "gauge", "Rounds of the run.")
-    yield f"p2pfl_run_rounds {run['rounds']}"
-    for name, kind, text, value in METRICS:
-        yield from _head(name, kind, text)
+    def _read(self) -> Iterator[Metric]:
+        statuses = [status for files in self._folder.peers() if (status := files.status()) is not None]
+        info = GaugeMetricFamily("p2pfl_run_info", "The run, as labels.", labels=["run", "algorithm", "seed"])
+        info.add_metric([self._folder.root.name, self._run["algorithm"]["name"], str(self._run["seed"])], 1)
+        yield info
+        yield GaugeMetricFamily("p2pfl_run_rounds", "Rounds of the run.", value=self._run["rounds"])
+        for family, name, text, value in NUMBERS:
+            found = family(f"p2pfl_peer_{name}", text, labels=["peer"])
+            for status in statuses:
+                number = value(status)
+                if number is not None and math.isfinite(number):
+                    found.add_metric([str(status.peer)], number)
+            yield found
+        phases = GaugeMetricFamily(
+            "p2pfl_peer_phase", "1 for the phase that the peer is in.", labels=["peer", "phase"]
+        )
         for status in statuses:
-            number = value(status)
-            if number is not None and math.isfinite(number):
-                yield f"{name}{_labels(peer=status.peer)} {number}"
-    yield from _head("p2pfl_peer_phase", "gauge", "1 for the phase that the peer is in.")
-    for status in statuses:
-        for phase in PHASES:
-            yield f"p2pfl_peer_phase{_labels(peer=status.peer, phase=phase)} {int(status.phase == phase)}"
+            for phase in PHASES:
+                phases.add_metric([str(status.peer), phase], status.phase == phase)
+        yield phases
 
 
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
+class _Handler(WSGIRequestHandler):
+    timeout = TIMEOUT
 
-
-def _labels(**labels: object) -> str:
-    escaped = (
-        (key, str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n"))
-        for key, value in labels.items()
-    )
-    return "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
+    def log_message(self, *arguments: object) -> None:
+        pass
 
 
 class MetricsServer:
-    """Answers `GET /metrics`. It binds its port at once, so that a port in use is an error before any peer starts."""
+    """Answers `GET /metrics`. It binds its port at once, so that a port in use is an error before any peer starts.
+
+    Its thread starts with the run: before, the launcher forks.
+    """
 
     def __init__(self, host: str, port: int) -> None:
-        self._folder: RunFolder | None = None
-        self._run: dict[str, Any] = {}
-        self._lock = threading.Lock()
-        self._answer, self._until = "", -math.inf
-        served = self
+        self._serving = False
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = TIMEOUT
-
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self.send_error(404, "see /metrics")
-                    return
-                body = served.text().encode()
-                self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
+        class Server(ThreadingWSGIServer):
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            daemon_threads = True
-
-            def server_bind(self) -> None:
-                TCPServer.server_bind(self)  # not HTTPServer's, which asks the network for the name of the host
 
             def handle_error(self, *arguments: object) -> None:
-                pass  # the scraper has closed the connection
+                pass  # the scraper has closed the connection, or sends nothing
 
         try:
-            self._server = Server((host, port), Handler)
+            self._server = Server((host, port), _Handler)
         except OSError as error:
             reason = error.strerror or str(error)
             raise LaunchError(
@@ -141,19 +119,14 @@ class MetricsServer:
 
     def start(self, folder: RunFolder, run: dict[str, Any]) -> None:
         """Answer, from now on, with the state of this run."""
-        self._folder, self._run = folder, run
+        registry = CollectorRegistry()
+        registry.register(PeerMetrics(folder, run))
+        self._server.set_app(make_wsgi_app(registry))
+        self._serving = True
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
-    def text(self) -> str:
-        """Return the state of the peers, which may be a second old."""
-        assert self._folder is not None
-        with self._lock:
-            if time.monotonic() >= self._until:
-                self._answer, self._until = exposition(self._folder, self._run), time.monotonic() + MAX_AGE
-            return self._answer
-
     def close(self) -> None:
-        if self._folder is not None:
+        if self._serving:
             self._server.shutdown()
         self._server.server_close()
 

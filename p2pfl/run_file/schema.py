@@ -23,11 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from p2pfl import MAX_PEERS
+from p2pfl import MAX_PEERS, installed
 from p2pfl.messaging.deadline import WaitPolicy
 from p2pfl.models import MODELS, Group
 from p2pfl.models.import_path import ImportPath, parse, portable_name
-from p2pfl.options import Section
+from p2pfl.options import Section, unknown
 from p2pfl.paths import ExpandedPath, LocalPath, Storage, base_of
 from p2pfl.run_file import addresses
 from p2pfl.run_file.addresses import LAST_PORT, AddressBook
@@ -311,11 +311,17 @@ class Gpu(Section):
     """Run the peers under NVIDIA's Multi-Process Service, so that their kernels overlap."""
 
 
-class Tracker(Section):
+def _installed_tracker(name: str) -> str:
+    if name not in (known := installed.names(installed.TRACKERS)):
+        raise ValueError(unknown(name, known))
+    return name
+
+
+class TrackEntry(Section):
     """Where to pass the records of a run on while it runs; see docs/tracking.md."""
 
-    name: Literal["tensorboard", "wandb", "mlflow"]
-    """The tracker."""
+    name: Annotated[str, AfterValidator(_installed_tracker)]
+    """The tracker: tensorboard, wandb, mlflow, or one that another installed package provides."""
     pooled: bool = False
     """One run of the tracker for all peers, in place of one for each peer and one for their mean."""
     project: str | None = None
@@ -328,7 +334,7 @@ class Tracker(Section):
         return self
 
 
-def _distinct(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+def _distinct(trackers: tuple[TrackEntry, ...]) -> tuple[TrackEntry, ...]:
     names = [tracker.name for tracker in trackers]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"list each tracker once; repeated: {', '.join(repeated)}")
@@ -387,8 +393,8 @@ class RunFile(Section):
     checkpoint_copies: Storage | None = None
     """Folder on a shared disk, or URL of an object storage (s3://…, gs://…; anything that fsspec supports), to which
     checkpoints are copied: a peer that restarts on another host continues from there. See docs/deploy.md."""
-    track: Annotated[tuple[Annotated[Tracker, BeforeValidator(from_name)], ...], AfterValidator(_distinct)] = ()
-    """Trackers that `p2pfl launch`, `resume` and `simulate` pass the records on to: tensorboard, wandb, mlflow."""
+    track: Annotated[tuple[Annotated[TrackEntry, BeforeValidator(from_name)], ...], AfterValidator(_distinct)] = ()
+    """Trackers that `p2pfl launch`, `resume` and `simulate` pass the records on to, by name."""
     report: bool = False
     """Write the page of `p2pfl report` into the run folder when `p2pfl launch` or `p2pfl simulate` ends."""
     out: ExpandedPath = Path("runs")

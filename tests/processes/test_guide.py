@@ -1,7 +1,8 @@
 """Every code block of docs/guide/ works, in the order of its page, in a folder that holds nothing else.
 
 A Python or YAML block after a line that ends in "`name`:" or names one file in backquotes is that file; other Python
-blocks run one after the other in one interpreter, and console blocks are commands. Notebooks run from top to bottom.
+blocks run one after the other in one interpreter, and console blocks are commands. A TOML block is the package of the
+files so far, which is installed then. Notebooks run from top to bottom.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +27,22 @@ PAGES = sorted(GUIDE.glob("*.md"))
 NOTEBOOKS = sorted(GUIDE.glob("*.ipynb"))
 
 
+def install(folder: Path, package: dict[str, Any], site: Path) -> None:
+    """Move the modules of a package to ``site``, with the metadata that pip would write."""
+    project = package["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    points = [
+        f"[{group}]\n{name} = {value}\n"
+        for group, found in project["entry-points"].items()
+        for name, value in found.items()
+    ]
+    (info / "entry_points.txt").write_text("".join(points))
+    for module in package["tool"]["setuptools"]["py-modules"]:
+        (folder / f"{module}.py").rename(site / f"{module}.py")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_the_page_work(page: Path, tmp_path: Path, fast_python: FastPython) -> None:
     (tmp_path / "bin").mkdir()
@@ -32,14 +51,17 @@ def test_blocks_of_the_page_work(page: Path, tmp_path: Path, fast_python: FastPy
         script.write_text(f'#!/bin/sh\nexec {fast_python.executable} {options} "$@"\n')
         script.chmod(0o755)
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
-    sources = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    site = tmp_path / "site"
+    sources = os.pathsep.join(filter(None, [str(PROJECT), str(site), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PATH": path, "PYTHONPATH": sources}
     folder = tmp_path / "work"
     folder.mkdir()
     scripts: list[str] = []
     commands = 0
     for language, text, name in blocks(page):
-        if name is not None:
+        if language == "toml":
+            install(folder, tomllib.loads(text), site)
+        elif name is not None:
             (folder / name).write_text(text)
         elif language == "python":
             scripts.append(text)

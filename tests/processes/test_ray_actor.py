@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.backends import ray_actor
-from launcher.backends.ray_actor import HostActor, _Process
+from launcher.backends.ray import host_actor
+from launcher.backends.ray.host_actor import HostActor, _Process
 
 CHILD = (
     "import subprocess, sys; child = subprocess.Popen(['sleep', '1000']); print(child.pid, flush=True); child.wait()"
@@ -22,7 +22,7 @@ CHILD = (
 """In place of a host process with a peer."""
 ACTOR = f"""
 import json, sys, threading
-from launcher.backends.ray_actor import _Process
+from launcher.backends.ray.host_actor import _Process
 process = _Process([sys.executable, "-c", {CHILD!r}], {{}})
 with process.changed:
     process.changed.wait_for(lambda: process.output.endswith(b"\\n"))
@@ -107,7 +107,7 @@ def test_reports_the_end_of_the_error_output_as_outcome(started: Any, until: Any
 def test_a_host_process_without_a_launcher_ends_though_nobody_reads(
     started: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_actor, "MAX_BUFFER", 1000)
+    monkeypatch.setattr(host_actor, "MAX_BUFFER", 1000)
     actor = started("import sys; sys.stdout.buffer.write(b'a' * 1_000_000); sys.stdout.flush(); sys.stdin.read()")
     process = actor._processes["key"]
     until(lambda: len(process.output) >= 1000, "the buffer is full")

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from benchmarks.kubernetes import __main__ as command
 from benchmarks.kubernetes import cluster, configuration, images, node
 from benchmarks.kubernetes.scenarios import OPTIONS, PEERS, RUN_FILE
-from launcher.backends.kubernetes import Manifests
+from launcher.backends.kubernetes.manifests import Manifests
 
 
 def archive(path: Path, manifest: Any) -> Path:

@@ -16,7 +16,7 @@ from launcher.report import figures, papers
 from launcher.report.collect import Collected, collect
 from launcher.report.findings import find
 from launcher.report.learned import Learned
-from launcher.tracking import backends
+from launcher.tracking import mlflow
 from launcher.views.partition import class_rows
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -137,5 +137,5 @@ def test_doubts_about_labels_name_the_classes(make_folder: MakeFolder, names: li
 
 def test_names_stay_different_in_mlflow() -> None:
     names = ["class-accuracy.a/b", "class-accuracy.a:b", "class-accuracy.a b", "class-accuracy.a_b", "loss.ce"]
-    kept = [backends._mlflow_name(name) for name in names]
+    kept = [mlflow._mlflow_name(name) for name in names]
     assert kept == ["class-accuracy.a_2f_b", "class-accuracy.a_3a_b", *names[2:]]

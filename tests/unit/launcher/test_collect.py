@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from launcher.collect.locations import Container, Folder, Remote, is_wanted, parse
 from launcher.errors import CollectError
 from launcher.facts.logs import has_ended
 from launcher.facts.runs import find_runs
@@ -112,52 +111,42 @@ def test_copies_only_regular_files_of_a_run_folder(
     assert sorted(files.peer for files in folder.peers()) == [0, 1, 2, 3]
 
 
+def test_limits_the_size_of_files_that_are_read_into_memory(host: Host, into: Path, invoke: Invoke) -> None:
+    one, two = host("one", 0), host("two", 1)
+    with one.peer(0).root.joinpath("result.json").open("r+b") as file:
+        file.truncate(1 << 40)  # occupies nothing
+    outcome = invoke("collect", into, one.root, two.root)
+    reason = "peers/00/result.json has 1.1 TB, more than such a file can have (67.1 MB); remove it"
+    assert outcome.stderr.splitlines()[-1] == f"{one.root}: cannot be read: {reason}"
+    assert hosts_by_peer(RunFolder.open(into)) == {1: "two"}
+
+
 @pytest.mark.parametrize(
-    ("name", "copied"),
+    ("location", "command"),
     [
-        ("run.yaml", True),
-        ("./run.json", True),
-        ("a/b/run.json", True),
-        ("a/b/c/run.json", False),
-        ("peers/03/peer.log", True),
-        ("a/b/peers/03/result.json", True),
-        ("a/b/c/peers/03/result.json", False),
-        ("peers/03/checkpoint.pt", False),
-        ("peers/03/.status.json.7.tmp", False),
-        ("peers/3x/peer.log", False),
-        ("peers/03/deep/peer.log", False),
-        ("../run.yaml", False),
-        ("peers/../peer.log", False),
-        ("/run.yaml", False),
-        ("addresses/03", False),
-        ("keys/03.key", False),
-        ("", False),
+        ("alpha:mesh/runs/wide", "rsync -a alpha:mesh/runs/wide/ COPY"),
+        ("bob@[fd00::2]:~/wide/", "rsync -a bob@[fd00::2]:~/wide/ COPY"),
+        ("container:mesh-3", "docker cp CONTAINER:/run/p2pfl/. COPY"),
+        ("compose:", "docker cp CONTAINER:/run/p2pfl/. COPY"),
+        ("k8s:lab/mesh", "kubectl cp -c peer NAMESPACE/POD:/run/p2pfl COPY"),
     ],
 )
-def test_selects_files_by_name(name: str, copied: bool) -> None:
-    assert is_wanted(name, checkpoints=False) is copied
+def test_says_how_to_copy_from_another_host(
+    location: str, command: str, host: Host, into: Path, invoke: Invoke
+) -> None:
+    outcome = invoke("collect", into, host("one", 0).root, location)
+    assert outcome.exit_code == 1
+    assert outcome.stderr == (
+        f"error: {location}: not on this host; copy it first: {command}; then collect from the folder COPY\n"
+    )
+    assert not into.exists()
 
 
-def test_selects_checkpoints_on_request() -> None:
-    assert is_wanted("peers/03/checkpoint-previous.pt", checkpoints=True)
-    assert not is_wanted("peers/03/checkpoint-damaged.pt", checkpoints=True)
-
-
-def test_parses_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert parse("runs") == Folder(tmp_path / "runs")
-    assert parse("alpha:x") == Remote("alpha", "x", "alpha:x")
-    assert parse("bob@[fd00::2]:/srv/x y") == Remote("bob@fd00::2", "/srv/x y", "bob@[fd00::2]:/srv/x y")
-    assert parse("./alpha:x") == Folder(tmp_path / "alpha:x")
-    (tmp_path / "alpha:x").mkdir()
-    assert parse("alpha:x") == Folder(tmp_path / "alpha:x")
-    assert parse("container:mesh-3") == Container("mesh-3", "/run/p2pfl")
-    assert parse("container:mesh-3:/data") == Container("mesh-3", "/data")
-    for one in ("container:mesh-3", "container:mesh-3:/data", "bob@[fd00::2]:/srv/x y", f"compose:{tmp_path}"):
-        assert str(parse(one)) == one
-    for wrong in ("container:", "container:-v:/x", "alpha:", "-oProxyCommand=reboot:x"):
-        with pytest.raises(CollectError, match=f"{wrong}: expected "):
-            parse(wrong)
+def test_a_folder_may_have_a_colon_in_its_name(host: Host, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = host("one", 0)
+    monkeypatch.chdir(one.root.parent)
+    one.root.rename("alpha:x")
+    assert hosts_by_peer(gather(into, "alpha:x")[0]) == {0: "one"}
 
 
 # ---- updates
@@ -337,7 +326,7 @@ def test_creates_no_folder_if_nothing_was_found(tmp_path: Path, host: Host, into
         f"{tmp_path}: contains no run folder within 2 levels\n"
     )
     assert not into.exists()
-    assert "not a collection yet; give the folders or hosts to collect from" in invoke("collect", into).stderr
+    assert "not a collection yet; give the folders to collect from" in invoke("collect", into).stderr
     assert not into.exists()
 
 
@@ -406,7 +395,9 @@ def test_refuses_to_start_or_stop_collected_peers(
 def test_logs_does_not_follow_a_collection(collection: RunFolder, invoke: Invoke) -> None:
     outcome = invoke("logs", collection.root, "-f", "-n", 1)
     assert len(outcome.stdout.splitlines()) == 1
-    assert outcome.stderr == (f"end of the collected logs; for newer entries: p2pfl collect {collection.root}\n")
+    assert outcome.stderr == (
+        f"end of the collected logs; for newer entries, copy them again: p2pfl collect {collection.root}\n"
+    )
     assert all(has_ended(collection, files) for files in collection.peers())
 
 
@@ -429,10 +420,12 @@ def test_a_location_that_cannot_be_read_does_not_hinder_the_others(host: Host, i
     assert len(hosts_by_peer(RunFolder.open(into))) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [("00", True), ("07", True), ("100", True), ("007", False), ("0", False), ("1", False), ("٠٧", False)],
-)
-def test_folders_of_peers_have_the_names_that_peers_give_them(name: str, wanted: bool) -> None:
-    """Or the files of one peer would be looked for in the folder of another name."""
-    assert is_wanted(f"peers/{name}/peer.log", checkpoints=False) == wanted
+@pytest.mark.parametrize("name", ["007", "0", "1", "٠٧", "..evil", "link"])
+def test_reads_only_folders_that_peers_create(name: str, host: Host, into: Path) -> None:
+    """Or the files of one peer would be looked for in the folder of another name, or anywhere."""
+    one = host("one", 0, 1)
+    folder = one.root / "peers" / name
+    one.peer(0).root.rename(folder)
+    if name == "link":
+        one.peer(0).root.symlink_to(folder)
+    assert hosts_by_peer(gather(into, one.root)[0]) == {1: "one"}

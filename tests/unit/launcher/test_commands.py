@@ -406,7 +406,7 @@ def test_a_path_that_cannot_be_read_is_an_error_in_one_line(tmp_path: Path, invo
 
 
 @pytest.mark.parametrize("number", ["inf", "nan"])
-@pytest.mark.parametrize("option", ["collect --max-gb", "compare --at-bytes", "compare --at-seconds"])
+@pytest.mark.parametrize("option", ["compare --at-bytes", "compare --at-seconds"])
 def test_numbers_of_options_are_finite(tmp_path: Path, invoke: Invoke, option: str, number: str) -> None:
     outcome = invoke(*option.split(), number, tmp_path)
     assert outcome.exit_code == 2

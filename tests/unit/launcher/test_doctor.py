@@ -17,7 +17,7 @@ import pytest
 from launcher import doctor
 from launcher.doctor import Finding, examine
 from launcher.errors import LaunchError
-from launcher.tracking import backends
+from launcher.tracking import tracker
 from p2pfl.errors import P2pflError
 from p2pfl.run_file.load import from_dict
 from p2pfl.session import gpus
@@ -127,7 +127,7 @@ def test_reports_what_a_launch_would_refuse(file: Path, monkeypatch: pytest.Monk
 def test_missing_packages_of_trackers_and_reports_are_problems(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing: set[str] = set()
     gpus.torch_build()  # imports torchvision, which looks for modules too
-    for module in (importlib.util, backends):
+    for module in (importlib.util, tracker):
         monkeypatch.setattr(module, "find_spec", lambda name: None if name in missing else object())
     sets = ("track=[{name: tensorboard}]", "report=true")
     findings = examine(file, sets)

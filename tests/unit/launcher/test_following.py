@@ -15,10 +15,11 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from launcher.backends import hosts, multi_host, remote_processes, slurm
+from launcher.backends import hosts, multi_host, remote_processes
 from launcher.backends.follow import RestartPolicy
 from launcher.backends.hosts import Host, HostStream
 from launcher.backends.remote_processes import Remote
+from launcher.backends.slurm import backend as slurm
 from launcher.errors import HostsGone, LaunchError
 from launcher.facts import host_state, registration
 from launcher.facts.host_state import HostState, ask
@@ -235,8 +236,6 @@ def test_no_policy_asks_a_lost_host_again_and_again(make_folder: MakeFolder) -> 
 class Fixed:
     """A backend whose hosts are on nodes that the test chooses."""
 
-    name = "ssh"
-
     def __init__(self, *found: Host) -> None:
         self.found = list(found)
 
@@ -258,7 +257,7 @@ def test_only_the_owner_can_read_the_values_of_variables(
 ) -> None:
     folder = make_folder(peers=2)
     before = [Host("alpha", peers=(0,)), Host("beta", peers=(1,), environment={"TOKEN": "secret"})]
-    hosts.save(folder, Fixed(), before)
+    hosts.save(folder, "fixed", Fixed(), before)
     assert "secret" not in (folder.root / "run.json").read_text()
     assert folder.info["hosts"]["hosts"][1]["environment"] == ["TOKEN"]
     path = folder.root / hosts.ENVIRONMENT
@@ -267,7 +266,7 @@ def test_only_the_owner_can_read_the_values_of_variables(
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_all", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(WriteError, match="No space left on device"):
-            hosts.save(folder, Fixed(), [before[0], replace(before[1], environment={"TOKEN": "another"})])
+            hosts.save(folder, "fixed", Fixed(), [before[0], replace(before[1], environment={"TOKEN": "another"})])
     assert hosts.hosts_from(folder) == before  # a write that fails loses nothing
     path.unlink()
     with pytest.raises(LaunchError, match="no value of TOKEN of host beta"):
@@ -278,7 +277,7 @@ def test_a_resume_that_fails_does_not_change_where_the_run_is(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(peers=2)
-    hosts.save(folder, Fixed(), [Host("alpha", peers=(0, 1))])
+    hosts.save(folder, "fixed", Fixed(), [Host("alpha", peers=(0, 1))])
     before = folder.info
     order: list[str] = []
 
@@ -340,7 +339,7 @@ def test_stop_and_status_use_the_job_of_the_run_also_inside_of_another(
     monkeypatch.setattr(slurm, "stream_of", started.append)
     jobs |= {"7": "RUNNING", "9": "RUNNING"}
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    slurm.restore({"job": "7"}).start(Host("n1"), ["python"])
+    slurm.Slurm.restore({"job": "7"}).start(Host("n1"), ["python"])
     assert "--jobid=7" in started[0]
 
 
@@ -348,7 +347,7 @@ def test_resume_moves_to_the_allocation_it_is_in_once_the_old_one_has_ended(
     jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs |= {"7": "RUNNING", "9": "RUNNING"}
-    inside = slurm.restore({"job": "7"})
+    inside = slurm.Slurm.restore({"job": "7"})
     assert [host.cores for host in inside.hosts()] == [4, 4]  # from a shell outside of the job
     monkeypatch.setenv("SLURM_JOB_ID", "9")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "6,2")
@@ -359,7 +358,7 @@ def test_resume_moves_to_the_allocation_it_is_in_once_the_old_one_has_ended(
     for state in ("TIMEOUT", None):
         jobs.pop("7")
         jobs |= {} if state is None else {"7": state}
-        backend = slurm.restore({"job": "7"})
+        backend = slurm.Slurm.restore({"job": "7"})
         assert [(host.name, host.cores) for host in backend.hosts()] == [("n1", 6), ("n2", 2)]
         assert backend.saved() == {"job": "9"}
 
@@ -367,9 +366,9 @@ def test_resume_moves_to_the_allocation_it_is_in_once_the_old_one_has_ended(
 def test_a_job_that_has_ended_says_how_to_go_on(jobs: dict[str, str]) -> None:
     jobs["7"] = "TIMEOUT"
     with pytest.raises(LaunchError, match=r"Slurm job 7 is TIMEOUT: resume the run in another allocation, `salloc"):
-        slurm.restore({"job": "7"}).hosts()
+        slurm.Slurm.restore({"job": "7"}).hosts()
     with pytest.raises(HostsGone, match="Slurm job 8 has ended"):
-        slurm.restore({"job": "8"}).start(Host("n1"), ["python"])
+        slurm.Slurm.restore({"job": "8"}).start(Host("n1"), ["python"])
 
 
 def test_a_requeued_job_keeps_the_options_of_the_launch(invoke: Invoke, file: Path) -> None:
@@ -380,7 +379,7 @@ def test_a_requeued_job_keeps_the_options_of_the_launch(invoke: Invoke, file: Pa
 
 
 def test_the_array_has_a_task_for_each_unfinished_run(tmp_path: Path) -> None:
-    script = slurm.array_script(tmp_path / "a b%", [0, 2, 3, 4], 2)
+    script = slurm.Slurm.array_script(tmp_path / "a b%", [0, 2, 3, 4], 2)
     assert "#SBATCH --job-name='a b%'\n" in script
     assert "#SBATCH --array=0,2-4%2\n" in script
     assert f"--output='{tmp_path}/a b%%/logs/slurm-%A_%a.out'\n" in script

@@ -37,8 +37,6 @@ VERSIONS = {"code": "1", "versions": {"p2pfl-mesh": "1", "torch": "2", "numpy": 
 class ScriptedBackend:
     """One host; the test stands in for its process."""
 
-    name = "scripted"
-
     def hosts(self) -> list[Host]:
         return [Host("alpha", peers=(0, 1))]
 

@@ -20,8 +20,9 @@ import pytest
 from launcher.backends import multi_host
 from launcher.backends.hosts import Host, HostStream, place, ready, stream_of
 from launcher.backends.mirror import Mirror
-from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
-from launcher.backends.ssh import read_hosts
+from launcher.backends.slurm.backend import cpus_per_node, has_gpu
+from launcher.backends.slurm.scripts import batch_script
+from launcher.backends.ssh.hosts_file import read_hosts
 from launcher.errors import LaunchError
 from launcher.facts.host_state import HostState
 from launcher.facts.processes import HOST_LOST, outcome
@@ -271,9 +272,12 @@ def test_the_batch_script_is_valid_bash_that_resumes_and_requeues(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--hosts", "x.yaml"], "--hosts is for --backend ssh"),
+        (["--hosts", "x.yaml"], "--hosts is for runs on other hosts: add --backend"),
+        (["--backend", "slurm", "--hosts", "x.yaml"], "--hosts is not for --backend slurm"),
+        (["--backend", "ssh", "--sbatch"], "backend ssh prints no batch scripts"),
+        (["--backend", "pbs"], "unknown backend 'pbs'; installed: local, ray, slurm, ssh"),
         (["--host-dir", "x"], "--host-dir is for runs on other hosts"),
-        (["--sbatch"], "--sbatch is for --backend slurm"),
+        (["--sbatch"], "--sbatch is for runs on other hosts: add --backend"),
         (["--backend", "slurm", "--sbatch", "--run-dir", "x"], "--sbatch chooses the run folder from the job's id"),
         (["--backend", "ssh"], "--backend ssh needs --hosts FILE"),
         (["--backend", "slurm"], "not inside a Slurm allocation"),

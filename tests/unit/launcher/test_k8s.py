@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from launcher.backends.kubernetes import MAX_CONFIG, Manifests
+from launcher.backends.kubernetes.manifests import MAX_CONFIG, Manifests
 from launcher.errors import ManifestError
 from p2pfl.errors import KeysError, RunFileError
 from p2pfl.run_file.load import load

@@ -12,8 +12,8 @@ from contextlib import suppress
 import pytest
 
 from launcher.backends.hosts import Host, HostStream
-from launcher.backends.ray import Driver, Ray
-from launcher.backends.ray_plan import RayOptions
+from launcher.backends.ray.backend import Driver, Ray
+from launcher.backends.ray.plan import RayOptions
 from launcher.errors import LaunchError
 
 DRIVER = """
@@ -27,7 +27,7 @@ while data := connection.recv(65536):
     if do in answers:
         connection.sendall((json.dumps({"ok": answers[do]}) + "\\n").encode())
 """
-"""In place of ray_driver.py: answers some requests, and none of the others."""
+"""In place of driver.py: answers some requests, and none of the others."""
 
 MakeDriver = Callable[..., Driver]
 
@@ -89,7 +89,7 @@ def test_a_problem_with_a_node_names_it_and_does_not_end_the_launcher(
 ) -> None:
     ray = launched(make_driver(connect=[], reserve=["10.0.0.7"], start=None))
     stream = start(ray)
-    monkeypatch.setattr("launcher.backends.ray.ANSWER", 0.2)
+    monkeypatch.setattr("launcher.backends.ray.backend.ANSWER", 0.2)
     assert "node 10.0.0.7: the Ray driver process did not answer 'outcome' within" in stream.outcome()
     assert "the Ray driver process has ended" in str(stream.kill()), "asks nobody"
     stream.close()

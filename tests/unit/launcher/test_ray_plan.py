@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.backends import ray
 from launcher.backends.hosts import BackendOptions
-from launcher.backends.ray import Ray
-from launcher.backends.ray_plan import Demand, Node, RayOptions, plan
+from launcher.backends.ray.backend import Ray
+from launcher.backends.ray.plan import Demand, Node, RayOptions, plan
 from launcher.errors import LaunchError
 from launcher.prepare import LaunchRequest
 from p2pfl.errors import MissingExtra, RunFileError
@@ -78,8 +77,8 @@ def test_names_what_is_asked_for_and_what_there_is() -> None:
         plan(Demand(20), RayOptions(gpus=0.25), nodes)
     assert str(error.value) == (
         "the Ray cluster has no room: 20 peers ask for 0.25 GPUs per peer; 10.0.0.1 has 0 GPUs free of 0 GPUs (room "
-        "for 0); 10.0.0.2 has 0 GPUs free of 0 GPUs (room for 0); ask for less with --ray cpus=, gpus= or memory=, "
-        "add nodes, or wait for them with --ray wait=SECONDS"
+        "for 0); 10.0.0.2 has 0 GPUs free of 0 GPUs (room for 0); ask for less with --option cpus=, gpus= or "
+        "memory=, add nodes, or wait with --option wait=SECONDS"
     )
 
 
@@ -128,16 +127,16 @@ def test_parses_options() -> None:
     [
         (
             "cpu=1",
-            "--ray cpu=1: should be KEY=VALUE with one of address, hosts, cpus, gpus, memory, wait, runtime_env",
+            "--option cpu=1: should be KEY=VALUE with one of address, hosts, cpus, gpus, memory, wait, runtime_env",
         ),
-        ("hosts", "--ray hosts: should be KEY=VALUE"),
-        ("hosts=0", "--ray hosts=0: should be a number of nodes, at least 1"),
-        ("cpus=nan", "--ray cpus=nan: should be a number of CPUs per peer"),
-        ("gpus=1.5", "--ray gpus=1.5: should be a fraction of one GPU"),
-        ("memory=2 chairs", "--ray memory=2 chairs: should be a number of bytes, e.g. 500MB"),
-        ("memory=4", "--ray memory=4: is 4 bytes per peer; did you mean 4GB?"),
-        ("runtime_env=missing.yaml", "--ray runtime_env=missing.yaml: cannot be read: No such file"),
-        ("address=", "--ray address=: should be HOST:PORT"),
+        ("hosts", "--option hosts: should be KEY=VALUE"),
+        ("hosts=0", "--option hosts=0: should be a number of nodes, at least 1"),
+        ("cpus=nan", "--option cpus=nan: should be a number of CPUs per peer"),
+        ("gpus=1.5", "--option gpus=1.5: should be a fraction of one GPU"),
+        ("memory=2 chairs", "--option memory=2 chairs: should be a number of bytes, e.g. 500MB"),
+        ("memory=4", "--option memory=4: is 4 bytes per peer; did you mean 4GB?"),
+        ("runtime_env=missing.yaml", "--option runtime_env=missing.yaml: cannot be read: No such file"),
+        ("address=", "--option address=: should be HOST:PORT"),
     ],
 )
 def test_names_a_wrong_option(text: str, problem: str) -> None:
@@ -182,21 +181,23 @@ def make(tmp_path: Path, device: str, *options: str) -> Ray:
     path.write_text(
         f"{{name: x, rounds: 1, peers: 2, data: {{dataset: digits}}, algorithm: local, device: {device}}}"
     )
-    return ray.make(BackendOptions(ray=options, request=LaunchRequest(path)))
+    return Ray.make(BackendOptions(settings=options, request=LaunchRequest(path)))
 
 
 @pytest.mark.exhaustive
 def test_a_run_on_gpus_must_ask_for_them(tmp_path: Path) -> None:
-    with pytest.raises(RunFileError, match=r"device: cuda, but no GPUs are asked for: add e\.g\. --ray gpus=0\.25"):
+    with pytest.raises(
+        RunFileError, match=r"device: cuda, but no GPUs are asked for: add e\.g\. --option gpus=0\.25"
+    ):
         make(tmp_path, "cuda")
-    with pytest.raises(LaunchError, match=r"--ray gpus=0\.5: the run file says `device: cpu`"):
+    with pytest.raises(LaunchError, match=r"--option gpus=0\.5: the run file says `device: cpu`"):
         make(tmp_path, "cpu", "gpus=0.5")
     assert make(tmp_path, "auto", "gpus=0.5").demand == Demand(2)
 
 
 def test_a_resumed_run_reserves_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     first = Ray(RayOptions(cpus=0.5), None, "p2pfl-1", [{"CPU": 2.0}], ["10.0.0.7"])
-    again = ray.restore(first.saved())
+    again = Ray.restore(first.saved())
     assert (again.options, again.namespace, again.bundles, again.nodes) == (
         *(first.options, first.namespace, first.bundles, first.nodes),
     )

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from launcher.tracking import backends
+from launcher.tracking import tracker
 from launcher.tracking.__main__ import none_runs, track
-from launcher.tracking.backends import Tracked
 from launcher.tracking.follow import LAG, Means
+from launcher.tracking.tensorboard import TensorBoard
+from launcher.tracking.tracker import Tracked
 from p2pfl.errors import RunFileError
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_folder.folder import RunFolder
@@ -218,7 +219,7 @@ def test_writes_event_files_that_tensorboard_reads(make_folder: MakeFolder) -> N
     (folder.root / "tracking").mkdir()
     for peer in range(2):
         append(folder, peer, record(peer, 0, 0.25), record(peer, 1, 0.5))
-    track(folder, {"name": "toy"}, {"name": "tensorboard"}, backends.TensorBoard, lambda: True)
+    track(folder, {"name": "toy"}, {"name": "tensorboard"}, TensorBoard, lambda: True)
     for stream in ("peer-00", "peer-01", "mean"):
         events = EventAccumulator(str(folder.root / "tensorboard" / stream)).Reload()
         assert [(event.step, event.value) for event in events.Scalars("accuracy")] == [(0, 0.25), (1, 0.5)]
@@ -236,7 +237,7 @@ def test_trackers_do_not_change_the_config_hash() -> None:
 @pytest.mark.parametrize(
     ("track", "reason"),
     [
-        (["comet"], "unknown 'comet'; known: tensorboard, wandb, mlflow"),
+        (["comet"], "unknown 'comet'; known: mlflow, tensorboard, wandb"),
         (["wandb", {"name": "wandb", "pooled": True}], "list each tracker once; repeated: wandb"),
         ([{"name": "tensorboard", "project": "x"}], "tensorboard has no projects"),
     ],
@@ -251,7 +252,7 @@ def test_rejects_invalid_trackers(track: Any, reason: str) -> None:
 def test_a_missing_library_is_an_error_before_there_is_a_run(
     tmp_path: Path, file: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    monkeypatch.setattr(backends, "LIBRARIES", {"wandb": "no_such_module"})
+    monkeypatch.setattr(tracker, "EXTRAS", {"wandb": ("no_such_module", "wandb")})
     outcome = invoke(command, file, "--set", "track=[wandb]", "--run-dir", tmp_path / "run")
     assert outcome.exit_code == 2
     assert "track.0: the tracker wandb needs wandb" in outcome.stderr

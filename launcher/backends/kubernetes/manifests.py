@@ -34,7 +34,7 @@ from launcher.backends.container_files import (
     files_of_run,
     reads_dataset_files,
 )
-from launcher.backends.manifest_files import Manifest, dump
+from launcher.backends.kubernetes.manifest_files import Manifest, dump
 from launcher.errors import ManifestError
 from p2pfl.run_folder.key_files import PUBLIC, check, private_file
 

@@ -1,4 +1,4 @@
-"""``python -m launcher.backends.ray_driver FD``: does for the launcher what needs Ray.
+"""``python -m launcher.backends.ray.driver FD``: does for the launcher what needs Ray.
 
 The launcher does not import Ray, which has threads, as a process that forks must not, and prints to stdout.
 Requests and replies are lines of JSON on a socket, one at a time:
@@ -15,7 +15,7 @@ Requests and replies are lines of JSON on a socket, one at a time:
     → {"do": "close"}
     ← {"error": "<text>"}                                       instead of "ok"
 
-A stream's bytes go to and come from a host process, which the actor of the bundle (ray_actor.py) starts on its node.
+A stream's bytes go to and come from a host process, which the actor of the bundle (host_actor.py) starts on its node.
 If this process ends, e.g. with the launcher, the actors go on.
 """
 
@@ -44,8 +44,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from launcher.backends import ray_actor
-from launcher.backends.ray_plan import ENVIRONMENT
+from launcher.backends.ray import host_actor
+from launcher.backends.ray.plan import ENVIRONMENT
 
 GROUP = "p2pfl"
 """Name of the placement group in the namespace of the run."""
@@ -167,7 +167,7 @@ class Driver:
         self._has_environment = False
         self._lock = threading.Lock()
         self._pause = threading.Event()
-        cloudpickle.register_pickle_by_value(ray_actor)
+        cloudpickle.register_pickle_by_value(host_actor)
 
     # ---- requests --------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Driver:
             asked = f"at {address}" if address else "on this host, and $RAY_ADDRESS is not set"
             raise Problem(
                 f"no Ray cluster {asked} ({_text(error)}); start one with `ray start --head`, let this host join it "
-                "with `ray start --address=HOST:6379`, or give --ray address=HOST:6379"
+                "with `ray start --address=HOST:6379`, or give --option address=HOST:6379"
             ) from None
         except (RuntimeError, ValueError, TypeError, RayError) as error:  # another version of Ray, among others
             about = f" with this {ENVIRONMENT}" if runtime_env else ""
@@ -328,7 +328,7 @@ class Driver:
         end = monotonic() + START
         while True:
             try:
-                return ray.remote(ray_actor.HostActor).options(**options).remote()
+                return ray.remote(host_actor.HostActor).options(**options).remote()
             except ValueError:  # the name is taken until Ray has noticed the end of its predecessor
                 if monotonic() > end:
                     raise

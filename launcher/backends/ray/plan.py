@@ -31,7 +31,7 @@ LEAST_MEMORY = 2**20
 
 @dataclass(frozen=True)
 class RayOptions:
-    """``--ray KEY=VALUE`` of `p2pfl launch`.
+    """``--option KEY=VALUE`` of `p2pfl launch`.
 
     Attributes:
         address: of the cluster: HOST:PORT; default: $RAY_ADDRESS, or the cluster of this host.
@@ -60,15 +60,15 @@ class RayOptions:
             key, equals, value = text.partition("=")
             parse = _PARSERS.get(key)
             if parse is None or not equals:
-                problems.append(f"--ray {text}: should be KEY=VALUE with one of {', '.join(_PARSERS)}")
+                problems.append(f"--option {text}: should be KEY=VALUE with one of {', '.join(_PARSERS)}")
                 continue
             try:
                 values[key] = parse(value)
             except ValueError as error:
-                problems.append(f"--ray {text}: {error}")
+                problems.append(f"--option {text}: {error}")
         gpus = values.get("gpus", 0.0)
         if gpus > 1 and gpus != int(gpus):
-            problems.append(f"--ray gpus={gpus:g}: should be a fraction of one GPU, e.g. 0.25, or a whole number")
+            problems.append(f"--option gpus={gpus:g}: should be a fraction of one GPU, e.g. 0.25, or a whole number")
         if problems:
             raise LaunchError("\n".join(problems))
         return cls(**values)
@@ -263,7 +263,7 @@ def _too_little(demand: Demand, options: RayOptions, nodes: Sequence[Node], why:
         for node in nodes
     ]
     there = "; ".join(has) if has else "no node is alive"
-    remedy = "ask for less with --ray cpus=, gpus= or memory=, add nodes, or wait for them with --ray wait=SECONDS"
+    remedy = "ask for less with --option cpus=, gpus= or memory=, add nodes, or wait with --option wait=SECONDS"
     return f"the Ray cluster has no room: {asked}{f', and {why}' if why else ''}; {there}; {remedy}"
 
 

@@ -1,8 +1,8 @@
 """``p2pfl launch FILE --backend slurm``: the nodes of one Slurm allocation, one step (``srun``) each.
 
 Inside ``salloc`` or a batch job, the nodes are those of the allocation; peers are spread by the CPUs granted on each.
-``--sbatch`` prints a batch script instead. Only the GPUs that Slurm has granted are used: each step sees those in its
-CUDA_VISIBLE_DEVICES, and none if the job has none.
+``--sbatch`` prints a batch script instead (scripts.py). Only the GPUs that Slurm has granted are used: each step sees
+them in its CUDA_VISIBLE_DEVICES, and none if the job has none.
 
 A node whose step dies gets a new one, and its peers resume from their checkpoints there. Before the time limit, Slurm
 signals the batch script, and that this launcher, which stops the peers; they write checkpoints, and then the
@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from launcher import formatting
 from launcher.backends.hosts import BackendOptions, Host, HostStream, stream_of
+from launcher.backends.slurm import scripts
 from launcher.errors import HostsGone, LaunchError
 
 NOT_INSIDE = (
@@ -35,8 +33,6 @@ RESUME = (
 )
 ALIVE = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT")
 """States of jobs of which processes may run."""
-SIGNAL_SECONDS = 60
-"""Seconds before the time limit at which the peers are stopped. Slurm may send the signal up to a minute earlier."""
 NO_GPU = "Slurm has granted this job no GPU: ask for one, e.g. by --gres=gpu:1 or --gres=shard:1"
 CONTROL_TIMEOUT = 60.0
 """Seconds that scontrol may take."""
@@ -48,10 +44,25 @@ class Slurm:
     ``hosts``, of a new or resumed run, moves it to the allocation that this process runs in, if there is one.
     """
 
-    name = "slurm"
+    reads = ()
+    batch_script = staticmethod(scripts.batch_script)
+    array_script = staticmethod(scripts.array_script)
 
     def __init__(self, job: str) -> None:
         self._job = job
+
+    @classmethod
+    def make(cls, options: BackendOptions) -> Self:
+        """Find the allocation that this process runs in. Raises LaunchError."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None:
+            raise LaunchError(NOT_INSIDE)
+        return cls(job)
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Any]) -> Self:
+        """Use the allocation of the run."""
+        return cls(saved["job"])
 
     def hosts(self) -> list[Host]:
         here = os.environ.get("SLURM_JOB_ID", self._job)
@@ -96,19 +107,6 @@ class Slurm:
 
     def close(self) -> None:
         """Nothing: the steps end with their streams."""
-
-
-def make(options: BackendOptions) -> Slurm:
-    """Find the allocation that this process runs in. Raises LaunchError."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        raise LaunchError(NOT_INSIDE)
-    return Slurm(job)
-
-
-def restore(saved: Mapping[str, Any]) -> Slurm:
-    """Use the allocation of the run."""
-    return Slurm(saved["job"])
 
 
 def cpus_per_node(text: str, nodes: int, total: str) -> list[int]:
@@ -170,102 +168,3 @@ def _end(job: Mapping[str, str]) -> str:
 def _fields(line: str) -> dict[str, str]:
     """Return the fields of a line of `scontrol show … --oneliner`."""
     return dict(part.split("=", 1) for part in line.split() if "=" in part)
-
-
-# ---- the batch script --------------------------------------------------------------------------------------------
-
-SCRIPT = """\
-#!/bin/bash
-# Submit with `sbatch FILE [RUN]`. Options of sbatch take precedence, e.g. --nodes 3 --time 4:00:00 --gres gpu:1.
-# RUN, the folder of a run that was stopped, is resumed.
-#SBATCH --job-name={name}
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --time=01:00:00
-#SBATCH --signal=B:TERM@{seconds}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output={name}-%j.out
-cd {folder} || exit 1
-if [ -n "$1" ] && [ ! -e "$1/run.yaml" ]; then
-    echo "$1: not a run folder (no run.yaml in it)" >&2
-    exit 1
-fi
-run=${{1:-{out}/{name}-$SLURM_JOB_ID}}    # on a file system that all nodes share, to resume on other nodes
-if [ -e "$run/run.yaml" ]; then
-    {p2pfl} resume "$run"{resume} &
-else
-    {p2pfl} launch {arguments} --run-dir "$run" &
-fi
-"""
-REQUEUE = """\
-launcher=$!
-ending=
-trap 'ending=yes; kill -TERM $launcher' TERM    # the time limit is near: the peers write checkpoints
-wait $launcher; code=$?
-while kill -0 $launcher 2> /dev/null; do wait $launcher; code=$?; done    # the signal has interrupted wait
-if [ -n "$ending" ] && [ $code -ne 0 ]; then
-    scontrol requeue incomplete "$SLURM_JOB_ID"    # the next start resumes the run; not after scancel
-fi
-exit $code
-"""
-
-
-ARRAY = """\
-#!/bin/bash
-# Submit with `sbatch FILE`; again to continue what has not finished. Each task of the array is a run of the sweep.
-# Options of sbatch take precedence, e.g. --time 4:00:00 --cpus-per-task 8 --gres gpu:1 --array 0-5%2
-#SBATCH --job-name={name}
-#SBATCH --array={tasks}
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --time=01:00:00
-#SBATCH --signal=B:TERM@{seconds}
-#SBATCH --requeue
-#SBATCH --open-mode=append
-#SBATCH --output={output}
-{p2pfl} sweep {folder} --task "$SLURM_ARRAY_TASK_ID" &
-"""
-
-
-def array_script(folder: Path, tasks: Sequence[int], most: int | None) -> str:
-    """Return a batch script for the runs of a sweep.
-
-    Args:
-        folder: of the sweep.
-        tasks: numbers of the runs.
-        most: maximum number of tasks at the same time; None: as many as Slurm allows.
-    """
-    numbers = formatting.ids(tasks, most=len(tasks)).replace(" ", ",")
-    return (
-        ARRAY.format(
-            name=shlex.quote(folder.name),
-            tasks=numbers if most is None else f"{numbers}%{most}",
-            seconds=SIGNAL_SECONDS,
-            output=shlex.quote(f"{folder / 'logs'}".replace("%", "%%") + "/slurm-%A_%a.out"),
-            p2pfl=shlex.join([sys.executable, "-P", "-m", "launcher.cli"]),
-            folder=shlex.quote(str(folder)),
-        )
-        + REQUEUE
-    )
-
-
-def batch_script(name: str, out: Path, arguments: Sequence[str], resume: Sequence[str] = ()) -> str:
-    """Return a batch script for a run.
-
-    Args:
-        name: of the run.
-        out: folder of its run folder.
-        arguments: those of `p2pfl launch`.
-        resume: options of `p2pfl resume`, which the next starts use.
-    """
-    script = SCRIPT.format(
-        name=name,
-        seconds=SIGNAL_SECONDS,
-        folder=shlex.quote(str(Path.cwd())),
-        out=shlex.quote(str(out)),
-        p2pfl=shlex.join([sys.executable, "-P", "-m", "launcher.cli"]),
-        arguments=shlex.join(arguments),
-        resume="".join(f" {shlex.quote(option)}" for option in resume),
-    )
-    return script + REQUEUE

@@ -1,74 +1,31 @@
-"""``p2pfl launch FILE --backend ssh --hosts hosts.yaml``: hosts without a scheduler, one ssh connection each.
+"""The file of ``--hosts``: a list of hosts.
 
-    - alpha                               # a name for ssh: from ~/.ssh/config, DNS, or user@host
-    - name: beta
-      address: 10.0.0.2                   # what the other hosts connect to; default: what ssh has connected to
-      python: /opt/p2pfl/bin/python       # the Python that has p2pfl; default: the path of the launcher's
-      folder: /scratch/run1               # run folder there; default: the launcher's path, or --host-dir
-      slots: 4                            # peers that compute at the same time; default: as the run file says
-      gpus: [0, 1]                        # only these; default: all, [] none
-      peers: 0-6                          # default: by weight, after those that are named
-      weight: 2                           # default: slots, or cores
-      environment: {P2PFL_DATA: /data}    # variables of the host process
-      ssh: [-p, "2222"]                   # further options of ssh
-
-Keys must let ssh in without a password (BatchMode).
+- alpha                               # a name for ssh: from ~/.ssh/config, DNS, or user@host
+- name: beta
+  address: 10.0.0.2                   # what the other hosts connect to; default: what ssh has connected to
+  python: /opt/p2pfl/bin/python       # the Python that has p2pfl; default: the path of the launcher's
+  folder: /scratch/run1               # run folder there; default: the launcher's path, or --host-dir
+  slots: 4                            # peers that compute at the same time; default: as the run file says
+  gpus: [0, 1]                        # only these; default: all, [] none
+  peers: 0-6                          # default: by weight, after those that are named
+  weight: 2                           # default: slots, or cores
+  environment: {P2PFL_DATA: /data}    # variables of the host process
+  ssh: [-p, "2222"]                   # further options of ssh
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher.backends.hosts import BackendOptions, Host, HostStream, stream_of
+from launcher.backends.hosts import Host
 from launcher.errors import LaunchError
 from p2pfl import PeerId
-
-SSH = (
-    "ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15",
-    "-o", "ServerAliveCountMax=4",
-)  # fmt: skip
-"""A host that does not answer for a minute counts as lost. These precede, and override, the user's configuration."""
-
-
-class Ssh:
-    """Starts a host process by ssh. ``options``: further options of ssh by host."""
-
-    name = "ssh"
-
-    def __init__(self, hosts: Sequence[Host], options: Mapping[str, Sequence[str]]) -> None:
-        self._hosts = list(hosts)
-        self._options = {name: list(given) for name, given in options.items()}
-
-    def hosts(self) -> list[Host]:
-        return self._hosts
-
-    def start(self, host: Host, command: Sequence[str]) -> HostStream:
-        options = self._options.get(host.name, [])
-        return stream_of([*SSH, *options, "--", host.name, f"exec {shlex.join(command)}"])
-
-    def saved(self) -> dict[str, Any]:
-        return {"ssh": self._options}
-
-    def close(self) -> None:
-        """Nothing: the connections end with their streams."""
-
-
-def make(options: BackendOptions) -> Ssh:
-    """Read the hosts file. Raises LaunchError."""
-    if options.hosts is None:
-        raise LaunchError("--backend ssh needs --hosts FILE, a YAML list of hosts")
-    return Ssh(*read_hosts(options.hosts))
-
-
-def restore(saved: Mapping[str, Any]) -> Ssh:
-    return Ssh([], saved["ssh"])
 
 
 def read_hosts(path: Path) -> tuple[list[Host], dict[str, list[str]]]:

@@ -1,7 +1,7 @@
 """``p2pfl launch FILE --backend ray``: the nodes of a Ray cluster, one bundle of a placement group each.
 
-This process does not import Ray. The driver process (ray_driver.py) does, and relays between the launcher and the
-host processes, which actors (ray_actor.py) start on the nodes. How peers are divided among nodes: ray_plan.py.
+This process does not import Ray. The driver process (driver.py) does, and relays between the launcher and the
+host processes, which actors (host_actor.py) start on the nodes. How peers are divided among nodes: plan.py.
 
 A node that dies has its peers restarted on another: Ray moves the node's bundle to a node with room, or, if only CPUs
 are reserved, they share the bundle of another host of the run.
@@ -19,10 +19,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from launcher.backends.hosts import BackendOptions, Host, HostStream
-from launcher.backends.ray_plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
+from launcher.backends.ray.plan import ENVIRONMENT, WAIT, Bundle, Demand, Node, RayOptions, amounts, plan
 from launcher.child import in_child
 from launcher.descriptors import memory_file
 from launcher.errors import LaunchError
@@ -94,7 +94,7 @@ class Driver:
         with theirs:
             os.ftruncate(self._errors, 0)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "launcher.backends.ray_driver", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "launcher.backends.ray.driver", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
@@ -137,10 +137,29 @@ class Ray:
     namespace: str = ""
     bundles: list[dict[str, float]] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
-    name = "ray"
+    reads: ClassVar = ("--option",)
 
     def __post_init__(self) -> None:
         self._driver = Driver()
+
+    @classmethod
+    def make(cls, options: BackendOptions) -> Self:
+        """Find out what the run needs. Raises LaunchError, RunFileError."""
+        asked = RayOptions.parse(options.settings)
+        assert options.request is not None
+        request = options.request
+        demand = in_child(lambda: _demand(request.check(), asked))
+        return cls(asked, demand, namespace=f"p2pfl-{secrets.token_hex(8)}")
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Any]) -> Self:
+        """Make the backend of a run that was launched before."""
+        return cls(
+            RayOptions(**saved["options"]),
+            namespace=saved["namespace"],
+            bundles=[dict(bundle) for bundle in saved["bundles"]],
+            nodes=list(saved["nodes"]),
+        )
 
     def hosts(self) -> list[Host]:
         """Divide the peers among the nodes, and reserve what they need. Raises LaunchError."""
@@ -169,7 +188,7 @@ class Ray:
                 raise
             if self.options.hosts is None:
                 raise LaunchError(
-                    "--ray wait= needs --ray hosts=N too: nodes that do not exist yet get equal parts"
+                    "--option wait= needs --option hosts=N too: nodes that do not exist yet get equal parts"
                 ) from None
             room = {"CPU": float("inf"), "GPU": float("inf"), "memory": float("inf")}
             needs_cpu = self.options.cpus is None and not self.options.gpus
@@ -204,7 +223,7 @@ class Ray:
             free = "; ".join(f"{node.address}: {amounts(node.free)} of {amounts(node.total)}" for node in nodes)
             raise LaunchError(
                 f"Ray: {error}: {asked}; free now: {free or 'no node is alive'}; other jobs may have taken it: try "
-                "later, or wait longer with --ray wait=SECONDS"
+                "later, or wait longer with --option wait=SECONDS"
             ) from None
 
     def start(self, host: Host, command: Sequence[str]) -> HostStream:
@@ -265,30 +284,13 @@ class Ray:
             self._driver.close()
 
 
-def make(options: BackendOptions) -> Ray:
-    """Find out what the run needs. Raises LaunchError, RunFileError."""
-    asked = RayOptions.parse(options.ray)
-    assert options.request is not None
-    request = options.request
-    demand = in_child(lambda: _demand(request.check(), asked))
-    return Ray(asked, demand, namespace=f"p2pfl-{secrets.token_hex(8)}")
-
-
 def _demand(run: Run, options: RayOptions) -> Demand:
     device = run.file.device
     if device == "cuda" and not options.gpus:
-        problem = "cuda, but no GPUs are asked for: add e.g. --ray gpus=0.25, a quarter of a GPU per peer"
+        problem = "cuda, but no GPUs are asked for: add e.g. --option gpus=0.25, a quarter of a GPU per peer"
         raise run.error_at("device", LaunchError(problem))
     if device == "cpu" and options.gpus:
-        raise LaunchError(f"--ray gpus={options.gpus:g}: the run file says `device: cpu`; leave out one of the two")
+        raise LaunchError(
+            f"--option gpus={options.gpus:g}: the run file says `device: cpu`; leave out one of the two"
+        )
     return Demand(run.peers, run.file.threads, run.file.slots)
-
-
-def restore(saved: Mapping[str, Any]) -> Ray:
-    """Make the backend of a run that was launched before."""
-    return Ray(
-        RayOptions(**saved["options"]),
-        namespace=saved["namespace"],
-        bundles=[dict(bundle) for bundle in saved["bundles"]],
-        nodes=list(saved["nodes"]),
-    )

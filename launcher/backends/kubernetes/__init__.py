@@ -1,0 +1,1 @@
+"""Peers as pods of a Kubernetes cluster."""

@@ -1,0 +1,1 @@
+"""Peers on the nodes of a Slurm allocation."""

@@ -1,0 +1,1 @@
+"""Peers on hosts without a scheduler, by ssh."""
