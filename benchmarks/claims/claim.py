@@ -125,15 +125,14 @@ class Left:
     Attributes:
         where, name, paper: as in ``Claim``.
         reason: why: a dataset that is missing, the size, or that it is a setting or a picture, not a claim.
-        cells: the runs that would decide it at the paper's size, which the ledger prices: {label: settings} for each
-            cell of the table, that is each dataset and setting; none if it has no price.
+        cost: of all runs that would decide it at the paper's size, with five seeds.
     """
 
     name: str
     where: str
     paper: str
     reason: str
-    cells: Sequence[Mapping[str, Settings]] = ()
+    cost: str = "–"
 
 
 @dataclass(frozen=True, eq=False)
