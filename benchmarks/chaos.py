@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.session import metrics
 

@@ -32,7 +32,7 @@ import click
 from benchmarks.scenarios import NotInstalled, check_messages, command, p2pfl, run, uninterrupted, wait
 from launcher.collect.limits import Limit
 from launcher.collect.locations import IN_CONTAINER, Container
-from launcher.views.summary import settings
+from launcher.facts.summary import settings
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 from p2pfl.session import metrics

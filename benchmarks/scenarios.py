@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 
 from benchmarks.namespaces import Unavailable
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
 from p2pfl.run_folder.folder import RunFolder
 
 TICK = 0.1

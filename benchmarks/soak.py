@@ -32,8 +32,8 @@ from scipy import stats
 from benchmarks.bench import procfs
 from benchmarks.bench.measuring import kill_tree, scratch_folder
 from benchmarks.bench.runs import light
-from launcher.backends.processes import find_process
-from launcher.views.digests import compare
+from launcher.facts.digests import compare
+from launcher.facts.processes import find_process
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import PeerFolder, RunFolder
 

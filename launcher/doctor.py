@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from launcher import formatting
 from launcher.backends.checks import check_addresses, check_keys, check_ports
 from launcher.backends.limits import check_limits, task_limits
 from launcher.backends.mps import CONTROL
 from launcher.prepare import check_report
 from launcher.tracking.processes import check_trackers
-from launcher.views import formatting
 from p2pfl.control_groups import available_memory, cores, cpu_quota, usable_cores
 from p2pfl.errors import P2pflError
 from p2pfl.run_folder.files import obstacle

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from launcher.sweep.folder import is_sweep
+from launcher.facts.sweep_folder import is_sweep
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.run_folder import tidy
 from p2pfl.run_folder.files import write_atomically, write_errors

@@ -10,8 +10,8 @@ from multiprocessing import active_children  # noqa: TID251  # unpickles nothing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.commands.group import echo
 from launcher.errors import LaunchError
+from launcher.formatting.console import echo
 from p2pfl.errors import MissingExtra
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.run_folder.new_run import create
@@ -47,8 +47,8 @@ class LaunchRequest:
         Raises:
             RunFileError: something is wrong with one of them.
         """
-        from p2pfl.plugins import end_servers, left_running  # imports torch: not before the warm process
-        from p2pfl.session.build import check_models, load_data
+        from p2pfl.leftover_processes import end_servers, left_running
+        from p2pfl.session.build import check_models, load_data  # imports torch: not before the warm process
 
         run = self.check()
         dataset, subsets = load_data(run)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from launcher.facts.summary import settings
 from launcher.lossy_output import dropping
 from launcher.views.progress import Progress, progress_on
-from launcher.views.summary import settings
 from p2pfl.run_folder.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ class PlannedRun:
         return self._checked_data()[1]
 
     def _checked_data(self) -> tuple[Dataset, list[Subset]]:
-        """Load the data and check the models. Warns about what may be wrong with those of users."""
+        """Load the data and check the models. Warns about what may be wrong with a user's model."""
         data = load_data(self._run)
         for remark in check_models(self._run, *data) if has_models_of_users(self._run) else ():
             warnings.warn(remark, ModelWarning, stacklevel=3)
@@ -279,7 +279,7 @@ class RecordedRun:
         """Return the weights of a peer's ``model``, for ``load_state_dict`` of the class that the run file names.
 
         Those of models that the run file does not name by a class, or whose number of features it changes, are called
-        ``backbone.…`` and ``head.…``. Errors are those of ``model``.
+        ``backbone.…`` and ``head.…``. Raises the errors of ``model``.
         """
         return self.model(peer).plain_state_dict()
 

@@ -69,7 +69,7 @@ def cpu_quota(root: Path = Path("/")) -> Quota | None:
 
 
 def cores() -> int:
-    """Return the cores that this process may run on: those of its affinity."""
+    """Return the cores that this process may run on: its affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

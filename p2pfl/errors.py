@@ -54,7 +54,7 @@ class P2pflError(Exception):
     """Exit code of a peer that ends because of it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Not by the constructor: those of some errors take other arguments than the message.
+        # Not by the constructor: some errors' constructors take other arguments than the message.
         return _restore, (type(self), self.args, self.__dict__)
 
 

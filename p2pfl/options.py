@@ -1,7 +1,7 @@
 """Named things with parameters: what ``{name: ring, ...}`` in a run file is parsed into.
 
 An :class:`Options` subclass is a frozen dataclass whose fields are the parameters; the string under a field is
-its note. A :class:`Table` maps the names allowed in a run file to what they name. Errors list the known names.
+its note. Errors list the known names.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import dataclasses
 import difflib
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,6 @@ from pydantic import (
     ValidationError,
 )
 
-T = TypeVar("T")
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 Loc = tuple[str | int, ...]
@@ -158,69 +157,6 @@ def notes(options: type[Options]) -> list[Note]:
         key = _key(field.name)
         result.append(Note(key, types[key], default, texts.get(key, "")))
     return result
-
-
-class Table(Mapping[str, T], Generic[T]):
-    """The names that a run file may use for one kind of thing, and their values.
-
-    Args:
-        entries: the names and their values.
-        family: maps a name outside ``entries`` to its value, or None if it is unknown: for names with numbers in
-            them. Iterating over the table does not list these.
-    """
-
-    def __init__(self, entries: Mapping[str, T], family: Callable[[str], T | None] = lambda name: None) -> None:
-        self._entries = dict(entries)
-        self.defined: dict[str, str] = {}
-        """What defines each registered entry: ``my_method.Mine``."""
-        self._family = family
-        self._builtin = frozenset(entries)
-
-    def __getitem__(self, name: str) -> T:
-        if name in self._entries:
-            return self._entries[name]
-        if (value := self._family(name)) is None:
-            raise KeyError(name)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def registered(self) -> dict[str, T]:
-        """The entries that plug-ins have added."""
-        return {name: value for name, value in self._entries.items() if name not in self._builtin}
-
-    def register(self, name: str, value: T, defined: str) -> None:
-        """Add an entry. One with the same name and definition is replaced: a cell of a notebook may run again.
-
-        Args:
-            defined: what defines it: ``my_method.Mine``.
-
-        Raises:
-            OptionErrors: the name is taken.
-        """
-        if name in self and self.defined.get(name) != defined:
-            owner = f"registered by {self.defined[name]}" if name in self.defined else "built in"
-            raise OptionErrors([((), f"the name {name!r} is taken: it is {owner}; choose another")])
-        self._entries[name] = value
-        self.defined[name] = defined
-
-    def unregister(self, name: str) -> None:
-        """Remove an entry that ``register`` added."""
-        if name not in self._builtin:
-            self._entries.pop(name, None)
-            self.defined.pop(name, None)
-
-    def find(self, name: str) -> T:
-        """Look up ``name``. Raises OptionErrors with the known names and the closest one."""
-        try:
-            return self[name]
-        except KeyError:
-            raise OptionErrors([(("name",), unknown(name, self._entries))]) from None
 
 
 def unknown(found: object, known: Iterable[str], what: str = "") -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, PlainSerializer, SerializationInfo, ValidationInfo
 
 FILES = "files"
-"""The subfolder of a run folder with copies of files that run.yaml names, besides those of plug-ins."""
+"""The subfolder of a run folder with copies of files that run.yaml names, besides the files of plug-ins."""
 
 
 def base_of(info: ValidationInfo) -> Path | None:
@@ -27,7 +27,7 @@ def expanded(path: Path) -> Path:
         reason = (
             "this user has no home folder; write the path in full, or set HOME"
             if name == "~"
-            else f"{name} is no user's home folder (a path in yours begins with ~/)"
+            else f"{name} is not the home folder of a user (a path in yours begins with ~/)"
         )
         raise ValueError(f"{str(path)!r}: {reason}") from None
 

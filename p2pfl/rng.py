@@ -74,13 +74,13 @@ class Streams:
 
     @contextmanager
     def restarted(self, name: str) -> Iterator[None]:
-        """Seed all global generators, those of NumPy and Python too, from the start of the stream of that name."""
+        """Seed all global generators, NumPy's and Python's too, from the start of the stream of that name."""
         with _global_rng(self._start(name)), python_seeded():
             yield
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Seed all global generators, those of NumPy and Python too, for networks that predict and do not train.
+        """Seed all global generators, NumPy's and Python's too, for networks that predict and do not train.
 
         Each block starts the stream anew: what a network that draws random numbers predicts depends on its parameters
         and its inputs, not on earlier blocks, so that evaluations change nothing and can be repeated.

@@ -53,6 +53,14 @@ def handling(handler: Handler, numbers: Collection[signal.Signals] | None = None
             signal.signal(number, nothing if hung_up and number == signal.SIGHUP else previous)
 
 
+@contextmanager
+def counted_interrupts(*others: signal.Signals) -> Iterator[list[int]]:
+    """Collect SIGINT (Ctrl-C), SIGHUP, and ``others``, in a list instead of raising KeyboardInterrupt."""
+    received: list[int] = []
+    with handling(lambda number, frame: received.append(number), {signal.SIGINT, signal.SIGHUP, *others}):
+        yield received
+
+
 def interrupt_by(*numbers: signal.Signals) -> None:
     """Have the first of these signals interrupt this process as Ctrl-C does, and the next ones do nothing."""
     wanted = [number for number in stop_signals() if number in numbers]

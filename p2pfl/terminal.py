@@ -65,7 +65,7 @@ def _configure(name: str, encoding: str, errors: str) -> None:
         return
     try:
         stream.reconfigure(encoding=encoding, errors=errors)
-    except OSError:  # its descriptor was that of a file and is now that of a pipe, of which the stream does not know
+    except OSError:  # the stream was opened on a file, and its descriptor has become a pipe since
         setattr(sys, name, os.fdopen(stream.fileno(), "w", 1, encoding=encoding, errors=errors, closefd=False))
 
 

@@ -17,9 +17,9 @@ import yaml
 from click.testing import CliRunner
 from click.testing import Result as Outcome
 
-from launcher.backends.registration import peer_title
 from launcher.collect.collection import collect
 from launcher.commands import commands
+from launcher.facts.registration import peer_title
 from p2pfl.run_folder.folder import Phase, Result, RunFolder, Status
 
 RUN_FILE = {

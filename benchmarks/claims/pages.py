@@ -23,9 +23,9 @@ from benchmarks.claims.ledger import (
 )
 from benchmarks.claims.statistics import Verdict, interval
 from benchmarks.claims.store import Store, identity
-from launcher.comparison.groups import value_text, varied
-from launcher.flat import flatten
-from launcher.sweep.grid import short
+from launcher.comparison.groups import varied
+from launcher.formatting.flat import flatten
+from launcher.formatting.labels import short, value_text
 
 BEGIN, END = "<!-- begin: written by make claims -->", "<!-- end: written by make claims -->"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.backends.limits import check_limits
 from launcher.backends.this_host import remote_peers
 from launcher.errors import LaunchError
-from launcher.flat import flatten
+from launcher.formatting.flat import flatten
 from launcher.tracking.processes import check_trackers
 from p2pfl import PeerId
 from p2pfl.errors import KeysError

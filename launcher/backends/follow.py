@@ -13,15 +13,15 @@ from typing import Any, Literal, Protocol
 import psutil
 from rich.console import Console
 
-from launcher.backends.processes import HOST_LOST, find_process, outcome
 from launcher.backends.warm import Event
 from launcher.errors import LaunchError
+from launcher.facts.processes import HOST_LOST, find_process, outcome
 from launcher.views.progress import Display, Progress
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import AddressInUse, AlreadyRunning, WriteError
 from p2pfl.run_folder.folder import PeerFolder, RunFolder, Status
-from p2pfl.stop_signals import asks_to_kill, handling
+from p2pfl.stop_signals import asks_to_kill, counted_interrupts
 
 POLL_INTERVAL = 0.25
 """Seconds between two checks for interrupts, if the warm process reports nothing."""
@@ -389,11 +389,3 @@ def sigterm_notice(folder: RunFolder, progress: Progress) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def counted_interrupts(*others: signal.Signals) -> Iterator[list[int]]:
-    """Collect SIGINT (Ctrl-C), SIGHUP, and ``others``, in a list instead of raising KeyboardInterrupt."""
-    received: list[int] = []
-    with handling(lambda number, frame: received.append(number), {signal.SIGINT, signal.SIGHUP, *others}):
-        yield received

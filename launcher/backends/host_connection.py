@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from launcher import formatting
 from launcher.backends.hosts import Backend, Host, HostStream
 from launcher.backends.mirror import Mirror
 from launcher.errors import LaunchError
-from launcher.views import formatting
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
 

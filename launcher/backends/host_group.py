@@ -23,9 +23,9 @@ from typing import Any
 
 from launcher.backends.host_connection import Files, HostConnection, State
 from launcher.backends.hosts import Backend, Host, ready
-from launcher.backends.processes import HOST_LOST
 from launcher.backends.warm import Event
 from launcher.errors import HostsGone, LaunchError
+from launcher.facts.processes import HOST_LOST
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_file.addresses import split

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from launcher import formatting
 from launcher.backends.checks import check_addresses, check_complete, check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.mps import multi_process_service
-from launcher.backends.processes import find_process, outcome
-from launcher.backends.registration import Requests, register
 from launcher.backends.simulation import resume as resume_simulation
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
+from launcher.facts.processes import find_process, outcome
+from launcher.facts.registration import Requests, register
+from launcher.facts.summary import Summary, measured_seconds, summarize
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import tracking
-from launcher.views import formatting
 from launcher.views.progress import print_run_path
-from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from launcher import formatting
 from launcher.backends import hosts as backends
 from launcher.backends.checks import check_start, check_unchanged
 from launcher.backends.follow import Restart, follow
 from launcher.backends.host_connection import Files
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import POLL_INTERVAL, HostState, ask, starting
 from launcher.backends.hosts import Backend, BackendOptions, Host
 from launcher.backends.named_files import copy_named_files
-from launcher.backends.processes import outcome
-from launcher.backends.registration import Requests, launcher_title
 from launcher.backends.remote_processes import Remote
 from launcher.child import in_child
 from launcher.errors import HostsGone, LaunchError
+from launcher.facts.host_state import POLL_INTERVAL, HostState, ask, starting
+from launcher.facts.processes import outcome
+from launcher.facts.registration import Requests, launcher_title
+from launcher.facts.summary import Summary, measured_seconds, summarize
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import tracking
-from launcher.views import formatting
 from launcher.views.progress import print_run_path
-from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import KeysError, RunFolderError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.views.formatting import size
+from launcher.formatting import size
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
 

@@ -11,9 +11,9 @@ import psutil
 
 from launcher.backends.follow import PeerProcesses
 from launcher.backends.host_group import HostGroup
-from launcher.backends.host_state import HostState
-from launcher.backends.registration import Requests
 from launcher.backends.warm import Event
+from launcher.facts.host_state import HostState
+from launcher.facts.registration import Requests
 from p2pfl import PeerId
 from p2pfl.errors import WriteError
 from p2pfl.run_folder.folder import RunFolder, Status

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from launcher.backends.checks import check_complete, check_unchanged
-from launcher.backends.processes import find_process, outcome
-from launcher.backends.registration import simulation_title
 from launcher.errors import LaunchError
+from launcher.facts.processes import find_process, outcome
+from launcher.facts.registration import simulation_title
+from launcher.facts.summary import Summary, measured_seconds, summarize
 from launcher.prepare import LaunchRequest
 from launcher.tracking.processes import check_trackers, tracking
 from launcher.views.progress import Display, print_run_path
-from launcher.views.summary import Summary, measured_seconds, summarize
 from launcher.watching import Watching
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import formatting
 from launcher.backends.hosts import BackendOptions, Host, HostStream, stream_of
 from launcher.errors import HostsGone, LaunchError
-from launcher.views import formatting
 
 NOT_INSIDE = (
     "not inside a Slurm allocation: get one with `salloc --nodes 3`, or print a batch script with "

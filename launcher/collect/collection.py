@@ -16,11 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from launcher import formatting
 from launcher.collect.limits import DEFAULT_MAX_BYTES, MAX_PEERS, Limit
 from launcher.collect.locations import Folder, Location, LocationSpec, parse
 from launcher.errors import CollectError
-from launcher.views import formatting
-from launcher.views.summary import Summary, settings, summarize
+from launcher.facts.summary import Summary, settings, summarize
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import write_atomically

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from launcher.errors import CollectError
-from launcher.views.formatting import size
+from launcher.formatting import size
 
 DEFAULT_MAX_BYTES = 10**10
 """Most bytes to read from one location, unless the user allows more."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, FiniteNumber, echo, make_console, open_run
+from launcher.commands.group import JSON, FiniteNumber, open_run
+from launcher.formatting.console import echo, make_console
 
 
 @click.command()

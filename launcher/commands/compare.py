@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, MASKED, FiniteNumber, echo, make_console, open_all
+from launcher.commands.group import JSON, MASKED, FiniteNumber, open_all
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from launcher.comparison.groups import Member
+    from launcher.comparison.lines import Line
     from launcher.comparison.results import Options, Results
     from launcher.comparison.tables import Format
-    from launcher.sweep.grid import Point
-    from launcher.views.compare import Line
+    from launcher.facts.sweep_folder import Point
     from p2pfl.run_folder.folder import RunFolder
 
 FORMATS = ("table", "markdown", "latex", "csv", "json")
@@ -94,7 +95,7 @@ def compare(
     finish.
     """
     from launcher.comparison.results import Options
-    from launcher.sweep.folder import is_sweep
+    from launcher.facts.sweep_folder import is_sweep
 
     members = open_all(runs)
     if not members:
@@ -126,9 +127,9 @@ def show(
         more: further keys of the JSON object.
     """
     from launcher.comparison.groups import Member
+    from launcher.comparison.lines import differences, lines
     from launcher.comparison.results import results
     from launcher.comparison.tables import texts
-    from launcher.views.compare import differences, lines
 
     folders = [folder for folder, _ in members]
     compared = lines(folders, masked)
@@ -155,10 +156,11 @@ def _has_groups(members: Sequence[Any]) -> bool:
 
 
 def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
-    from launcher.comparison.groups import value_text, varied
+    from launcher.comparison.groups import varied
+    from launcher.comparison.lines import differences, extra_metrics_table, metrics_table, table
     from launcher.comparison.tables import different_tests
     from launcher.comparison.test_sets import differing, names
-    from launcher.views.compare import differences, extra_metrics_table, metrics_table, table
+    from launcher.formatting.labels import value_text
 
     console = make_console()
     sets = names([[member] for member in members], compared[0].masked)

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from launcher.commands.group import FILE, SETS, echo_file
+from launcher.commands.group import FILE, SETS
+from launcher.formatting.console import echo_file
 
 
 @click.command()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, echo, print_table, require_file
+from launcher.commands.group import FILE, JSON, PLUGINS, PNG, SETS, require_file
+from launcher.formatting.console import echo, print_table
 
 if TYPE_CHECKING:
     from p2pfl.inputs import Kind
@@ -182,7 +183,7 @@ def models(
 
 
 def _cost_columns(cost: dict[str, Any]) -> list[str]:
-    from launcher.views.formatting import count, size
+    from launcher.formatting import count, size
 
     if "error" in cost:
         return ["–"] * 6

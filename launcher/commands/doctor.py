@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, SETS, echo
+from launcher.commands.group import JSON, SETS
+from launcher.formatting.console import echo
 
 
 @click.command()

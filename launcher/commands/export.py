@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import echo, open_all
+from launcher.commands.group import open_all
+from launcher.formatting.console import echo
 
 if TYPE_CHECKING:
     from launcher.export import Format

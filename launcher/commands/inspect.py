@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.group import JSON, MASKED, RUN, echo, make_console, open_run, print_table
+from launcher.commands.group import JSON, MASKED, RUN, open_run
+from launcher.formatting.console import echo, make_console, print_table
 
 if TYPE_CHECKING:
-    from launcher.runs import RunLine
-    from launcher.views.logs import Entry
+    from launcher.facts.logs import Entry
+    from launcher.facts.runs import RunLine
     from p2pfl.run_folder.folder import RunFolder
 
 
@@ -27,8 +28,8 @@ def list_runs(folder: Path | None, as_json: bool) -> None:
 
     DIR may be the folder of a sweep.
     """
-    from launcher.runs import find_runs
-    from launcher.views.formatting import percent
+    from launcher.facts.runs import find_runs
+    from launcher.formatting import percent
 
     root = folder or Path("runs")
     # The default folder does not exist before the first launch, which is no error.
@@ -82,8 +83,8 @@ def logs(
     lines: int | None,
 ) -> None:
     """Print the logs of RUN's peers, merged by time."""
-    from launcher.views.logs import Selection, last, open_logs, read_all, since_newest
-    from launcher.views.logs import follow as follow_logs
+    from launcher.facts.logs import Selection, last, open_logs, read_all, since_newest
+    from launcher.facts.logs import follow as follow_logs
 
     try:
         compiled = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
@@ -135,7 +136,7 @@ def digest(run: Path, other: Path | None, as_json: bool) -> None:
 
 
 def _print_digests(folder: RunFolder, as_json: bool) -> None:
-    from launcher.views.digests import digests, unfinished
+    from launcher.facts.digests import digests, unfinished
 
     found = digests(folder)
     if as_json:
@@ -150,8 +151,8 @@ def _print_digests(folder: RunFolder, as_json: bool) -> None:
 def _compare_digests(run: Path, other: Path, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from launcher.views.digests import compare
-    from launcher.views.formatting import ids
+    from launcher.facts.digests import compare
+    from launcher.formatting import ids
 
     compared = compare(open_run(run), open_run(other))
     if as_json:

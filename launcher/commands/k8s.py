@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, SETS, echo, echo_file
+from launcher.commands.group import FILE, SETS
+from launcher.formatting.console import echo, echo_file
 
 if TYPE_CHECKING:
     from launcher.backends.kubernetes import Manifests

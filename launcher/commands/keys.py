@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import SETS, echo
+from launcher.commands.group import SETS
+from launcher.formatting.console import echo
 from p2pfl import MAX_PEERS
 
 

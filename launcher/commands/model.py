@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import RUN, echo
+from launcher.commands.group import RUN
+from launcher.formatting.console import echo
 
 
 @click.command()

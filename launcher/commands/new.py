@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import echo
 from launcher.errors import NewProjectError
+from launcher.formatting.console import echo
 
 FILES = ("README.md", "method.py", "study.yaml", "test_method.py")
 """The files of a project; each is made from launcher/template/<name>.in."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import echo, open_all
+from launcher.commands.group import open_all
+from launcher.formatting.console import echo
 
 HTML, PDF = (".html", ".htm"), (".pdf",)
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import FILE, JSON, RUN, SETS, echo, make_console
+from launcher.commands.group import FILE, JSON, RUN, SETS
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from launcher.backends.follow import Restart
+    from launcher.facts.summary import Summary
     from launcher.prepare import LaunchRequest
-    from launcher.views.summary import Summary
     from launcher.watching import Watching
     from p2pfl.run_folder.folder import RunFolder
 
@@ -237,7 +238,7 @@ def _resume(
     metrics: tuple[str, int] | None = None,
 ) -> None:
     from launcher.backends import local, multi_host
-    from launcher.views.summary import summarize
+    from launcher.facts.summary import summarize
     from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)
@@ -253,8 +254,8 @@ def _resume(
 
 def _lacks_only_its_summary(folder: RunFolder) -> bool:
     """Whether the launcher was killed when every peer had finished, before it summarized the run."""
-    from launcher.backends.processes import find_process, outcome
-    from launcher.views.summary import is_final
+    from launcher.facts.processes import find_process, outcome
+    from launcher.facts.summary import is_final
 
     peers = list(folder.peers())
     return (
@@ -374,7 +375,7 @@ def _report_line(folder: RunFolder) -> str:
 
     A report that cannot be written does not make a failure of the run.
     """
-    from launcher.views.summary import settings
+    from launcher.facts.summary import settings
     from p2pfl.errors import P2pflError
 
     make = f"p2pfl report {_shell_path(folder.root)}"
@@ -404,7 +405,7 @@ def stop(run: Path, kill: bool) -> None:
 
     Each peer ends its batch, rolls back to the last completed round, writes a checkpoint and exits.
     """
-    from launcher.runs import stop as stop_peers
+    from launcher.backends.stop import stop as stop_peers
     from p2pfl.run_folder.folder import RunFolder
 
     folder = RunFolder.open(run)

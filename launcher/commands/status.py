@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import JSON, RUN, echo, make_console, open_run
+from launcher.commands.group import JSON, RUN, open_run
+from launcher.formatting.console import echo, make_console
 
 
 @click.command()
@@ -21,8 +22,8 @@ def show(run: Path, as_json: bool) -> None:
     The run may be unfinished, and anybody may have started its peers. Nothing in RUN changes. Exit with 1 if a peer
     has not finished.
     """
+    from launcher.facts.summary import current_summary
     from launcher.views.print_summary import failure_lines, print_summary
-    from launcher.views.summary import current_summary
 
     summary = current_summary(open_run(run))
     if as_json:
@@ -54,7 +55,8 @@ def status(run: Path, again: bool, as_json: bool) -> None:
     """
     from dataclasses import asdict
 
-    from launcher.views.status import RunStatus, render, watch
+    from launcher.facts.status import RunStatus, watch
+    from launcher.views.status import render
 
     folder, console = open_run(run), make_console()
     if not again:

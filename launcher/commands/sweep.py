@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.group import JSON, SETS, echo, make_console, open_run, require_file
+from launcher.commands.group import JSON, SETS, open_run, require_file
+from launcher.formatting.console import echo, make_console
 
 if TYPE_CHECKING:
-    from launcher.sweep.folder import SweepFolder
+    from launcher.facts.sweep_folder import SweepFolder
     from launcher.sweep.runner import Progress
 
 ONLY_NEW = ("grid", "seeds", "simulate", "backend", "out", "sets", "rounds", "space")
@@ -96,8 +97,8 @@ def sweep(
 def _run_all(folder: SweepFolder, jobs: int | None, *, as_json: bool) -> int:
     """Run what has not finished, and report. Return the exit status."""
     from launcher.lossy_output import dropping
+    from launcher.sweep.display import SweepDisplay
     from launcher.sweep.runner import Queue, Runner, Source, default_jobs
-    from launcher.views.sweep import SweepDisplay
 
     for _, run in folder.runs():
         open_run(run.root)
@@ -151,8 +152,8 @@ def _run_task(folder: SweepFolder, task: int) -> None:
     """Run one run, while other tasks of a job array, on whatever hosts, run the others."""
     from launcher.errors import SweepError
     from launcher.lossy_output import dropping, outliving_readers
+    from launcher.sweep.display import SweepDisplay
     from launcher.sweep.runner import Queue, Runner
-    from launcher.views.sweep import SweepDisplay
 
     points = folder.sweep.points
     if task >= len(points):
@@ -172,7 +173,7 @@ def _run_task(folder: SweepFolder, task: int) -> None:
 def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder:
     """Return the folder of the sweep, which is created if it is new."""
     from launcher.child import in_child
-    from launcher.sweep.folder import SweepFolder
+    from launcher.facts.sweep_folder import SweepFolder
 
     if file.is_dir():
         given = [name for name in ONLY_NEW if wanted[name]]
@@ -219,7 +220,7 @@ def _find(file: Path, trials: int | None, wanted: dict[str, Any]) -> SweepFolder
 def _check_ports(folder: SweepFolder, jobs: int | None) -> None:
     """Refuse launched runs at the same time on the same ports."""
     from launcher.errors import SweepError
-    from launcher.views.summary import settings
+    from launcher.facts.summary import settings
     from p2pfl.run_folder.folder import RunFolder
 
     if folder.sweep.simulate or (jobs or 1) == 1:

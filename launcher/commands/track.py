@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from launcher.commands.group import RUN, echo, open_run
+from launcher.commands.group import RUN, open_run
+from launcher.formatting.console import echo
 
 
 @click.command()
@@ -28,9 +29,9 @@ def track(run: Path, names: tuple[str, ...], pooled: bool, project: str | None) 
     For a run without `track` in its run file, or whose peers were started by hand, or whose tracker failed: what a
     tracker has received already is not sent again. Ctrl-C ends it, and not the run.
     """
+    from launcher.facts.summary import settings
     from launcher.tracking.backends import require
     from launcher.tracking.processes import Trackers
-    from launcher.views.summary import settings
 
     if not names and (pooled or project):
         raise click.UsageError("--pooled and --project need --to")

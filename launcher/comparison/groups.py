@@ -10,9 +10,10 @@ from typing import Any
 
 from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
-from launcher.flat import flatten
-from launcher.sweep.grid import Point, short
-from launcher.views.summary import masked_test, settings
+from launcher.facts.summary import masked_test, settings
+from launcher.facts.sweep_folder import Point
+from launcher.formatting.flat import flatten
+from launcher.formatting.labels import LONGEST_VALUE, short, value_text
 from p2pfl.options import did_you_mean
 from p2pfl.run_folder.folder import RunFolder
 
@@ -20,8 +21,6 @@ NOT_COMPARED = ("seed", "name", "out", "report", "track", "data.root", "data.dow
 """Keys of the run file that do not tell groups apart: the seed, where files are, who watches."""
 TEST_SET = "test set"
 """Label of groups of which some were tested on other samples than others."""
-LONGEST_VALUE = 40
-"""Characters of a value in a label."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +156,6 @@ def varied(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _distinct(values: Iterable[Any]) -> int:
     return len({json.dumps(value, sort_keys=True, default=str) for value in values})
-
-
-def value_text(value: Any, longest: int = LONGEST_VALUE) -> str:
-    """Return a value as a label; of plug-ins, their names and the first digits of their hashes."""
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) and "sha256" in each for each in value):
-        return ", ".join(f"{each.get('name')}@{str(each['sha256'])[:8]}" for each in value)
-    text = value if isinstance(value, str) else "–" if value is None else json.dumps(value, default=str)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def find_baseline(groups: Sequence[Group], text: str | None) -> Group:

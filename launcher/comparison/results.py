@@ -8,9 +8,9 @@ from typing import Any
 
 from launcher.comparison import curves
 from launcher.comparison.groups import Group, Member, find_baseline, group, other_tests, varied
+from launcher.comparison.lines import Line
 from launcher.comparison.statistics import Comparison, Statistic, Test, compare, holm, mean_by_seed
 from launcher.errors import CompareError
-from launcher.views.compare import Line
 from p2pfl.options import unknown
 
 

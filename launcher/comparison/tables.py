@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from launcher.comparison.groups import value_text
 from launcher.comparison.results import Difference, GroupLine, Results
 from launcher.comparison.statistics import Statistic
 from launcher.errors import CompareError
-from launcher.views.formatting import duration, percent, size
+from launcher.formatting import duration, percent, size
+from launcher.formatting.labels import value_text
 from p2pfl.options import unknown
 from p2pfl.terminal import printable
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.backends.processes import RUNNING
+from launcher.facts.processes import RUNNING
+from launcher.facts.summary import Summary, current_summary, settings
 from launcher.report import events as event_log
 from launcher.report import findings, history, learned
 from launcher.report.events import Events
@@ -13,7 +14,6 @@ from launcher.report.findings import Finding
 from launcher.report.history import History
 from launcher.report.learned import Learned
 from launcher.report.numbers import mapping
-from launcher.views.summary import Summary, current_summary, settings
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import read_json
 from p2pfl.run_folder.folder import RunFolder

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from launcher.facts.sweep_folder import Point
 from launcher.report import comparison, figures, page, papers, sections, several
 from launcher.report.collect import Collected, collect
 from launcher.report.several import Member
-from launcher.sweep.grid import Point
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder

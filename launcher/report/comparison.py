@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
+from launcher import formatting
+from launcher.comparison.lines import differences
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing
+from launcher.facts.summary import Summary
 from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
-from launcher.views import formatting
-from launcher.views.compare import differences
-from launcher.views.summary import Summary
 
 SIGNIFICANT = 0.05
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.views.logs import open_logs, read_all
+from launcher.facts.logs import open_logs, read_all
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import RunFolder
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from launcher.backends.processes import RUNNING
+from launcher.facts.processes import RUNNING
+from launcher.facts.skipped import skipped_lines
+from launcher.facts.summary import Summary
+from launcher.formatting import duration, ids, percent
 from launcher.report.history import History, means
 from launcher.report.learned import Learned
-from launcher.views.formatting import duration, ids, percent
 from launcher.views.print_summary import restarted
-from launcher.views.skipped import skipped_lines
-from launcher.views.summary import Summary
 
 SLOW = 1.8
 """Times the median training time per round from which on a peer is called slow."""

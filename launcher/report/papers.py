@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from launcher.formatting.pictures import any_letters, literal
 from launcher.report import history, several
 from launcher.report.collect import Collected
 from launcher.report.figures import confusion_table
 from launcher.report.history import PHASES
-from launcher.views.pictures import any_letters, literal
 from p2pfl.errors import MissingExtra
 from p2pfl.run_folder.files import write_errors
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import Any
 
+from launcher import formatting
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
 from launcher.report.findings import SLOW, training_times
 from launcher.report.history import PHASES
 from launcher.report.page import document, escape, figure, findings, select, table, tiles
-from launcher.views import formatting
 from launcher.views.print_summary import cost_text
 from p2pfl.run_folder.folder import RunFolder
 

@@ -14,11 +14,11 @@ from launcher.comparison import groups as grouping
 from launcher.comparison.statistics import are_equal, holm, mean_by_seed, p_value
 from launcher.comparison.test_sets import alike
 from launcher.errors import CompareError
-from launcher.flat import flatten
+from launcher.facts.summary import Summary, settings
+from launcher.facts.sweep_folder import Point
+from launcher.formatting.flat import flatten
 from launcher.report import history
 from launcher.report.collect import read_summary
-from launcher.sweep.grid import Point
-from launcher.views.summary import Summary, settings
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import RunFolder
 

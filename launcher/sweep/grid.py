@@ -10,23 +10,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from launcher.facts.sweep_folder import Point
+from launcher.formatting.labels import short
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.run_file.yaml_source import RunFileLoader
 
 LONGEST_NAME = 120
 """Characters of a run's name, which is that of its folder."""
-NAME = re.compile(r"[A-Za-z0-9+=_][A-Za-z0-9._+=-]*")
-"""What the name of a run may be: the name of a folder that shells need not quote."""
-
-TITLES = ("algorithm", "graph", "models", "dataset", "partition", "augment")
-"""Sections of the run file that are called by their names."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +45,6 @@ class Axis:
     option: str
     key: str
     values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One run of a sweep.
-
-    Attributes:
-        name: of its folder.
-        labels: by varied key besides the seed, as tables call its values.
-        values: by key, to apply to the run file in this order.
-    """
-
-    name: str
-    labels: Mapping[str, str]
-    seed: int
-    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_axis(text: str) -> Axis:
@@ -181,12 +162,6 @@ def run_name(labels: Mapping[str, str], seed: int, taken: Iterable[str]) -> str:
     text = re.sub(r"[^A-Za-z0-9._+=-]+", "_", "-".join([*parts, f"seed={seed}"]))[-LONGEST_NAME:].lstrip(".-")
     taken = set(taken)
     return next(name for number in count(1) if (name := text if number == 1 else f"{text}-{number}") not in taken)
-
-
-def short(key: str, label: str) -> str:
-    """``mapl`` or ``lr=0.01``: a value, with the last part of its key if it does not say by itself what it is."""
-    name = key.removesuffix(".name").rpartition(".")[2]
-    return label if name in TITLES else f"{name}={label}"
 
 
 def _error(where: str, key: str, message: str) -> RunFileError:

@@ -17,16 +17,16 @@ from contextlib import suppress
 
 import psutil
 
-from launcher.backends.host_state import HostState
-from launcher.backends.processes import outcome
-from launcher.backends.registration import request
+from launcher import formatting
 from launcher.descriptors import ProcessEnd
 from launcher.errors import SweepError
+from launcher.facts.host_state import HostState
+from launcher.facts.processes import outcome
+from launcher.facts.registration import request
+from launcher.facts.snapshot import Snapshot
+from launcher.facts.summary import settings, summarize
+from launcher.facts.sweep_folder import ELSEWHERE, SweepFolder, has_peers, peers_of
 from launcher.sweep import memory
-from launcher.sweep.folder import ELSEWHERE, SweepFolder, has_peers, peers_of
-from launcher.views import formatting
-from launcher.views.snapshot import Snapshot
-from launcher.views.summary import settings, summarize
 from p2pfl.errors import P2pflError, RunFolderError, WriteError
 from p2pfl.file_locks import lock
 from p2pfl.run_folder.files import read_json, write_errors

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import SweepError
-from launcher.sweep.folder import ELSEWHERE, Sweep, SweepFolder, is_sweep
-from launcher.sweep.grid import Axis, Point, by_depth, points, seeds_of
+from launcher.facts.sweep_folder import ELSEWHERE, Point, Sweep, SweepFolder, is_sweep
+from launcher.sweep.grid import Axis, by_depth, points, seeds_of
 from launcher.sweep.space import corners, parse
 from p2pfl.errors import Problem, RunFileError, RunFolderError
 from p2pfl.file_locks import require_locks

@@ -11,17 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from launcher.backends.follow import counted_interrupts
 from launcher.errors import SweepError
+from launcher.facts.summary import settings
+from launcher.facts.sweep_folder import SweepFolder
+from launcher.formatting import size
 from launcher.sweep import memory
-from launcher.sweep.folder import SweepFolder
 from launcher.sweep.jobs import Job, wait
-from launcher.views.formatting import size
-from launcher.views.summary import settings
 from p2pfl.control_groups import available_memory, total_memory, usable_cores
 from p2pfl.errors import DataError, ModelError, P2pflError, RunFileError, WriteError
 from p2pfl.run_folder.folder import RunFolder
-from p2pfl.stop_signals import asks_to_kill
+from p2pfl.stop_signals import asks_to_kill, counted_interrupts
 
 POLL_INTERVAL = 0.25
 """Seconds between two looks at the running jobs, if none ends."""

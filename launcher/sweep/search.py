@@ -16,13 +16,13 @@ from launcher.comparison.curves import curve
 from launcher.comparison.groups import Member
 from launcher.comparison.tables import different_tests
 from launcher.comparison.test_sets import differing, names
+from launcher.facts.summary import masked_test, measured_seconds, settings, summarize
+from launcher.facts.sweep_folder import Point, SweepFolder
+from launcher.formatting import percent
 from launcher.sweep import space as spaces
-from launcher.sweep.folder import SweepFolder
-from launcher.sweep.grid import Point, run_name
+from launcher.sweep.grid import run_name
 from launcher.sweep.jobs import Job
 from launcher.sweep.plan import plan_trial
-from launcher.views.formatting import percent
-from launcher.views.summary import masked_test, measured_seconds, settings, summarize
 from p2pfl.errors import MissingExtra
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from launcher.sweep.folder import SweepFolder
+from launcher.facts.sweep_folder import SweepFolder
 from p2pfl.errors import RunFileError
 from p2pfl.options import OptionErrors, OptionProblem, Section, explain
 from p2pfl.run_file.yaml_source import Source

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.flat import flatten
+from launcher.facts.logs import has_ended
+from launcher.facts.summary import settings
+from launcher.formatting.flat import flatten
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
 from launcher.tracking.follow import Means, scalars
 from launcher.tracking.processes import TRACKED
-from launcher.views.logs import has_ended
-from launcher.views.summary import settings
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
 from p2pfl.file_locks import lock

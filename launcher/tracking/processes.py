@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from launcher.facts.summary import settings
 from launcher.tracking.backends import require
-from launcher.views.summary import settings
 from p2pfl.errors import MissingExtra, RunFolderError
 from p2pfl.run_folder.files import write_errors
 from p2pfl.run_folder.folder import RunFolder

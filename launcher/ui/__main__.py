@@ -11,9 +11,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.facts.summary import settings
 from launcher.ui.app import LiveView, Poll
 from launcher.ui.state import RunState
-from launcher.views.summary import settings
 from p2pfl.process_title import set_title
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.terminal import make_legible

@@ -19,10 +19,10 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Footer, RichLog, Static
 
+from launcher.facts.logs import LogFile, has_ended
 from launcher.ui import drawing
 from launcher.ui.drawing import COLUMNS, Scales
 from launcher.ui.state import Peer, RunState, level_of
-from launcher.views.logs import LogFile, has_ended
 from launcher.views.progress import Clock
 from p2pfl import PeerId
 from p2pfl.terminal import printable, wants_color

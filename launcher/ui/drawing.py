@@ -12,8 +12,8 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
+from launcher import formatting
 from launcher.ui.state import Peer, RunState
-from launcher.views import formatting
 from p2pfl.terminal import printable, wants_color
 
 BARS = "▁▂▃▄▅▆▇█"

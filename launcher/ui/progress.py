@@ -13,8 +13,8 @@ from typing import Any, Self
 
 from rich.console import Console
 
+from launcher.facts.snapshot import Snapshot
 from launcher.views.progress import Progress, progress_on
-from launcher.views.snapshot import Snapshot
 from p2pfl.errors import MissingExtra
 from p2pfl.run_folder.folder import RunFolder
 

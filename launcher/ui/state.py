@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.views.logs import Entry, LogFile
-from launcher.views.snapshot import Snapshot
+from launcher.facts.logs import Entry, LogFile
+from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder, Status
 from p2pfl.run_folder.record_file import RecordFile

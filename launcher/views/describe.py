@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from launcher.views.pictures import new_figure, save
+from launcher.formatting.pictures import new_figure, save
 from p2pfl.errors import ModelError
 from p2pfl.messaging.topology import Topology, averaging_gap
 

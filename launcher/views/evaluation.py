@@ -19,8 +19,8 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher.views import formatting
-from launcher.views.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
+from launcher import formatting
+from launcher.facts.summary import MetricSpread, Spread, metric_spreads, nonfinite_metrics, spreads
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
 

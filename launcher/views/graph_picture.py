@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from launcher.views.pictures import COLORS, group_colors, new_figure, save
+from launcher.formatting.pictures import COLORS, group_colors, new_figure, save
 from p2pfl.messaging.topology import Topology
 
 if TYPE_CHECKING:

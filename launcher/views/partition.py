@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from launcher.views.formatting import ids
-from launcher.views.pictures import COLORS, group_colors, literal, new_figure, save
+from launcher.formatting import ids
+from launcher.formatting.pictures import COLORS, group_colors, literal, new_figure, save
 from p2pfl.data import Dataset, Subset
 from p2pfl.inputs import describe as describe_inputs
 from p2pfl.inputs import shape_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from launcher.views.formatting import duration, percent, size
+from launcher.formatting import duration, percent, size
 
 if TYPE_CHECKING:
     from p2pfl.simulation.prediction import Limit, Prediction

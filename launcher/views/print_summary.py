@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from launcher.backends.processes import NOT_COLLECTED, RUNNING
-from launcher.views import formatting, heat_map
+from launcher import formatting
+from launcher.facts.processes import NOT_COLLECTED, RUNNING
+from launcher.facts.skipped import skipped_lines
+from launcher.facts.summary import Collaboration, PeerSummary, Summary
+from launcher.formatting import heat_map
 from launcher.views.evaluation import RunEvaluation
-from launcher.views.skipped import skipped_lines
-from launcher.views.summary import Collaboration, PeerSummary, Summary
 
 
 def print_summary(summary: Summary, console: Console) -> None:

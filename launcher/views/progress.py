@@ -14,8 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.views import formatting
-from launcher.views.snapshot import Snapshot
+from launcher import formatting
+from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder, Status
 from p2pfl.terminal import printable

@@ -36,7 +36,7 @@ from p2pfl.algorithms.mapl import MAPL
 from p2pfl.algorithms.mapl_plus import MAPLPlus
 from p2pfl.algorithms.meta_l2c import MetaL2C
 from p2pfl.algorithms.pfedsim import PFedSim
-from p2pfl.options import Table
+from p2pfl.algorithms.registration import ALGORITHMS, algorithm
 
 _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     Local,
@@ -77,4 +77,7 @@ _ALGORITHMS: tuple[type[Algorithm[Any]], ...] = (
     DittoSSL,
 )
 
-ALGORITHMS: Table[type[Algorithm[Any]]] = Table({algorithm.name: algorithm for algorithm in _ALGORITHMS})
+for _method in _ALGORITHMS:
+    algorithm(_method.name)(_method)
+
+__all__ = ["ALGORITHMS", "algorithm"]

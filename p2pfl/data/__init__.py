@@ -3,11 +3,11 @@
 The tables DATASETS, PARTITIONS and AUGMENTATIONS list what a run file may name.
 """
 
-from p2pfl.data.augmentations import AUGMENTATIONS, Augment, Augmentation
+from p2pfl.data.augmentations import AUGMENTATIONS, Augment, Augmentation, augmentation
 from p2pfl.data.columns import Column
 from p2pfl.data.datasets import Dataset, Pool, Split, open_dataset
-from p2pfl.data.loaders import DATASETS, DatasetArrays, Loader
-from p2pfl.data.partitions import PARTITIONS, DatasetLabels, Partition, Subset
+from p2pfl.data.loaders import DATASETS, DatasetArrays, Loader, dataset
+from p2pfl.data.partitions import PARTITIONS, DatasetLabels, Partition, Subset, partition
 
 __all__ = [
     "AUGMENTATIONS",
@@ -24,5 +24,8 @@ __all__ = [
     "Pool",
     "Split",
     "Subset",
+    "augmentation",
+    "dataset",
     "open_dataset",
+    "partition",
 ]

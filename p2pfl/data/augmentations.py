@@ -19,7 +19,8 @@ from torch.nn.functional import pad
 from p2pfl.data.colors import ColorJitter, RandomGrayscale
 from p2pfl.data.transforms import RandomBlur, RandomFlip, RandomResizedCrop, at_device
 from p2pfl.inputs import Kind, Size
-from p2pfl.options import Options, Table
+from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 
 Augment = Callable[[Tensor], Tensor]
 """Maps float images [B, C, H, W] in [0, 1] to random variations of the same shape, dtype, device and range."""
@@ -44,6 +45,13 @@ class Augmentation(Options, ABC):
         """
 
 
+AUGMENTATIONS: Table[type[Augmentation]] = Table("augmentation")
+
+augmentation = options_decorator(AUGMENTATIONS, Augmentation)
+"""Register a subclass of ``p2pfl.data.Augmentation``."""
+
+
+@augmentation("none")
 @dataclass(frozen=True)
 class NoAugmentation(Augmentation):
     """Inputs unchanged."""
@@ -54,6 +62,7 @@ class NoAugmentation(Augmentation):
         return lambda images: images
 
 
+@augmentation("mapl")
 @dataclass(frozen=True)
 class Mapl(Augmentation):
     """MAPL's views (Table 8): crops of at least 20 %, color changes, blur, flips.
@@ -70,6 +79,7 @@ class Mapl(Augmentation):
         return _views(channels, size, mirror, smallest=0.2, strength=0.5, blur=not self.no_blur)
 
 
+@augmentation("simclr")
 @dataclass(frozen=True)
 class Simclr(Augmentation):
     """SimCLR's views (arXiv 2002.05709, appendix A; defaults for CIFAR-10, appendix B.9).
@@ -88,6 +98,7 @@ class Simclr(Augmentation):
         return _views(channels, size, mirror, smallest=0.08, strength=self.strength, blur=self.blur)
 
 
+@augmentation("crop-flip")
 @dataclass(frozen=True)
 class CropFlip(Augmentation):
     """Shifts by up to 4 pixels, black where there was no image, and flips: usual for supervised training on CIFAR."""
@@ -122,8 +133,3 @@ def _views(channels: int, size: Size, mirror: bool, *, smallest: float, strength
     if mirror:
         steps.append(RandomFlip())
     return nn.Sequential(*steps)
-
-
-AUGMENTATIONS: Table[type[Augmentation]] = Table(
-    {"none": NoAugmentation, "mapl": Mapl, "simclr": Simclr, "crop-flip": CropFlip}
-)

@@ -26,7 +26,7 @@ class Column:
     """One property of each sample.
 
     Attributes:
-        values: the distinct values as text: in numerical order if all are plain integers, else in that of the text.
+        values: the distinct values as text, in numerical order if all are plain integers, else as text.
         train, test: int64 [N], the position in ``values`` of each sample's value.
     """
 
@@ -83,7 +83,7 @@ def _is_missing(text: str) -> bool:
 
 
 def measurement(values: Iterable[str]) -> str | None:
-    """Return the first of the values that has a fraction, if all are numbers: then they are no classes."""
+    """Return the first of the values that has a fraction, if all are numbers: then they are not classes."""
     numbers = {text: number_of(text) for text in values}
     if any(number is None for number in numbers.values()):
         return None

@@ -8,32 +8,31 @@ classes.
 from __future__ import annotations
 
 from p2pfl.graphs import sequences, static, time_varying
+from p2pfl.graphs.base import GRAPHS as GRAPHS
 from p2pfl.graphs.base import Graph as Graph
 from p2pfl.graphs.base import Schedule as Schedule
+from p2pfl.graphs.base import graph as graph
 from p2pfl.graphs.time_varying import TimeVaryingGraph as TimeVaryingGraph
-from p2pfl.options import Table
 
-GRAPHS: Table[type[Graph]] = Table(
-    {
-        "complete": static.Complete,
-        "ring": static.Ring,
-        "line": static.Line,
-        "star": static.Star,
-        "torus": static.Torus,
-        "regular": static.Regular,
-        "erdos-renyi": static.ErdosRenyi,
-        "small-world": static.SmallWorld,
-        "barabasi-albert": static.BarabasiAlbert,
-        "bridge": static.Bridge,
-        "edges": static.Edges,
-        "file": static.FromFile,
-        "one-peer-exponential": time_varying.OnePeerExponential,
-        "base-k": time_varying.BaseK,
-        "el-oracle": time_varying.ElOracle,
-        "el-local": time_varying.ElLocal,
-        "matchings": time_varying.Matchings,
-        "list": sequences.GraphList,
-        "trace": sequences.Trace,
-    },
-)
-sequences.register_table(GRAPHS)
+for _name, _graph in {
+    "complete": static.Complete,
+    "ring": static.Ring,
+    "line": static.Line,
+    "star": static.Star,
+    "torus": static.Torus,
+    "regular": static.Regular,
+    "erdos-renyi": static.ErdosRenyi,
+    "small-world": static.SmallWorld,
+    "barabasi-albert": static.BarabasiAlbert,
+    "bridge": static.Bridge,
+    "edges": static.Edges,
+    "file": static.FromFile,
+    "one-peer-exponential": time_varying.OnePeerExponential,
+    "base-k": time_varying.BaseK,
+    "el-oracle": time_varying.ElOracle,
+    "el-local": time_varying.ElLocal,
+    "matchings": time_varying.Matchings,
+    "list": sequences.GraphList,
+    "trace": sequences.Trace,
+}.items():
+    graph(_name)(_graph)

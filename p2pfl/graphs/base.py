@@ -12,6 +12,7 @@ from p2pfl import rng
 from p2pfl.errors import Problem, RunFileError
 from p2pfl.messaging.topology import Edge, Rounds, Topology
 from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 
 DRAWS = 100
 """Maximum draws of a random graph until one is connected."""
@@ -43,12 +44,14 @@ class Graph(Options):
     """Base of all graphs. A subclass implements ``edges_of``; a random one also sets ``random``."""
 
     random: ClassVar[bool] = False
+    required: ClassVar[tuple[str, ...]] = ("edges_of",)
+    """The methods that a subclass must define."""
 
     allow_disconnected: bool = False
     """Accept a graph in which some peers cannot reach each other."""
 
     def plan(self, peers: int, seed: int, base: Path, rounds: int) -> tuple[Topology, Schedule | None]:
-        """Build the graph over which the peers connect, and that of each round if they differ.
+        """Build the graph over which the peers connect, and the graph of each round if they differ.
 
         Args:
             base: the folder that relative paths start from.
@@ -99,6 +102,12 @@ class Graph(Options):
                 raise graph_error(f"an edge should be a pair of peers (i, j), not {edge!r}") from None
             check_edge(i, j, peers)
             yield i, j
+
+
+GRAPHS: Table[type[Graph]] = Table("graph")
+
+graph = options_decorator(GRAPHS, Graph)
+"""Register a subclass of ``p2pfl.graphs.Graph``, or of ``TimeVaryingGraph``: they list edges."""
 
 
 def listed(edges: Any, method: str) -> Iterable[Any]:

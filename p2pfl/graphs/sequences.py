@@ -13,25 +13,17 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_v
 
 from p2pfl import rng
 from p2pfl.errors import RunFileError
-from p2pfl.graphs.base import Graph, Schedule, graph_error
+from p2pfl.graphs.base import GRAPHS, Graph, Schedule, graph_error
 from p2pfl.graphs.static import peer_id, unreadable
 from p2pfl.graphs.time_varying import TimeVaryingGraph, topology_of
 from p2pfl.messaging.topology import Topology
-from p2pfl.options import Table
 from p2pfl.paths import ExpandedPath
-
-_tables: list[Table[type[Graph]]] = []
-
-
-def register_table(table: Table[type[Graph]]) -> None:
-    """Set the names that a list of graphs may use: the table that holds the list, too."""
-    _tables[:] = [table]
 
 
 def _parsed(section: Mapping[str, Any]) -> Graph:
     """Return the graph of a section with a name. Raises OptionErrors."""
     given = {key: value for key, value in section.items() if key != "name"}
-    return _tables[0].find(section["name"]).parse(given)
+    return GRAPHS.find(section["name"]).parse(given)
 
 
 def _checked(section: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Time-varying graphs: each peer computes W(t) locally, from the round and the seed.
 
-Peers open connections once, over the union of all rounds, so those of a round are open ahead of need. The graph of a
+Peers open connections once, over the union of all rounds, so a round finds its connections open. The graph of a
 round decides who sends to whom in it, and with which weights.
 """
 
@@ -36,6 +36,7 @@ class TimeVaryingGraph(Graph):
     receives.
     """
 
+    required: ClassVar[tuple[str, ...]] = ("edges_at",)
     directed: ClassVar[bool] = False
     """An edge (i, j) means that i sends to j, and not the reverse."""
 

@@ -15,14 +15,44 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from p2pfl.errors import PluginError
-from p2pfl.options import Table
+from p2pfl.learning.tried_functions import function_decorator
+from p2pfl.registry import Table
 
 Metric = Callable[[Tensor, Tensor], Any]
+
+METRICS: Table[Metric] = Table("metric")
+
+
+def _checked(name: str, function: Metric, location: tuple[str, int]) -> Metric:
+    """Return the metric of a plug-in so that it raises PluginError unless it returns numbers."""
+
+    @functools.wraps(function)
+    def check(scores: Tensor, labels: Tensor) -> Any:
+        value = function(scores, labels)
+        parts = value.values() if isinstance(value, Mapping) else [value]
+        for part in parts:
+            try:
+                float(part)
+            except (TypeError, ValueError, RuntimeError):
+                text = f"metric {name!r} must return a number, or a dict of numbers, not {type(part).__name__}"
+                raise PluginError(*location, text) from None
+        return value
+
+    return check
+
+
+metric = function_decorator(METRICS, "scores, labels", _checked)
+"""Register a function of (scores, labels) that measures predictions on the local test split.
+
+It is given float [N, K] and int64 [N] on the CPU, and returns a number or a dict of numbers. Run files list it:
+``metrics: [my-metric]``.
+"""
 
 BINS = 15
 """Intervals of confidence of the calibration error."""
 
 
+@metric("macro-f1")
 def macro_f1(scores: Tensor, labels: Tensor) -> float:
     """Mean F1 score of the classes that occur among labels or predictions."""
     classes = scores.shape[1]
@@ -31,6 +61,7 @@ def macro_f1(scores: Tensor, labels: Tensor) -> float:
     return float((2 * hits / both)[both > 0].mean())
 
 
+@metric("ece")
 def calibration_error(scores: Tensor, labels: Tensor) -> float:
     """Expected calibration error (Guo et al., 2017): Σ_b |B_b|/N · |accuracy(B_b) − confidence(B_b)|.
 
@@ -42,13 +73,11 @@ def calibration_error(scores: Tensor, labels: Tensor) -> float:
     return float(torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gap).abs().sum() / len(labels))
 
 
+@metric("class-accuracy")
 def class_accuracy(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """Accuracy on the samples of each class that occurs."""
     correct = (scores.argmax(1) == labels).double()
     return {str(k): float(correct[labels == k].mean()) for k in sorted(set(labels.tolist()))}
-
-
-METRICS: Table[Metric] = Table({"macro-f1": macro_f1, "ece": calibration_error, "class-accuracy": class_accuracy})
 
 
 def measure(
@@ -72,21 +101,3 @@ def measure(
         else:
             found[name] = float(value)
     return found
-
-
-def checked_metric(name: str, metric: Metric, location: tuple[str, int]) -> Metric:
-    """Return the metric of a plug-in so that it raises PluginError unless it returns numbers."""
-
-    @functools.wraps(metric)
-    def check(scores: Tensor, labels: Tensor) -> Any:
-        value = metric(scores, labels)
-        parts = value.values() if isinstance(value, Mapping) else [value]
-        for part in parts:
-            try:
-                float(part)
-            except (TypeError, ValueError, RuntimeError):
-                text = f"metric {name!r} must return a number, or a dict of numbers, not {type(part).__name__}"
-                raise PluginError(*location, text) from None
-        return value
-
-    return check

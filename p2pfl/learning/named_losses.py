@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from p2pfl.errors import PluginError
-from p2pfl.options import Table, unknown
+from p2pfl.learning.tried_functions import function_decorator
+from p2pfl.options import unknown
+from p2pfl.registry import Table
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -20,38 +22,15 @@ DEFAULT = "ce"
 """Cross-entropy."""
 
 
-def label_smoothing(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy with targets of 0.9 for the label, and 0.1 divided among all classes (Szegedy et al., 2016)."""
-    return cross_entropy(logits, labels, label_smoothing=0.1)
+LOSSES: Table[Loss] = Table("loss")
 
 
-def focal(logits: Tensor, labels: Tensor) -> Tensor:
-    """−(1/B) Σ (1 − p_y)² log p_y (Lin et al., 2017, γ = 2): samples that the model knows well count less."""
-    log_p = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
-    return -((1 - log_p.exp()).square() * log_p).mean()
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of the softmax of the logits: the default."""
-    return cross_entropy(logits, labels)
-
-
-LOSSES: Table[Loss] = Table({DEFAULT: _cross_entropy, "label-smoothing": label_smoothing, "focal": focal})
-
-
-def known_loss(name: str) -> str:
-    """Return the name of a loss. Raises ValueError with the known names."""
-    if name not in LOSSES:
-        raise ValueError(unknown(name, LOSSES))
-    return name
-
-
-def checked_loss(name: str, loss: Loss, location: tuple[str, int]) -> Loss:
+def _checked(name: str, function: Loss, location: tuple[str, int]) -> Loss:
     """Return the loss of a plug-in so that it raises PluginError unless it returns one number to descend."""
 
-    @functools.wraps(loss)
+    @functools.wraps(function)
     def check(logits: Tensor, labels: Tensor) -> Tensor:
-        value = loss(logits, labels)
+        value = function(logits, labels)
         if not isinstance(value, Tensor):
             raise PluginError(*location, f"loss {name!r} must return a tensor, not {type(value).__name__}")
         if value.dim() or (logits.requires_grad and not value.requires_grad):
@@ -60,3 +39,36 @@ def checked_loss(name: str, loss: Loss, location: tuple[str, int]) -> Loss:
         return value
 
     return check
+
+
+loss = function_decorator(LOSSES, "logits, labels", _checked, gradient=True)
+"""Register a function of (logits, labels), float [B, K] and int64 [B], that returns the mean loss, a tensor [].
+
+Methods that train with the cross-entropy of the labels use it in its place: ``algorithm: {…, loss: my-loss}``.
+"""
+
+
+@loss(DEFAULT)
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of the softmax of the logits: the default."""
+    return cross_entropy(logits, labels)
+
+
+@loss("label-smoothing")
+def label_smoothing(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy with targets of 0.9 for the label, and 0.1 divided among all classes (Szegedy et al., 2016)."""
+    return cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+@loss("focal")
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    """−(1/B) Σ (1 − p_y)² log p_y (Lin et al., 2017, γ = 2): samples that the model knows well count less."""
+    log_p = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+    return -((1 - log_p.exp()).square() * log_p).mean()
+
+
+def known_loss(name: str) -> str:
+    """Return the name of a loss. Raises ValueError with the known names."""
+    if name not in LOSSES:
+        raise ValueError(unknown(name, LOSSES))
+    return name

@@ -21,7 +21,7 @@ from p2pfl.errors import ModelError
 from p2pfl.inputs import Kind, Size, describe, kind_of
 from p2pfl.models import dfml, fedtgp, import_path, l2c, mapl, mlp, sequences, tiny
 from p2pfl.models.backbone import Build, FixedFeatures, plain_cnn
-from p2pfl.options import Table
+from p2pfl.registry import Table
 from p2pfl.tensors import frozen_of, note_frozen
 
 BuildHead = Callable[[int, int], nn.Module]
@@ -69,7 +69,7 @@ class Model(nn.Module):
         return ".".join(filter(None, (self.head_path if part == "head" else "", rest)))
 
     def plain_state_dict(self) -> dict[str, Any]:
-        """Return the state under the names of the user's class, which can load it; else under those of this one."""
+        """Return the state under the names of the user's class, which can load it; else under ours."""
         return {self.plain_name(name): value for name, value in self.state_dict().items()}
 
     @property
@@ -121,7 +121,7 @@ def _clipped(features: int, classes: int) -> nn.Module:
 
 
 HEADS: Table[BuildHead] = Table(
-    {"linear": nn.Linear, "fc512": _fc(512), "fc256": _fc(256), "fc128": _fc(128), "relu": _clipped}
+    "head", {"linear": nn.Linear, "fc512": _fc(512), "fc256": _fc(256), "fc128": _fc(128), "relu": _clipped}
 )
 """The four heads of FedTGP's HtC4; and ``relu``, whose scores are clipped at 0, as in later code of L2C's authors."""
 
@@ -161,6 +161,7 @@ def _family(name: str) -> FixedFeatures | None:
 _RESNET_DEPTHS = (4, 6, 8, 10, 18, 34, 50, 101, 152)
 
 BACKBONES: Table[Build] = Table(
+    "backbone",
     {
         "tiny-cnn": tiny.cnn,
         "tiny-wide": tiny.wide,
@@ -192,6 +193,7 @@ _HTFE8 = (
 _HTC4 = ("", "+fc512", "+fc256", "+fc128")
 
 GROUPS: Table[Group] = Table(
+    "group",
     {
         "tiny4": Group(("tiny-cnn", "tiny-wide", "tiny-residual", "tiny-mixer"), features=64),
         "mapl4": Group(("resnet18", "shufflenet", "googlenet", "alexnet-small"), features=512),
@@ -247,6 +249,7 @@ def _is_member(name: str) -> bool:
 _MEMBERS = dict.fromkeys(member for group in GROUPS.values() for member in group.members)
 
 MODELS: Table[Group] = Table(
+    "model",
     {**GROUPS, **{member: _single(member) for member in (*BACKBONES, *_MEMBERS)}},
     family=lambda name: _single(name) if _is_member(name) else None,
 )

@@ -21,7 +21,7 @@ from p2pfl.inputs import Size, describe, zeros
 Build = Callable[[int, Size, int], nn.Module]
 """Maps (channels, size, features) to a module from inputs such as float [B, C, H, W] to float [B, features].
 
-Channels and size are those of p2pfl/inputs.py."""
+p2pfl/inputs.py defines channels and size."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Checked:
 
 
 def output_shape(network: nn.Module, batch: Tensor) -> tuple[int, ...] | None:
-    """Return the shape of the output for a batch; None if it is no tensor."""
+    """Return the shape of the output for a batch; None if it is not a tensor."""
     output = evaluated(network, batch)
     return tuple(output.shape) if isinstance(output, Tensor) else None
 

@@ -62,7 +62,7 @@ class ImportPath:
 
 
 def parse(name: str) -> ImportPath | None:
-    """Parse a name; None if it is no import path."""
+    """Parse a name; None if it is not an import path."""
     call, colon, head = name.partition(":") if ")" not in name else _after_call(name)
     found = re.fullmatch(rf"({_PATH})(\(.*\))?", call.strip(), re.DOTALL)
     if found is None or (colon and not re.fullmatch(r"\w+(\.\w+)*", head)):
@@ -109,7 +109,7 @@ def build_parts(name: str, channels: int, size: Size, classes: int) -> tuple[nn.
 
     Raises:
         ModelError: there is no such class, it cannot be built or run on such inputs, its output is not float
-            [B, classes], in training too, or it is not that of the head.
+            [B, classes], in training too, or it is not the head's output.
     """
     spec = parse(name)
     assert spec is not None

@@ -201,8 +201,8 @@ def _check_output(
 
 def _not_the_output(name: str, where: str, hint: str = "") -> ModelError:
     return ModelError(
-        f"{name!r}: the output is not that of its head {where!r}{hint}; name the last part as `head`, call it once, "
-        "and return its output (logits) unchanged"
+        f"{name!r}: the output is not the output of its head {where!r}{hint}; name the last part as `head`, call it "
+        "once, and return its output (logits) unchanged"
     )
 
 

@@ -25,8 +25,10 @@ from types import FrameType, FunctionType, ModuleType
 from typing import Any, TextIO
 
 from p2pfl.errors import P2pflError, PluginError, Unexpected
-from p2pfl.options import OptionErrors, Table
-from p2pfl.plugins import TABLES, end_servers, left_running, try_functions
+from p2pfl.learning.tried_functions import try_functions
+from p2pfl.leftover_processes import end_servers, left_running
+from p2pfl.options import OptionErrors
+from p2pfl.plugins import TABLES
 from p2pfl.plugins.sources import (
     INSTALLED,
     NOWHERE,
@@ -39,6 +41,7 @@ from p2pfl.plugins.sources import (
     sha256_of,
     source_of,
 )
+from p2pfl.registry import Table
 from p2pfl.run_folder.folder import PLUGINS
 
 GROUP = "p2pfl.plugins"

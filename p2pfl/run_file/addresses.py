@@ -155,7 +155,7 @@ def _invalid_addresses(addresses: AddressBook, hosts: Mapping[str, str]) -> Iter
         seen.add(of_peer[peer])
         example = template.format(id=peer, port=LAST_PORT if port is None else port, hostname="host")
         form = f"{FORM}, with a port from 1 to {LAST_PORT}"
-        yield of_peer[peer], f"{template!r} is no address for peer {peer}: {example!r} is not of the form {form}"
+        yield of_peer[peer], f"{template!r} is not an address of peer {peer}: {example!r} is not of the form {form}"
 
 
 def _is_address(template: str, peer: PeerId, port: int) -> bool:

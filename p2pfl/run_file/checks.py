@@ -116,7 +116,7 @@ def check_graph(file: RunFile, method: type[Algorithm[Any]], graph: Graph) -> It
         yield OptionProblem(("graph",), text)
     elif method.replies and graph.directed:
         text = (
-            f"{file.algorithm.name} has peers answer each other, so edges need both directions, but those of "
+            f"{file.algorithm.name} has peers answer each other, so edges need both directions, but the edges of "
             f"{name!r} have one; choose an undirected graph, or a method such as dpsgd"
         )
         yield OptionProblem(("graph",), text)

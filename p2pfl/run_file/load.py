@@ -19,10 +19,11 @@ from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.errors import P2pflError, PluginError, Problem, RunFileError
 from p2pfl.graphs import GRAPHS, TimeVaryingGraph
 from p2pfl.models.import_path import parse
-from p2pfl.options import Loc, OptionErrors, OptionProblem, Options, Table, explain
+from p2pfl.options import Loc, OptionErrors, OptionProblem, Options, explain
 from p2pfl.plugins import TABLES, loading, sources
 from p2pfl.plugins.loading import blaming, naming_lines
 from p2pfl.plugins.sources import Plugin
+from p2pfl.registry import Table
 from p2pfl.run_file.checks import check_graph, check_loss, cross_checks
 from p2pfl.run_file.run import Run
 from p2pfl.run_file.schema import Models, Named, PluginEntry, RunFile, from_name
@@ -119,7 +120,7 @@ def _check(tree: dict[str, Any], source: Source, base: Path) -> Run:
                 problems.append(problem._replace(path=loc + problem.path, message=problem.message + hint))
             return None
 
-    hypers = Table({name: method.Hyper for name, method in ALGORITHMS.items()})
+    hypers = Table("algorithm", {name: method.Hyper for name, method in ALGORITHMS.items()})
     hyper = resolve(("algorithm",), hypers)
     graph = resolve(("graph",), GRAPHS)
     dataset = resolve(("data", "dataset"), DATASETS)

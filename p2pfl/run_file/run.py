@@ -80,7 +80,7 @@ class Run:
         return ALGORITHMS[self.file.algorithm.name]
 
     def activate(self) -> None:
-        """Make the tables of names those of this run; another one may have been loaded since."""
+        """Put the names of this run's plug-ins into the tables; another one may have been loaded since."""
         activate(self.plugins)
 
     def copies(self, folder: Path) -> list[tuple[Path, bytes]]:
@@ -149,7 +149,7 @@ class Run:
         return plain
 
     def config_hash(self, frozen: str | None = None) -> str:
-        """SHA-256 over the settings, then the plug-ins; with ``frozen``, that of a model's frozen parameters."""
+        """SHA-256 over the settings, then the plug-ins; with ``frozen``, the hash of a model's frozen parameters."""
         settings = hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()
         more = {} if frozen is None else {config_hash.FROZEN: frozen}
         return config_hash.join(settings, {plugin.name: plugin.sha256 for plugin in self.plugins} | more)

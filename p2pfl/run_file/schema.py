@@ -159,7 +159,7 @@ def _check_imported(section: Member | Models) -> None:
     if section.module is None and (section.args or section.head is not None):
         raise ValueError("args and head need a module")
     if section.module is not None and parse(_text(section, "")) is None:
-        raise ValueError(f"{section.module!r} is no import path of a class; expected e.g. my_nets.Net")
+        raise ValueError(f"{section.module!r} is not the import path of a class; expected e.g. my_nets.Net")
 
 
 def _text(section: Member | Models, name: str) -> str:
@@ -184,7 +184,7 @@ class Models(Section):
     members: tuple[Annotated[Member, BeforeValidator(from_name)], ...] = ()
     """In place of a name: a group of names and modules."""
     features: PositiveInt | None = None
-    """Width d of the feature vector; default: the group's, or else that of each backbone."""
+    """Width d of the feature vector; default: the group's, or else the width of each backbone."""
 
     @staticmethod
     def from_value(value: Any) -> Any:
@@ -200,7 +200,7 @@ class Models(Section):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The name of the group, or those of the members."""
+        """The name of the group, or the names of the members."""
         return tuple(member.text for member in self.members) or (_text(self, self.name or DEFAULT),)
 
     @property
@@ -342,7 +342,7 @@ class RunFile(Section):
     global_test: bool = False
     """Also evaluate on the whole test set."""
     metrics: tuple[str, ...] = ()
-    """Further metrics of the local test split: macro-f1, ece, class-accuracy, and those of plug-ins."""
+    """Further metrics of the local test split: macro-f1, ece, class-accuracy, and metrics of plug-ins."""
     masked_test: Annotated[bool, BeforeValidator(_null_is_false)] = False
     """Report the masked accuracy on the local test split, where only the scores of the peer's local classes count,
     instead of the unmasked one. Both are recorded."""

@@ -49,7 +49,7 @@ def write_atomically(path: Path, data: Buffer, *, durable: bool = False, mode: i
 
     Args:
         durable: wait until the data is on disk, so that it survives a power failure.
-        mode: permissions of the file, less those of the umask.
+        mode: permissions of the file, less what the umask takes away.
 
     Raises:
         WriteError: the old file is left in place.

@@ -11,7 +11,7 @@
         slots/alpha-0.fifo  locks that limit how many peers compute at once on host alpha
         summary.json        the table printed at the end
         report.html         the page of `p2pfl report`
-        hosts.json          which peers run on other hosts      (launcher.backends.host_state)
+        hosts.json          which peers run on other hosts      (launcher.facts.host_state)
         keys/               with other hosts: keys that the launcher has made, or handed out to this host; mode 0700
         peers/03/
             peer.log        one entry per event                            (p2pfl.run_folder.peer_log)
@@ -28,8 +28,8 @@
             chaos.jsonl     injected faults, if the run file asks for some
             origin.json     in a collection only: where the files come from   (Origin)
 
-A *collection* is a run folder that `p2pfl collect` assembled from those of peers on other hosts: nothing else writes
-into it, and none of its peers runs on this host.
+A *collection* is a run folder that `p2pfl collect` assembled from the run folders of other hosts: nothing else
+writes into it, and none of its peers runs on this host.
 
 Files that are read while they change (addresses, result, summary) are replaced atomically, and so are the first and
 the last status; updates in between overwrite it, since they are frequent. What cannot be written raises WriteError. A
@@ -281,13 +281,13 @@ class PeerFolder:
 
 
 def is_run(root: Path) -> bool:
-    """Return whether a folder is that of a run. Raises RunFolderError if it cannot be read."""
+    """Return whether a folder is a run folder. Raises RunFolderError if it cannot be read."""
     # Not by run.yaml alone: a user's run file may have that name. A run folder may be damaged, but not that much.
     return is_file(root / "run.yaml") and (is_file(root / "run.json") or (root / "peers").is_dir())
 
 
 def require_empty(root: Path) -> None:
-    """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is no folder."""
+    """Raise RunFolderError if ``root`` exists and is not empty. Raises OSError if it is not a folder."""
     if root.exists() and any(root.iterdir()):
         resume = f"resume the run in it with `p2pfl resume {root}`, or " * is_run(root)
         raise RunFolderError(f"{root}: not empty; {resume}choose a new or empty folder")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.processes import find_process
+from launcher.facts.processes import find_process
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke, gather, hosts_by_peer
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from launcher.backends.host_state import HostState
+from launcher.facts.host_state import HostState
 from p2pfl.run_file.load import load
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.simulation.simulate import simulate

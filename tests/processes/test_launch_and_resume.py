@@ -17,9 +17,9 @@ import yaml
 from rich.console import Console
 
 from launcher.backends.local import resume
-from launcher.backends.processes import find_process
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
+from launcher.facts.processes import find_process
 from launcher.prepare import LaunchRequest
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder, replace_peers

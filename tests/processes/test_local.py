@@ -24,12 +24,12 @@ from launcher.backends.follow import (
     follow,
     sigterm_notice,
 )
-from launcher.backends.processes import find_process
 from launcher.backends.warm import WarmProcess
 from launcher.errors import LaunchError
+from launcher.facts.processes import find_process
+from launcher.facts.summary import summarize
 from launcher.views.print_summary import failure_lines
 from launcher.views.progress import LineProgress
-from launcher.views.summary import summarize
 from p2pfl.errors import BodyTooLarge, WriteError
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder

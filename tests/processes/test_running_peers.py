@@ -11,12 +11,13 @@ from typing import Any
 
 import psutil
 
-from launcher.backends.host_state import HostState
-from launcher.backends.processes import find_process
-from launcher.backends.registration import REQUESTS, launcher_title
-from launcher.runs import find_runs, stop
+from launcher.backends.stop import stop
+from launcher.facts import logs
+from launcher.facts.host_state import HostState
+from launcher.facts.processes import find_process
+from launcher.facts.registration import REQUESTS, launcher_title
+from launcher.facts.runs import find_runs
 from launcher.sweep.jobs import Job
-from launcher.views import logs
 from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from launcher.backends.local import resume
 from launcher.errors import LaunchError
-from launcher.runs import find_runs
+from launcher.facts.runs import find_runs
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import RunFolder, Status
 from p2pfl.run_folder.peer_log import LogSettings

@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher.backends.processes import find_process
-from launcher.backends.registration import REQUESTS, find_launcher
+from launcher.backends.stop import stop
+from launcher.facts.processes import find_process
+from launcher.facts.registration import REQUESTS, find_launcher
+from launcher.facts.runs import RunLine, find_runs
+from launcher.facts.status import RunStatus
 from launcher.prepare import LaunchRequest
-from launcher.runs import RunLine, find_runs, stop
-from launcher.views.status import RunStatus
 from p2pfl.run_folder.folder import RunFolder
 from tests.fast_python.fixture import FastPython
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from launcher.sweep.folder import SweepFolder
+from launcher.facts.sweep_folder import SweepFolder
 from p2pfl.run_file.load import load
 from p2pfl.run_folder.folder import RunFolder
 from p2pfl.simulation.simulate import simulate

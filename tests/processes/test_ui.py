@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from launcher.facts.snapshot import Snapshot
 from launcher.ui.progress import UiProgress
-from launcher.views.snapshot import Snapshot
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 

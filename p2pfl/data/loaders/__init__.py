@@ -5,7 +5,7 @@ host and caches the result, so heavy imports are inside the methods: peers that 
 Files lie under the root where torchvision's datasets put them.
 """
 
-from p2pfl.data.loaders.base import DatasetArrays, Images, Inputs, Labels, Loader
+from p2pfl.data.loaders.base import DATASETS, DatasetArrays, Images, Inputs, Labels, Loader, dataset
 from p2pfl.data.loaders.cifar import Cifar10, Cifar100
 from p2pfl.data.loaders.digits import Digits, Svhn, Usps
 from p2pfl.data.loaders.huggingface import HuggingFace
@@ -16,31 +16,29 @@ from p2pfl.data.loaders.npz import Npz
 from p2pfl.data.loaders.synthetic import Synthetic
 from p2pfl.data.loaders.table import TableFile
 from p2pfl.data.loaders.torchvision_class import Torchvision
-from p2pfl.options import Table
 
-DATASETS: Table[type[Loader]] = Table(
-    {
-        "digits": Digits,
-        "mnist": Mnist,
-        "fashion-mnist": FashionMnist,
-        "emnist": Emnist,
-        "usps": Usps,
-        "svhn": Svhn,
-        "cifar10": Cifar10,
-        "cifar100": Cifar100,
-        "flowers102": Flowers102,
-        "caltech101": Caltech101,
-        "oxford-pets": OxfordPets,
-        "stanford-cars": StanfordCars,
-        "folder": Folder,
-        "torchvision": Torchvision,
-        "huggingface": HuggingFace,
-        "npz": Npz,
-        "table": TableFile,
-        "synthetic": Synthetic,
-        "styled": Styled,
-        "styles": Styles,
-    },
-)
+for _name, _class in {
+    "digits": Digits,
+    "mnist": Mnist,
+    "fashion-mnist": FashionMnist,
+    "emnist": Emnist,
+    "usps": Usps,
+    "svhn": Svhn,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "flowers102": Flowers102,
+    "caltech101": Caltech101,
+    "oxford-pets": OxfordPets,
+    "stanford-cars": StanfordCars,
+    "folder": Folder,
+    "torchvision": Torchvision,
+    "huggingface": HuggingFace,
+    "npz": Npz,
+    "table": TableFile,
+    "synthetic": Synthetic,
+    "styled": Styled,
+    "styles": Styles,
+}.items():
+    dataset(_name)(_class)
 
-__all__ = ["DATASETS", "DatasetArrays", "Images", "Inputs", "Labels", "Loader"]
+__all__ = ["DATASETS", "DatasetArrays", "Images", "Inputs", "Labels", "Loader", "dataset"]

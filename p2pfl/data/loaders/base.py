@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from p2pfl.data.columns import Columns
 from p2pfl.data.loaders.fingerprint import fingerprint, unedited
 from p2pfl.errors import DataError
 from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 
 Images = npt.NDArray[np.uint8]
 Inputs = npt.NDArray[Any]
@@ -64,7 +66,7 @@ class Loader(Options, ABC):
     instructions: ClassVar[str] = ""
     """How to get the files of a dataset that ``download`` cannot fetch."""
     PUBLISHED: ClassVar[bool] = False
-    """Whether the files are those of a published dataset, which nobody edits."""
+    """Whether the files belong to a published dataset, which nobody edits."""
 
     def files(self, root: Path) -> tuple[Path, ...]:
         """List the files of this dataset under ``root``, existing or not.
@@ -89,6 +91,17 @@ class Loader(Options, ABC):
     @abstractmethod
     def read(self, root: Path) -> DatasetArrays:
         """Read the files, which all exist. Raises DataError naming a damaged file."""
+
+
+DATASETS: Table[type[Loader]] = Table("dataset")
+
+
+def _set_code(cls: type[Loader]) -> None:
+    cls.code = os.urandom(8).hex()  # replaced by the plug-in's hash, if a file is loaded; a cell has none
+
+
+dataset = options_decorator(DATASETS, Loader, _set_code)
+"""Register a subclass of ``p2pfl.data.Loader``, which reads a dataset into arrays."""
 
 
 def verify(path: Path, md5: str) -> None:

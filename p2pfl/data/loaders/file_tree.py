@@ -1,4 +1,4 @@
-"""The files below a folder: without those of the system, and through links."""
+"""The files below a folder: without the system's files, and through links."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from p2pfl.paths import DataPath
 from p2pfl.terminal import printable
 
 _READING = 2
-"""Increment it when images are read otherwise, so that those of the hub are read again."""
+"""Increment it when images are read otherwise, so that datasets of the hub are read again."""
 
 
 @dataclass(frozen=True)

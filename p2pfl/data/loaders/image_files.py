@@ -169,7 +169,7 @@ class StanfordCars(ImageFiles):
     """Stanford Cars, in ``stanford_cars``: 8,144 + 8,041 images of 196 models."""
 
     instructions: ClassVar[str] = (
-        "it is no longer published and cannot be downloaded; the layout must be that of "
+        "it is no longer published and cannot be downloaded; the layout must equal the layout of "
         "torchvision.datasets.StanfordCars: devkit/, cars_train/, cars_test/, cars_test_annos_withlabels.mat"
     )
 

@@ -107,7 +107,7 @@ class Styles(CompositeLoader):
     """Several datasets of the same classes; each is a style, for example ``of: [mnist, svhn, usps]``.
 
     Images are converted to RGB and resized to squares (bilinear, antialiased). Class c is the same in all datasets:
-    those of type ``folder``, whose classes are sorted by name, need the same names.
+    datasets of type ``folder``, whose classes are sorted by name, need the same names.
     """
 
     of: Annotated[tuple[DatasetOption, ...], Field(min_length=1)]

@@ -24,7 +24,7 @@ class TableFile(Loader):
 
     A file whose name ends in .csv or .tsv has the names of the columns in its first line; one ending in .parquet is
     Parquet. Labels are compared as text: classes are those that differ in any file, in ascending order, which is that
-    of numbers if all are plain integers. Columns without a name, and the index of a pandas table, are no features.
+    of numbers if all are plain integers. Columns without a name, and the index of a pandas table, are not features.
     """
 
     instructions: ClassVar[str] = "a table has a sample in each row, and ends in .csv, .tsv or .parquet"
@@ -38,7 +38,7 @@ class TableFile(Loader):
     features: tuple[str, ...] | None = None
     """The columns with the features; by default all others that are neither the label nor in groups."""
     groups: tuple[str, ...] = ()
-    """Columns such as a hospital, which are no features but for the partition ``natural``."""
+    """Columns such as a hospital, which are used by the partition ``natural``."""
     channels: PositiveInt | None = None
     """Samples are time series of this many channels: the features are all steps of the first channel, then of the
     next."""
@@ -102,7 +102,7 @@ class TableFile(Loader):
         return names, index
 
     def _notes(self, rows: Rows, names: Sequence[str], index: Sequence[str], inputs: Inputs) -> list[str]:
-        """Say which columns are no features, and which may better be none."""
+        """Say which columns are not features, and which should perhaps not be."""
         notes = [
             f"{rows.path.name}: {f'column {name!r} is' if name else 'a column without a name is'} not used: it looks "
             f"like the index of a pandas table; to use it, {'list it in features' if name else 'give it a name'}"
@@ -117,7 +117,7 @@ class TableFile(Loader):
         ]
 
     def _part(self, rows: Rows, names: Sequence[str]) -> _Part:
-        """Read the samples of a file. Raises DataError if a value is missing or is no number."""
+        """Read the samples of a file. Raises DataError if a value is missing or is not a number."""
         for name in (*names, self.label, *self.groups):
             rows.require(name)
         inputs = self._inputs(rows, names)
@@ -141,7 +141,7 @@ class TableFile(Loader):
         if self.channels is None:
             return values.astype(np.float32)
         if len(names) % self.channels:
-            raise DataError(f"{rows.path}: {len(names)} features are no series of {self.channels} channels")
+            raise DataError(f"{rows.path}: {len(names)} features are not a series of {self.channels} channels")
         return values.astype(np.float32).reshape(len(values), self.channels, -1)
 
     def _check_classes(self, files: Sequence[Rows], labels: Sequence[Array]) -> None:

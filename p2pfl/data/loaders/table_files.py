@@ -163,7 +163,7 @@ class _Csv(Rows):
 
     def _numbers(self, name: str) -> Array:
         found: Sequence[str] = self._columns[name]
-        if self._decimal == ",":  # a point is no decimal point then, but may separate thousands
+        if self._decimal == ",":  # a point then separates thousands, if anything
             found = [value.replace(",", ".") if "." not in value else "" for value in found]
         numbers = [number_of(value) for value in found]
         if None in numbers:
@@ -202,7 +202,7 @@ def _not_blank(path: Path, reader: Any) -> Iterator[tuple[int, list[str]]]:
 
 
 def _no_number(name: str, text: str, decimal: str = ".") -> str:
-    """Say why a text is no number, and what to do."""
+    """Say why a text is not a number, and what to do."""
     if text in MISSING:
         return f"column {name!r} is {'empty' if not text else f'missing ({text})'}; fill it in, or remove the row"
     if decimal == "." and re.fullmatch(r"[+-]?\d*,\d+", text):

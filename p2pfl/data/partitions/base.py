@@ -15,6 +15,7 @@ from pydantic import Field
 from p2pfl.data.columns import Columns
 from p2pfl.errors import DataError
 from p2pfl.options import Options
+from p2pfl.registry import Table, options_decorator
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.int64]
@@ -72,7 +73,7 @@ def check_subsets(subsets: Any, labels: DatasetLabels, peers: int) -> None:
         raise DataError(f"split should return a list with a Subset for each of the {peers} peers, not {found}")
     for peer, subset in enumerate(subsets):
         if not isinstance(subset, Subset):
-            raise DataError(f"split should return Subset objects; that of peer {peer} is {type(subset).__name__}")
+            raise DataError(f"split should return Subset objects; peer {peer}'s is {type(subset).__name__}")
         train = len(labels.train) + (len(labels.test) if subset.merged else 0)
         for name, length in (
             ("train", train),
@@ -114,6 +115,12 @@ class Partition(Options, ABC):
         Raises:
             DataError: the dataset is too small, or the parameters do not fit its classes or the number of peers.
         """
+
+
+PARTITIONS: Table[type[Partition]] = Table("partition")
+
+partition = options_decorator(PARTITIONS, Partition)
+"""Register a subclass of ``p2pfl.data.Partition``."""
 
 
 def hold_out(samples: Indices, fraction: float) -> tuple[Indices, Indices]:

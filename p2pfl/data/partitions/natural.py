@@ -23,7 +23,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """The samples of one value of a column for each peer, such as those of one writer or hospital.
+    """The samples of one value of a column for each peer, such as one writer's or one hospital's samples.
 
     Values are in ascending order: peer m has the m-th of those that occur in the training split.
     """
@@ -91,8 +91,8 @@ class FromFile(Partition):
     """The indices of each peer's samples, from a JSON file: a list with an entry for each peer, such as
     ``{"train": [0, 5, 7], "validation": [8], "test": [1, 2]}``.
 
-    Indices count from 0 in the training split, those of ``test`` in the test split. Without ``validation`` a peer has
-    no validation samples; without ``test`` it has the whole test split. The run folder keeps a copy of the file.
+    Indices count from 0 in the training split, indices of ``test`` in the test split. Without ``validation`` a peer
+    has no validation samples; without ``test`` it has the whole test split. The run folder keeps a copy of the file.
     """
 
     file: LocalPath

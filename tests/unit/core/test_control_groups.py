@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from launcher.doctor import examine
-from launcher.sweep.folder import Sweep, SweepFolder
+from launcher.facts.sweep_folder import Sweep, SweepFolder
 from launcher.sweep.runner import default_jobs
 from p2pfl import control_groups
 from p2pfl.control_groups import available_memory, cpu_quota, total_memory, usable_cores

@@ -15,9 +15,8 @@ import pytest
 
 from launcher.backends import local
 from launcher.errors import SweepError
+from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
 from launcher.prepare import LaunchRequest
-from launcher.sweep.folder import Sweep, SweepFolder
-from launcher.sweep.grid import Point
 from launcher.sweep.jobs import Job
 from launcher.sweep.plan import SweepRequest
 from launcher.sweep.plan import prepare as prepare_sweep

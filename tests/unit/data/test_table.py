@@ -287,7 +287,7 @@ def test_files_in_other_encodings_are_errors(content: bytes, message: str) -> No
         ("y\n0\n", {}, "no columns with features besides y"),
         (",y\n1,0\n", {}, "no columns with features besides y"),
         ("a,y\n1,0.5\n", {}, r"t\.csv:2: labels must be classes: integers or text, not 0.5"),
-        ("a,b,y\n1,2,0\n", {"channels": 3}, "2 features are no series of 3 channels"),
+        ("a,b,y\n1,2,0\n", {"channels": 3}, "2 features are not a series of 3 channels"),
         ("a,y\n1.5,0\n", {"vocabulary": 3}, "tokens must be integers"),
         ("a,y\n" + "1,0\n" * 5 + "7,0\n" * 5, {"vocabulary": 3}, "tokens range from 1 to 7, but the vocabulary is 3"),
         ("a,b,y\n1,2,0\n\n2,nan,1\n", {}, r"t\.csv:4: column 'b' is nan, not a finite float32 number; replace it"),

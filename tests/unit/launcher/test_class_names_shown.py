@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import p2pfl
+from launcher.facts.summary import current_summary
 from launcher.prepare import LaunchRequest
 from launcher.report import figures, papers
 from launcher.report.collect import Collected, collect
@@ -17,7 +18,6 @@ from launcher.report.findings import find
 from launcher.report.learned import Learned
 from launcher.tracking import backends
 from launcher.views.partition import class_rows
-from launcher.views.summary import current_summary
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 from tests.reports import read

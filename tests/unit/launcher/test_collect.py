@@ -15,8 +15,8 @@ import pytest
 
 from launcher.collect.locations import Container, Folder, Remote, is_wanted, parse
 from launcher.errors import CollectError
-from launcher.runs import find_runs
-from launcher.views.logs import has_ended
+from launcher.facts.logs import has_ended
+from launcher.facts.runs import find_runs
 from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import RUN_ID, Host, Invoke, gather, hosts_by_peer
 

@@ -12,8 +12,8 @@ import pytest
 
 from launcher import cli
 from launcher.commands import commands
+from launcher.facts.summary import summarize
 from launcher.views.partition import classes
-from launcher.views.summary import summarize
 from p2pfl.models import GROUPS
 from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder

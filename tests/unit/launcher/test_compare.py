@@ -10,9 +10,9 @@ import pytest
 import yaml
 from rich.console import Console
 
+from launcher.comparison.lines import lines, table
 from launcher.errors import CompareError
-from launcher.views.compare import lines, table
-from launcher.views.summary import summarize
+from launcher.facts.summary import summarize
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 

@@ -19,7 +19,7 @@ from launcher.comparison.statistics import Comparison, Statistic, compare, holm,
 from launcher.comparison.tables import comma_separated, latex, latex_text, markdown, page
 from launcher.comparison.test_sets import WasTested
 from launcher.errors import CompareError
-from launcher.flat import flatten
+from launcher.formatting.flat import flatten
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.commands import commands
-from launcher.commands.group import echo_file, make_console
+from launcher.formatting.console import echo_file, make_console
 from p2pfl.terminal import encode_as_utf8, legible, make_legible, wants_color
 
 Stream = Callable[[str], io.TextIOWrapper]

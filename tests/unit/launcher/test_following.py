@@ -15,15 +15,16 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from launcher.backends import host_state, hosts, multi_host, registration, remote_processes, slurm
+from launcher.backends import hosts, multi_host, remote_processes, slurm
 from launcher.backends.follow import RestartPolicy
-from launcher.backends.host_state import HostState, ask
 from launcher.backends.hosts import Host, HostStream
-from launcher.backends.processes import HOST_LOST, is_alive, outcome
-from launcher.backends.registration import REQUESTS, Requests, register
 from launcher.backends.remote_processes import Remote
 from launcher.errors import HostsGone, LaunchError
-from launcher.runs import find_runs
+from launcher.facts import host_state, registration
+from launcher.facts.host_state import HostState, ask
+from launcher.facts.processes import HOST_LOST, is_alive, outcome
+from launcher.facts.registration import REQUESTS, Requests, register
+from launcher.facts.runs import find_runs
 from p2pfl.errors import WriteError
 from p2pfl.run_folder import files
 from p2pfl.run_folder.folder import RunFolder, Status

@@ -22,10 +22,10 @@ from launcher.backends import host_group, mirror
 from launcher.backends.host_connection import PROTOCOL, Files
 from launcher.backends.host_group import HostGroup
 from launcher.backends.hosts import Host, HostStream
-from launcher.backends.processes import HOST_LOST
 from launcher.backends.remote_processes import RemoteProcesses
 from launcher.backends.warm import Event
 from launcher.errors import LaunchError
+from launcher.facts.processes import HOST_LOST
 from p2pfl.errors import WriteError
 from p2pfl.run_folder.folder import RunFolder
 from peers.host import BEAT, HostProcess

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from launcher import commands
-from launcher.commands.group import make_console
+from launcher.facts.snapshot import Snapshot
+from launcher.formatting.console import make_console
 from launcher.views.progress import LineProgress, LiveProgress
-from launcher.views.snapshot import Snapshot
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Host, Invoke
 
@@ -126,8 +126,7 @@ def test_the_live_display_prints_no_control_characters_of_files(
 
 
 def test_commands_print_only_with_echo_and_make_console() -> None:
-    folder = Path(commands.__file__ or "").parent
-    using = {
-        path.name for path in folder.glob("*.py") if re.search(r"click\.s?echo\(|(?<!\.)\bprint\(", path.read_text())
-    }
-    assert using == {"group.py"}
+    launcher = Path(commands.__file__ or "").parents[1]
+    sources = [path for folder in ("commands", "formatting") for path in (launcher / folder).glob("*.py")]
+    using = {path.name for path in sources if re.search(r"click\.s?echo\(|(?<!\.)\bprint\(", path.read_text())}
+    assert using == {"console.py"}

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 from launcher.backends import multi_host
-from launcher.backends.host_state import HostState
 from launcher.backends.hosts import Host, HostStream, place, ready, stream_of
 from launcher.backends.mirror import Mirror
-from launcher.backends.processes import HOST_LOST, outcome
 from launcher.backends.slurm import batch_script, cpus_per_node, has_gpu
 from launcher.backends.ssh import read_hosts
 from launcher.errors import LaunchError
+from launcher.facts.host_state import HostState
+from launcher.facts.processes import HOST_LOST, outcome
 from p2pfl.run_folder.folder import RunFolder, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 

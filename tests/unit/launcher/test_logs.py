@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from launcher.views import logs
-from launcher.views.logs import LogFile
+from launcher.facts import logs
+from launcher.facts.logs import LogFile
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from launcher.commands.group import make_console
-from launcher.views import formatting, progress
+from launcher import formatting
+from launcher.facts.snapshot import Snapshot
+from launcher.formatting.console import make_console
+from launcher.views import progress
 from launcher.views.progress import Clock, Display, LineProgress, LiveProgress, print_run_path, progress_on
-from launcher.views.snapshot import Snapshot
 from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import MakeFolder
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.processes import find_process, outcome
-from launcher.runs import find_runs
+from launcher.facts.processes import find_process, outcome
+from launcher.facts.runs import find_runs
 from p2pfl.run_folder.folder import Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 

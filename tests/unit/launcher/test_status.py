@@ -14,8 +14,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from launcher.backends.host_state import HostState
-from launcher.views.status import Hold, PeerLine, RunStatus, holds, render
+from launcher.facts.host_state import HostState
+from launcher.facts.status import Hold, PeerLine, RunStatus, holds
+from launcher.views.status import render
 from p2pfl.run_folder.folder import Origin, Status
 from tests.launcher_fixtures import Invoke, MakeFolder
 
@@ -179,7 +180,7 @@ def test_peers_of_a_starting_launcher_are_starting(
     make_folder: MakeFolder, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={0: None, 1: None})
-    monkeypatch.setattr("launcher.views.status.find_launcher", lambda folder: psutil.Process())
+    monkeypatch.setattr("launcher.facts.status.find_launcher", lambda folder: psutil.Process())
     found = json.loads(invoke("status", folder.root, "--json").stdout)
     assert [peer["state"] for peer in found["peers"]] == ["starting", "starting"]
 

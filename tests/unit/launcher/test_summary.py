@@ -12,10 +12,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from launcher.views.compare import lines
-from launcher.views.heat_map import draw
+from launcher.comparison.lines import lines
+from launcher.facts.summary import Collaboration, Spread, Summary, summarize
+from launcher.formatting.heat_map import draw
 from launcher.views.print_summary import accuracy_lines, failure_lines, print_summary
-from launcher.views.summary import Collaboration, Spread, Summary, summarize
 from p2pfl.messaging.topology import Topology
 from p2pfl.run_folder.folder import Result, Status
 from tests.launcher_fixtures import MakeFolder

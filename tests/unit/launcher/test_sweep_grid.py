@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from launcher.errors import SweepError
+from launcher.facts.sweep_folder import NAME, SweepFolder
 from launcher.sweep import plan
-from launcher.sweep.folder import SweepFolder
-from launcher.sweep.grid import NAME, Axis, parse_axes, parse_axis, points, run_name, seeds_of, split_values
+from launcher.sweep.grid import Axis, parse_axes, parse_axis, points, run_name, seeds_of, split_values
 from launcher.sweep.plan import SweepRequest, prepare
 from launcher.sweep.space import corners, more_trials, parse, read_space
 from p2pfl.errors import RunFileError, RunFolderError

@@ -22,15 +22,14 @@ from rich.console import Console
 
 from launcher.commands import sweep as sweep_command
 from launcher.errors import CompareError, SweepError
+from launcher.facts.sweep_folder import Point, Sweep, SweepFolder
 from launcher.sweep import runner, search
-from launcher.sweep.folder import Sweep, SweepFolder
-from launcher.sweep.grid import Point
+from launcher.sweep.display import Pace, SweepDisplay
 from launcher.sweep.jobs import Job
 from launcher.sweep.memory import MARGIN, Estimate
 from launcher.sweep.runner import Progress, Queue, Runner
 from launcher.sweep.search import Search
 from launcher.views.progress import LINE_INTERVAL
-from launcher.views.sweep import Pace, SweepDisplay
 from p2pfl.errors import WriteError
 from tests.launcher_fixtures import Invoke, MakeFolder
 

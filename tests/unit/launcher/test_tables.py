@@ -8,7 +8,7 @@ import pytest
 from rich.console import Group
 from rich.table import Table
 
-from launcher.commands.group import least_width, make_console
+from launcher.formatting.console import least_width, make_console
 
 RUN = "my-study-20261126-063811"
 FIGURES = ("20", "91.5 ± 4.1", "92.3 ± 4.4", "0:49")

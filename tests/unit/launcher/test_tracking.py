@@ -195,8 +195,8 @@ def test_peers_that_never_started_do_not_keep_a_tracker_waiting(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_folder(results={1: None})
-    monkeypatch.setattr("launcher.views.logs.find_launcher", lambda folder: object())  # it waits for the tracker
-    monkeypatch.setattr("launcher.views.logs.is_alive", lambda folder, peer: True)
+    monkeypatch.setattr("launcher.facts.logs.find_launcher", lambda folder: object())  # it waits for the tracker
+    monkeypatch.setattr("launcher.facts.logs.is_alive", lambda folder, peer: True)
     assert none_runs(folder, [0, 1])
     status = folder.peer(0).status()
     assert status is not None

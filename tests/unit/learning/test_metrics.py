@@ -16,9 +16,9 @@ from sklearn.metrics import f1_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from launcher.views.compare import lines, metrics_table
+from launcher.comparison.lines import lines, metrics_table
+from launcher.facts.summary import summarize
 from launcher.views.print_summary import accuracy_lines
-from launcher.views.summary import summarize
 from p2pfl import plugins
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.errors import PluginError, RunFileError

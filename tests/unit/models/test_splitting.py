@@ -167,9 +167,9 @@ def test_a_network_can_be_its_own_head() -> None:
     [
         ("TupleInTraining", "returns tuple in training, not a tensor of logits; return the logits alone"),
         ("DictInTraining", "returns dict in training, not a tensor of logits"),
-        ("DropsLogits", "the output is not that of its head 'fc' in training; name the last part as `head`"),
+        ("DropsLogits", "the output is not the output of its head 'fc' in training; name the last part as `head`"),
         ("WithoutGradient", "no gradient reaches its parameters from its output in training; compute it without"),
-        ("ByWeight", r"not that of its head 'fc' \(without it: AttributeError: 'Identity' object has no attr"),
+        ("ByWeight", r"not the output of its head 'fc' \(without it: AttributeError: 'Identity' object has no attr"),
         ("scripted", "is compiled by torch.jit, so it cannot be split"),
     ],
 )

@@ -137,14 +137,14 @@ def read(tmp_path: Path) -> Any:
         ("  hosts:\n    3-1: alpha\n", "8: transport.hosts.3-1: the end of the range is below its start"),
         ("  hosts:\n    peer-1: alpha\n", "8: transport.hosts.peer-1: should be a peer, e.g. 3, or a range of peers"),
         ("  hosts:\n    0-2: alpha\n    1-3: beta\n", "9: transport.hosts.1-3: overlaps 0-2"),
-        ("  address: tcp://gate:{id}\n", "'tcp://gate:{id}' is no address for peer 0: 'tcp://gate:0' is not of the"),
+        ("  address: tcp://gate:{id}\n", "'tcp://gate:{id}' is not an address of peer 0: 'tcp://gate:0' is not of"),
         (
             "  port: 5700\n  address: tcp://gate:7{port}\n",
-            "is no address for peer 0: 'tcp://gate:75700'",
+            "is not an address of peer 0: 'tcp://gate:75700'",
         ),
         (
             "  port: 5534\n  hosts:\n    0-3: tcp://gate:6{port}\n",
-            "transport.hosts.0-3: 'tcp://gate:6{port}' is no address for peer 2: 'tcp://gate:65536' is not of the",
+            "transport.hosts.0-3: 'tcp://gate:6{port}' is not an address of peer 2: 'tcp://gate:65536' is not of the",
         ),
         ("  hosts:\n    1: a b\n", "8: transport.hosts.1: 'tcp://a b:{port}' is not of the form tcp://host:port"),
     ],

@@ -14,7 +14,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from p2pfl.algorithms import ALGORITHMS
 from p2pfl.data import AUGMENTATIONS, DATASETS, PARTITIONS
 from p2pfl.graphs import GRAPHS
-from p2pfl.options import Note, OptionErrors, Options, Table, notes, unknown
+from p2pfl.options import Note, OptionErrors, Options, notes, unknown
+from p2pfl.registry import Table
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def test_notes_include_inherited_parameters() -> None:
 
 # ---- tables ------------------------------------------------------------------------------------------------
 
-TABLE: Table[int] = Table({"one": 1, "two": 2, "three": 3})
+TABLE: Table[int] = Table("number", {"one": 1, "two": 2, "three": 3})
 
 
 def test_table_is_an_ordered_mapping() -> None:
@@ -157,7 +158,7 @@ def test_table_is_an_ordered_mapping() -> None:
 
 def test_table_copies_its_entries() -> None:
     entries = {"one": 1}
-    table = Table(entries)
+    table = Table("number", entries)
     entries["two"] = 2
     assert list(table) == ["one"]
 
@@ -171,7 +172,7 @@ def test_find_reports_known_names_and_the_closest() -> None:
 
 
 def test_table_with_a_family_of_names_finds_members_that_it_does_not_list() -> None:
-    table = Table({"one": 1}, family=lambda name: int(name) if name.isdigit() else None)
+    table = Table("number", {"one": 1}, family=lambda name: int(name) if name.isdigit() else None)
     assert table.find("12") == table["12"] == 12
     assert "12" in table
     assert list(table) == ["one"]

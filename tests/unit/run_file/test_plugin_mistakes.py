@@ -46,7 +46,7 @@ RETURNED = [
         "data.partition: split should return a list with a Subset for each of .*, not 3 i",
     ),
     ("my_parts", SPLIT, "7", "data.partition: split should return a list with a Subset for each of .*, not int"),
-    ("my_parts", SPLIT, "train", "data.partition: .* Subset objects; that of peer 0 is ndarray"),
+    ("my_parts", SPLIT, "train", "data.partition: .* Subset objects; peer 0's is ndarray"),
     (
         "my_parts",
         "mine[:0], test",

@@ -17,8 +17,8 @@ from p2pfl.data import PARTITIONS
 from p2pfl.errors import PluginError, RunFileError
 from p2pfl.graphs import GRAPHS
 from p2pfl.models import HEADS, MODELS, build
-from p2pfl.options import Table
 from p2pfl.plugins import loading
+from p2pfl.registry import Table
 from p2pfl.run_file.load import load
 from p2pfl.run_folder.new_run import create
 from p2pfl.session.build import load_data

@@ -127,9 +127,9 @@ def test_a_string_that_looks_like_something_else_stays_a_string(text: str, tmp_p
 
 
 def test_a_home_folder_that_does_not_exist_is_an_error_at_its_key() -> None:
-    with pytest.raises(RunFileError, match=r"out: .*'~nobody-here/runs': ~nobody-here is no user's home folder"):
+    with pytest.raises(RunFileError, match=r"out: .*'~nobody-here/runs': ~nobody-here is not the home folder"):
         read(GOOD, "out=~nobody-here/runs")
-    with pytest.raises(RunFileError, match=r"data.root: .*~nobody-here is no user's home folder"):
+    with pytest.raises(RunFileError, match=r"data.root: .*~nobody-here is not the home folder"):
         read(GOOD, "data.root=~nobody-here")
 
 

@@ -206,8 +206,8 @@ def test_gap_of_one_symmetric_round_is_its_spectral_gap() -> None:
         ("base-k", "mapl+", "mapl+ learns which neighbors to keep"),
         ("one-peer-exponential", "dfml", "dfml has peers answer each other, so edges need both directions"),
         ("one-peer-exponential", "fedfomo", "fedfomo has peers answer each other, so edges need both directions"),
-        ({"name": "el-local", "receivers": 2}, "fedavg-dec", "those of 'el-local' have one"),
-        ({"name": "list", "graphs": ["ring", "one-peer-exponential"]}, "fedprox-dec", "those of 'list' have one"),
+        ({"name": "el-local", "receivers": 2}, "fedavg-dec", "the edges of 'el-local' have one"),
+        ({"name": "list", "graphs": ["ring", "one-peer-exponential"]}, "fedprox-dec", "the edges of 'list' have one"),
         ("one-peer-exponential", "fedrolex", "fedrolex has peers answer each other, so edges need both directions"),
     ],
 )

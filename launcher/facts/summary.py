@@ -46,8 +46,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from launcher.backends.processes import RUNNING, is_alive, outcome
-from launcher.views import formatting
+from launcher import formatting
+from launcher.facts.processes import RUNNING, is_alive, outcome
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError, WriteError
 from p2pfl.run_folder.files import read_json, write_json

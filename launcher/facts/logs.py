@@ -17,9 +17,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.backends.processes import is_alive
-from launcher.backends.registration import find_launcher
-from launcher.views.formatting import ids
+from launcher.facts.processes import is_alive
+from launcher.facts.registration import find_launcher
+from launcher.formatting import ids
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from launcher import formatting
 from launcher.sweep.jobs import Job
 from launcher.sweep.runner import Progress
-from launcher.views import formatting
 from launcher.views.progress import LINE_INTERVAL, MAX_LOAD, UPDATE_INTERVAL
 from p2pfl.terminal import printable
 

@@ -7,8 +7,8 @@ import signal
 
 import psutil
 
-from launcher.backends.host_state import HostState
-from launcher.backends.registration import peer_title, process_with, simulation_title
+from launcher.facts.host_state import HostState
+from launcher.facts.registration import peer_title, process_with, simulation_title
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import FINAL, PeerFolder, RunFolder
 

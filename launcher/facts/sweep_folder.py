@@ -15,6 +15,7 @@ What has happened is read from the run folders only: nothing else would have to 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,9 +26,8 @@ from typing import Any, Literal
 import psutil
 import yaml
 
-from launcher.backends.processes import find_process, is_alive, outcome
 from launcher.errors import SweepError
-from launcher.sweep.grid import NAME, Point
+from launcher.facts.processes import find_process, is_alive, outcome
 from p2pfl.errors import RunFolderError, UnsuitableFileSystem
 from p2pfl.file_locks import lock
 from p2pfl.run_folder.files import is_file, read_json, write_atomically, write_errors, write_json
@@ -36,8 +36,26 @@ from p2pfl.run_folder.folder import RunFolder
 State = Literal["waiting", "running", "interrupted", "finished"]
 """``interrupted``: it has begun, its processes have ended, and not every peer has finished."""
 
+NAME = re.compile(r"[A-Za-z0-9+=_][A-Za-z0-9._+=-]*")
+"""What the name of a run may be: the name of a folder that shells need not quote."""
 ELSEWHERE = "put the sweep's folder on a file system with locks, e.g. a local disk: --out FOLDER"
 """What to do if it cannot be locked."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep.
+
+    Attributes:
+        name: of its folder.
+        labels: by varied key besides the seed, as tables call its values.
+        values: by key, to apply to the run file in this order.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    seed: int
+    values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

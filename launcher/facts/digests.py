@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from launcher.views.formatting import ids
-from launcher.views.summary import settings
+from launcher.facts.summary import settings
+from launcher.formatting import ids
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder
 

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from rich.table import Table
 
+from launcher import formatting
 from launcher.errors import CompareError
-from launcher.flat import flatten
-from launcher.views import formatting
-from launcher.views.summary import MetricSpread, Spread, Summary, current_summary, settings
+from launcher.facts.summary import MetricSpread, Spread, Summary, current_summary, settings
+from launcher.formatting.flat import flatten
 from p2pfl.run_folder.folder import RunFolder
 
 S = TypeVar("S", Spread, MetricSpread)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from launcher.views import formatting
+from launcher import formatting
 from p2pfl import PeerId
 from p2pfl.outcomes import SKIPPED
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from launcher.backends.registration import Request, Requests, launcher_title, process_with, request
+from launcher.facts.registration import Request, Requests, launcher_title, process_with, request
 from p2pfl import PeerId
 from p2pfl.errors import RunFolderError
 from p2pfl.process_title import set_title
