@@ -300,7 +300,7 @@ def requirements(scratch: Path, image: str | None) -> Iterator[Engine]:
     yield Engine(programs, name, image, simulated(image, name, scratch), scratch)
 
 
-SCENARIOS = {"calm": calm, **{name: partial(with_fault, name) for name in FAULTS}}
+SCENARIOS: dict[str, Callable[[Engine], str]] = {"calm": calm, **{name: partial(with_fault, name) for name in FAULTS}}
 OPTIONS = (
     click.Option(
         ["--image"], envvar="P2PFL_IMAGE", help="Image to use. Default: build it, as `docker compose` does."

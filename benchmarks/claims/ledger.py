@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.claims import plan, prices
+from benchmarks.claims import plan, sizes
 from benchmarks.claims.claim import MOST_SEEDS, Claim, Left, Settings
 from benchmarks.claims.sheets import Panel, band
 from benchmarks.claims.statistics import LEAST_SEEDS, Interval, Verdict
@@ -132,7 +132,7 @@ def size_cell(entry: Entry) -> str:
     runs = [identity(settings.with_rate(None)) for settings in entry.claim.runs.values()]
     peers, rounds = (sorted(set(values)) for values in ([r.peers for r in runs], [r.rounds for r in runs]))
     found = {fmean(run.samples for run in by_seed.values()) for by_seed in entry.summaries.values() if by_seed}
-    samples = sorted(found or {prices.samples(next(iter(entry.claim.runs.values())).with_rate(None))})
+    samples = sorted(found or {sizes.samples(next(iter(entry.claim.runs.values())).with_rate(None))})
     shown = [dict.fromkeys(values) for values in (map(str, peers), map(str, rounds), (f"{n:,.0f}" for n in samples))]
     here = "{} peers, {} rounds, {} samples".format(*(" or ".join(values) for values in shown))
     return f"{here}{budgets(entry)}; {entry.claim.scale}"
@@ -140,7 +140,7 @@ def size_cell(entry: Entry) -> str:
 
 def budgets(entry: Entry) -> str:
     """Name the epochs of local training by run, where they differ by a tenth or more."""
-    epochs = {label: prices.local_epochs(run.with_rate(None)) for label, run in entry.claim.runs.items()}
+    epochs = {label: sizes.local_epochs(run.with_rate(None)) for label, run in entry.claim.runs.items()}
     if max(epochs.values()) < 1.1 * min(epochs.values()):
         return ""
     return f" (local epochs: {', '.join(f'{label} {number(found)}' for label, found in epochs.items())})"
@@ -148,11 +148,8 @@ def budgets(entry: Entry) -> str:
 
 def price_cell(entry: Entry) -> str:
     """Core hours spent, or expected, or what the runs at the paper's size cost, on a GPU and on a core."""
-    runs = [settings.with_rate(None) for settings in entry.claim.runs.values()]
-    if entry.claim.dear:
-        speeds = {"GPU h": prices.GPU, "core h": prices.CORE}
-        hours = {unit: sum(prices.hours(run, speed) for run in runs) for unit, speed in speeds.items()}
-        return ", ".join(f"{LEAST_SEEDS * found:,.0f} {unit}" for unit, found in hours.items())
+    if entry.claim.hours is not None:
+        return "{:,} GPU h, {:,} core h".format(*entry.claim.hours)
     seeds = max(len(entry.figures), LEAST_SEEDS if entry.claim.relation != "=" else 1)
     spent = f"{entry.seconds * seeds / 3600:.2f} core h"
     return spent if entry.measured else f"about {spent}"

@@ -355,7 +355,7 @@ def test_figures_end_at_the_first_seed_that_lacks_a_run(tmp_path: Path) -> None:
 
 
 def test_papers_own_size_is_run_on_a_gpu_only(tmp_path: Path) -> None:
-    dear = claim(dear=True)
+    dear = claim(hours=(1, 20))
     assert plan.undecided([dear], Store(tmp_path), "cpu") == []
     ((_, _, tasks),) = plan.undecided([dear], Store(tmp_path), "cuda")
     assert {task.tree["device"] for task in tasks} == {"cuda"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.claims import compare, fedstyle, ledger, pages, plan, prices, probes, sheets
+from benchmarks.claims import compare, fedstyle, ledger, pages, plan, probes, sheets, sizes
 from benchmarks.claims.__main__ import PAPERS, PROJECT, main, selected
 from benchmarks.claims.paper_size import TOPOLOGIES, tree_of
 from benchmarks.claims.statistics import Interval
@@ -54,7 +54,7 @@ def test_runs_of_all_claims_are_valid_and_named_once() -> None:
     assert len(names) > 100
     for one in ALL:
         for run in one.runs.values():
-            assert (run.seconds > 0) != one.dear
+            assert run.seconds > 0
             assert identity(run.with_rate(None), run.probe).key
             assert run.probe in ("", *probes.PROBES)
 
@@ -63,7 +63,7 @@ def test_runs_of_all_claims_are_valid_and_named_once() -> None:
 def test_runs_of_one_claim_train_equally_long_or_the_row_says_so(tmp_path: Path) -> None:
     told = set()
     for one in ALL:
-        epochs = [prices.local_epochs(run.with_rate(None)) for run in one.runs.values()]
+        epochs = [sizes.local_epochs(run.with_rate(None)) for run in one.runs.values()]
         size = ledger.size_cell(ledger.entry(one, Store(tmp_path)))
         assert ("local epochs" in size) == (max(epochs) >= 1.1 * min(epochs)), one.name
         told |= {one.where} if "local epochs" in size and not one.dear else set()
@@ -80,7 +80,7 @@ def test_runs_at_the_papers_size_have_that_size(one: Any) -> None:
     for run in one.runs.values():
         tree = run.with_rate(None)
         assert (tree["peers"], tree["rounds"]) == (peers, rounds)
-        assert prices.samples(tree) == pytest.approx(samples, rel=0.02 if "part of CIFAR-10" in one.name else 0.01)
+        assert sizes.samples(tree) == pytest.approx(samples, rel=0.02 if "part of CIFAR-10" in one.name else 0.01)
 
 
 @pytest.mark.exhaustive
@@ -99,10 +99,10 @@ def test_methods_at_the_papers_size_train_alike(one: Any) -> None:
 def test_epochs_count_participation_and_steps() -> None:
     from benchmarks.claims import l2c_runs
 
-    assert {round(prices.local_epochs(run.with_rate(None))) for run in l2c_runs.TABLE_2.values()} == {100}
-    assert prices.local_epochs({**TREE, "peers": 10, "algorithm": {"name": "dfml"}}) == pytest.approx(1.2)
+    assert {round(sizes.local_epochs(run.with_rate(None))) for run in l2c_runs.TABLE_2.values()} == {100}
+    assert sizes.local_epochs({**TREE, "peers": 10, "algorithm": {"name": "dfml"}}) == pytest.approx(1.2)
     steps = {"name": "dpsgd", "local_epochs": None, "local_steps": 1, "batch": 5}
-    assert prices.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
+    assert sizes.local_epochs({**TREE, "rounds": 3, "algorithm": steps}) == pytest.approx(1.0)
 
 
 def test_cells_of_mapls_tables_have_the_noise_of_their_test_images() -> None:
@@ -223,13 +223,10 @@ def test_means_are_shown_to_two_digits_of_the_interval(mean: float, half: float,
     assert ledger.mean_and_half(Interval(mean, half, n)) == text
 
 
-@pytest.mark.exhaustive
 def test_rows_at_the_papers_size_show_a_price(tmp_path: Path) -> None:
     dear = next(one for one in ALL if one.dear and one.where == "Table 1")
     text = ledger.row_of_claim(ledger.entry(dear, Store(tmp_path)))
-    runs = [run.with_rate(None) for run in dear.runs.values()]
-    gpu, core = (5 * sum(prices.hours(run, speed) for run in runs) for speed in (prices.GPU, prices.CORE))
-    assert f"{gpu:,.0f} GPU h, {core:,.0f} core h |" in text
+    assert text.endswith("| 4 GPU h, 380 core h |")
 
 
 def test_rows_without_runs_show_the_reason_and_what_they_would_cost() -> None:
@@ -250,26 +247,7 @@ def test_samples_of_styles_are_those_of_the_paper() -> None:
         tree = tree_of(TOPOLOGIES / "paper" / f"fedstyle-{file}.yaml")
         peers, samples = (int(number.replace(",", "")) for number in re.findall(r"[\d,]+(?= [ps])", scale))
         assert tree["peers"] == peers
-        assert prices.samples(tree) == pytest.approx(samples, rel=0.001)
-
-
-def test_passes_count_epochs_views_and_mutual_learning() -> None:
-    base = {**TREE, "peers": 10, "rounds": 3, "data": {**TREE["data"], "dataset": "digits"}}
-    assert prices.samples(base) == 15
-    assert prices.passes(base) == 450
-    assert prices.passes({**base, "algorithm": {"name": "mapl"}}) == 900
-    assert prices.passes({**base, "algorithm": {"name": "ditto-ssl", "local_epochs": 1}}) == 1800
-    dfml = {**base, "algorithm": {"name": "dfml", "mutual_epochs": 5, "batch": 10}}
-    assert prices.passes(dfml) == 3 * 6 * 15 * 6
-    assert prices.steps(dfml) == pytest.approx(3 * 6 * 15 * 6 / 10)
-    one_step = {"local_epochs": None, "batch": 10}
-    cga = {**base, "graph": {"name": "ring", "degree": 4}, "algorithm": {"name": "cga", **one_step}}
-    assert prices.steps(cga) == pytest.approx(3 * 10 * 5)  # a gradient for each neighbor too
-    assert prices.passes(cga) == pytest.approx(3 * 10 * 5 * 10)
-    for name, models in (("fedclassavg", 1), ("ditto", 2)):
-        assert prices.steps({**base, "algorithm": {"name": name, "batch": 10}}) == pytest.approx(45 * models)
-    assert prices.hours(dfml, prices.Speed(math.inf, 2.0)) == pytest.approx(2 * prices.steps(dfml) / 3600)
-    assert prices.hours(dfml, prices.Speed(1.0, 0.0)) == prices.floating_point_operations(dfml) / 3600
+        assert sizes.samples(tree) == pytest.approx(samples, rel=0.001)
 
 
 def empty_pages(folder: Path, *names: str) -> Path:
