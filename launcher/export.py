@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -22,12 +21,13 @@ from typing import Any, Literal
 
 from launcher.facts.sweep_folder import is_sweep
 from p2pfl.errors import MissingExtra, RunFolderError
-from p2pfl.run_folder import tidy
+from p2pfl.run_folder import records
 from p2pfl.run_folder.files import write_atomically, write_errors
 from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.records import Record
 
 Format = Literal["tensorboard", "csv", "parquet"]
-Rows = Sequence[Mapping[str, Any]]
+Records = Sequence[Record]
 
 
 def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
@@ -38,7 +38,7 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
         RunFolderError: a run has no records yet, or two runs would have the same file.
         WriteError: a file cannot be written.
     """
-    writers: dict[Format, Callable[[RunFolder, Rows, Path], list[Path]]] = {
+    writers: dict[Format, Callable[[RunFolder, Records, Path], list[Path]]] = {
         "csv": _csv,
         "parquet": _parquet,
         "tensorboard": _tensorboard,
@@ -51,13 +51,13 @@ def export(folders: Sequence[RunFolder], form: Format, out: Path) -> list[Path]:
         out.mkdir(parents=True, exist_ok=True)
     written, empty = [], []
     for folder, name in zip(folders, names, strict=True):
-        rows = list(tidy.rows(folder))
-        if not rows:
+        found = list(records.read(folder))
+        if not found:
             empty.append(folder.root)
             continue
         with write_errors(out / name):
             (out / name).parent.mkdir(exist_ok=True)
-        written += writers[form](folder, rows, out / name)
+        written += writers[form](folder, found, out / name)
     if empty:
         others = f"; {len(folders) - len(empty)} of {len(folders)} runs are in {out}" if written else ""
         runs = ", ".join(map(str, empty))
@@ -72,28 +72,30 @@ def _name(run: Path) -> Path:
     return Path(sweep.name) / root.name if is_sweep(sweep) else Path(root.name)
 
 
-def columns(rows: Rows) -> list[str]:
-    """Return the columns of all rows, in the order of their first occurrence."""
-    return list(dict.fromkeys(name for row in rows for name in row))
+def table(found: Records) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the columns of all rows, in the order of their first occurrence, and the rows."""
+    rows = [record.row() for record in found]
+    return list(dict.fromkeys(name for row in rows for name in row)), rows
 
 
-def _csv(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
+def _csv(folder: RunFolder, found: Records, path: Path) -> list[Path]:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns(rows), lineterminator="\n")
+    columns, rows = table(found)
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return [_write(path, ".csv", text.getvalue().encode())]
 
 
-def _parquet(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
+def _parquet(folder: RunFolder, found: Records, path: Path) -> list[Path]:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise MissingExtra("pyarrow", "parquet", "p2pfl export --format parquet") from None
-    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns(rows)})
+    columns, rows = table(found)
     content = io.BytesIO()
-    parquet.write_table(table, content)
+    parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in columns}), content)
     return [_write(path, ".parquet", content.getvalue())]
 
 
@@ -103,7 +105,7 @@ def _write(path: Path, suffix: str, content: bytes) -> Path:
     return file
 
 
-def _tensorboard(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
+def _tensorboard(folder: RunFolder, found: Records, path: Path) -> list[Path]:
     """Write a file of events for each peer, and one of means over the peers."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -126,10 +128,10 @@ def _tensorboard(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
         write_atomically(file, content.getvalue())
         return file
 
-    steps = _steps(rows)
+    steps = _steps(found)
     by_round: dict[int, list[tuple[float, Mapping[str, float]]]] = defaultdict(list)
-    for found in steps.values():
-        for t, elapsed, values in found:
+    for rounds in steps.values():
+        for t, elapsed, values in rounds:
             by_round[t].append((elapsed, values))
     means = [
         (t, max(elapsed for elapsed, _ in by_round[t]), _mean([v for _, v in by_round[t]])) for t in sorted(by_round)
@@ -137,19 +139,12 @@ def _tensorboard(folder: RunFolder, rows: Rows, path: Path) -> list[Path]:
     return [*(write(f"peer-{peer:02d}", steps[peer]) for peer in sorted(steps)), write("mean", means)]
 
 
-def _steps(rows: Rows) -> dict[int, list[tuple[int, float, dict[str, float]]]]:
+def _steps(records: Records) -> dict[int, list[tuple[int, float, dict[str, float]]]]:
     """Return each peer's rounds: number, seconds since its start, and values by tag (``loss/ce``)."""
     found: dict[int, list[tuple[int, float, dict[str, float]]]] = defaultdict(list)
-    spent: dict[int, float] = defaultdict(float)
-    for row in rows:
-        peer = row["peer"]
-        spent[peer] += row.get("seconds.total") or 0.0
-        values = {
-            name.replace(".", "/", 1): float(value)
-            for name, value in row.items()
-            if name not in ("peer", "t") and isinstance(value, int | float) and math.isfinite(value)
-        }
-        found[peer].append((row["t"], row.get("elapsed") or spent[peer], values))
+    for record in records:
+        values = {name.replace(".", "/", 1): float(value) for name, value in record.scalars().items()}
+        found[record.peer].append((record.t, record.elapsed, values))
     return found
 
 

@@ -39,11 +39,11 @@ from p2pfl.messaging.topology import Topology
 from p2pfl.models import Model
 from p2pfl.run_file import load as run_files
 from p2pfl.run_file.run import Run
-from p2pfl.run_folder import tidy
+from p2pfl.run_folder import records
 from p2pfl.run_folder.folder import Result, RunFolder, Status, require_empty
 from p2pfl.run_folder.new_run import create, create_unique, write_run
-from p2pfl.run_folder.record_file import RecordFile
-from p2pfl.session import metrics, peer_model
+from p2pfl.run_folder.records import RecordFile
+from p2pfl.session import peer_model
 from p2pfl.session.build import check_models, has_models_of_users, load_data
 from p2pfl.simulation.simulate import simulate, without_event_loop
 
@@ -225,8 +225,8 @@ class RecordedRun:
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the record of each peer and round, by peer; p2pfl/session/metrics.py lists the fields."""
-        for files in self._folder.peers():
-            yield from metrics.read(files.metrics)
+        for record in records.read(self._folder):
+            yield record.plain
 
     def metrics(self) -> pd.DataFrame:
         """Return a tidy table: a row for each peer and round, a column for each number.
@@ -244,7 +244,7 @@ class RecordedRun:
             import pandas as pd
         except ImportError:
             raise MissingExtra("pandas", "pandas", "a table of metrics") from None
-        return pd.DataFrame([tidy.row(record) for record in self.records()])
+        return pd.DataFrame([record.row() for record in records.read(self._folder)])
 
     def graph(self, t: int | None = None) -> npt.NDArray[np.float64]:
         """Return the mixing weights after round ``t``, by default the last that all peers have completed.
@@ -256,12 +256,12 @@ class RecordedRun:
         Raises:
             RunFolderError: there are none: the method has no mixing weights, or the round was not completed.
         """
-        weights = {(record["peer"], record["t"]): record["weights"] for record in self.records()}
+        weights = {(record.peer, record.t): record.weights for record in records.read(self._folder)}
         known = {key: row for key, row in weights.items() if row is not None}
         if not known:
             raise RunFolderError(f"{self.folder}: no mixing weights: no round is completed, or the method has none")
         peers = [files.peer for files in self._folder.peers()]
-        size = max([peers[-1], *(int(peer) for row in known.values() for peer in row)]) + 1
+        size = max([peers[-1], *(peer for row in known.values() for peer in row)]) + 1
         last = min(max((s for peer, s in known if peer == m), default=-1) for m in peers)
         t = max(last, 0) if t is None else t
         if not any((peer, t) in known for peer in peers):
@@ -272,7 +272,7 @@ class RecordedRun:
             if row is not None:
                 matrix[m] = 0.0
                 for peer, weight in row.items():
-                    matrix[m, int(peer)] = weight
+                    matrix[m, peer] = weight
         return matrix
 
     def weights(self, peer: PeerId) -> dict[str, Any]:
@@ -406,9 +406,9 @@ class LaunchedRun(RecordedRun):
             ended = self._ended(POLL)  # look once more after the end
             for peer, file in files.items():
                 for record in file.read():
-                    if record["t"] > last[peer]:  # otherwise a peer that has resumed writes it again
-                        last[peer] = record["t"]
-                        yield record
+                    if record.t > last[peer]:  # otherwise a peer that has resumed writes it again
+                        last[peer] = record.t
+                        yield record.plain
 
     def __enter__(self) -> Self:
         return self

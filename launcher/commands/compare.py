@@ -131,15 +131,14 @@ def show(
     from launcher.comparison.results import results
     from launcher.comparison.tables import texts
 
-    folders = [folder for folder, _ in members]
-    compared = lines(folders, masked)
     found = [Member.of(folder, point) for folder, point in members]
+    compared = lines(found, masked)
     if form == "table" and not grouped and not _has_groups(found):
         _show_runs(found, compared)
     else:
         grouped_results = results(found, compared, options)
         if form == "json":
-            _show_json(compared, differences(folders), grouped_results, more or {})
+            _show_json(compared, differences(found), grouped_results, more or {})
         elif form == "table":
             _show_groups(grouped_results, columns)
         else:
@@ -173,7 +172,7 @@ def _show_runs(members: Sequence[Member], compared: Sequence[Line]) -> None:
     if several:
         console.print()
         console.print(different_tests(sets, differing(members)), style="dim")
-    warned = differences([member.folder for member in members])
+    warned = differences(members)
     for key, values in warned.items():
         echo(f"warning: runs differ in {key}: {'; '.join(map(json.dumps, values))}", err=True)
     for key, values in varied([member.values for member in members]).items():

@@ -11,14 +11,13 @@ import click
 from launcher.commands.group import open_all
 from launcher.formatting.console import echo
 
-HTML, PDF = (".html", ".htm"), (".pdf",)
+HTML = (".html", ".htm")
 
 
 def _replaceable(context: click.Context, option: click.Parameter, file: Path | None) -> Path | None:
     """Refuse to overwrite an existing file that is not of the kind to write, e.g. a run file."""
-    suffixes = PDF if option.name == "pdf" else HTML
-    if file is not None and os.path.exists(file) and file.suffix.lower() not in suffixes:
-        raise click.BadParameter(f"{str(file)!r} exists and its name does not end in {suffixes[0]}; choose another")
+    if file is not None and os.path.exists(file) and file.suffix.lower() not in HTML:
+        raise click.BadParameter(f"{str(file)!r} exists and its name does not end in {HTML[0]}; choose another")
     return file
 
 
@@ -32,12 +31,7 @@ def _replaceable(context: click.Context, option: click.Parameter, file: Path | N
     help="The page; default: report.html in RUN, or in the working directory if there are several.",
 )
 @click.option("--png", type=click.Path(path_type=Path, file_okay=False), help="Also write a PNG per figure here.")
-@click.option(
-    "--pdf",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_replaceable,
-    help="Also write all figures to this PDF.",
-)
+@click.option("--pdf", type=click.Path(path_type=Path, file_okay=False), help="Also write a PDF per figure here.")
 @click.option(
     "--without-models", is_flag=True, help="Load neither data nor checkpoints: faster, but shows less of a run."
 )

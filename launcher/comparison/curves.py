@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.errors import RunFolderError
-from p2pfl.run_folder.files import read_lines
+from p2pfl.run_folder import records
 from p2pfl.run_folder.folder import RunFolder
 
 
@@ -37,48 +35,26 @@ def curve(folder: RunFolder, masked: bool, as_recorded: bool) -> list[Point]:
     Args:
         masked: of the accuracies where only the scores of local classes count.
         as_recorded: ``masked`` is what the run file says.
-
-    Raises:
-        RunFolderError: records lack what every version of p2pfl has written.
     """
     # Not whole records: with many neighbors they are large.
     rounds: dict[int, list[tuple[PeerId, int, float, float | None]]] = defaultdict(list)
-    spent: dict[PeerId, float] = defaultdict(float)
-    for files in folder.peers():
-        for record in read_lines(files.metrics):
-            try:
-                t = record["t"]
-                spent[files.peer] += record["seconds"]["total"]
-                elapsed = record.get("elapsed") or spent[files.peer]
-                sent = sum(entry[1] + entry[2] for kinds in record["sent"].values() for entry in kinds.values())
-                accuracy = _accuracy(record, masked, as_recorded)
-                rounds[t].append((record["peer"], sent, elapsed, accuracy))
-            except (KeyError, TypeError) as error:
-                raise RunFolderError(f"{files.metrics}: damaged: a record without {error}") from None
+    for record in records.read(folder):
+        accuracy = record.accuracy_with(masked=masked)
+        if accuracy is None and as_recorded:  # an earlier version of p2pfl
+            accuracy = record.accuracy
+        rounds[record.t].append((record.peer, record.bytes_sent, record.elapsed, accuracy))
     points = []
     accuracies: dict[PeerId, float] = {}
     total, seconds = 0, 0.0
     for t in sorted(rounds):
-        evaluated = False
         for peer, sent, elapsed, accuracy in rounds[t]:
             total += sent
             seconds = max(seconds, elapsed)
             if accuracy is not None:
                 accuracies[peer] = accuracy
-                evaluated = True
-        if evaluated:
+        if any(accuracy is not None for *_, accuracy in rounds[t]):
             points.append(Point(t + 1, fmean(accuracies.values()), total, seconds))
     return points
-
-
-def _accuracy(record: Mapping[str, Any], masked: bool, as_recorded: bool) -> float | None:
-    personal = record.get("personal")
-    if personal is None:
-        return None
-    found: float | None = personal.get("masked_accuracy" if masked else "unmasked_accuracy")
-    if found is None and as_recorded:  # an earlier version of p2pfl
-        found = personal.get("accuracy")
-    return found
 
 
 def at_bytes(points: Sequence[Point], budget: float) -> float | None:

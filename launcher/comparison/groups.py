@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.comparison.statistics import mean_by_seed
 from launcher.comparison.test_sets import DATASET, WasTested, differing, names
 from launcher.errors import CompareError
-from launcher.facts.summary import masked_test, settings
+from launcher.facts.summary import Summary, current_summary, settings
 from launcher.facts.sweep_folder import Point
 from launcher.formatting.flat import flatten
 from launcher.formatting.labels import LONGEST_VALUE, short, value_text
+from p2pfl.errors import RunFolderError
 from p2pfl.options import did_you_mean
 from p2pfl.run_folder.folder import RunFolder
 
@@ -28,28 +30,57 @@ class Member:
     """One run.
 
     Attributes:
-        values: its run file with dotted keys, without NOT_COMPARED.
+        settings: its run file as plain, unchecked values.
+        values: the same with dotted keys, without NOT_COMPARED.
         labels: how the sweep calls the values that it varies; None outside a sweep.
         tested: what it was tested on.
     """
 
     folder: RunFolder
-    seed: int
+    summary: Summary
+    settings: Mapping[str, Any]
     values: Mapping[str, Any]
     labels: Mapping[str, str] | None
     tested: WasTested
 
     @classmethod
     def of(cls, folder: RunFolder, point: Point | None) -> Member:
-        plain = settings(folder)
-        plain["masked_test"] = masked_test(plain)
-        values = {key: value for key, value in flatten(plain) if key not in NOT_COMPARED}
-        records = {files.peer: files.result() or files.status() for files in folder.peers()}
-        tested_on = {peer: record.tested_on for peer, record in records.items() if record is not None}
+        """Read a run, with its point in a sweep. Raises RunFolderError if it is damaged."""
+        try:
+            plain, summary = settings(folder), current_summary(folder)
+            compared = flatten({**plain, "masked_test": summary.masked_test})
+            values = {key: value for key, value in compared if key not in NOT_COMPARED}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
+        tested_on = {peer.peer: peer.tested_on for peer in summary.peers}
         if sha := next((found["dataset"] for found in tested_on.values() if found.get("dataset")), None):
             values[DATASET] = sha[:12]
-        seed, labels = plain["seed"], None if point is None else point.labels
-        return cls(folder, seed, values, labels, WasTested.of(seed, values, tested_on))
+        labels = None if point is None else point.labels
+        return cls(folder, summary, plain, values, labels, WasTested.of(summary.seed, values, tested_on))
+
+    @property
+    def seed(self) -> int:
+        return self.summary.seed
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is in results and tests: at least one peer has finished."""
+        return any(peer.ended == "finished" for peer in self.summary.peers)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The mean over the peers, as the run recorded it."""
+        return self.summary.accuracy.mean if self.summary.accuracy else None
+
+    @property
+    def bytes_sent(self) -> int:
+        """By all peers, with headers."""
+        return sum(peer.bytes_out for peer in self.summary.peers)
+
+    @property
+    def seconds(self) -> float:
+        """From the request for the peers to the last exit; the time of the slowest peer if not measured."""
+        return self.summary.seconds or max((peer.seconds for peer in self.summary.peers), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -70,6 +101,34 @@ class Group:
         """``mapl, lr=0.01``"""
         parts = (short(key, label) for key, label in self.labels.items() if key != TEST_SET)
         return ", ".join(parts) or "all runs"
+
+    @property
+    def title(self) -> str:
+        """The name with the test set if there are others; if nothing sets the runs apart, their algorithm."""
+        name = self.name if self.labels else self.members[0].summary.algorithm
+        return f"{name} (test set {self.test_set})" if TEST_SET in self.labels else name
+
+    @property
+    def counted(self) -> list[Member]:
+        return [member for member in self.members if member.counts]
+
+    def by_seed(self) -> dict[int, float]:
+        """Return the mean accuracy by seed: of the runs that share a seed, the mean."""
+        return dict(sorted(mean_by_seed((member.seed, member.accuracy) for member in self.counted).items()))
+
+
+def common_mask(members: Sequence[Member], remedy: str) -> bool:
+    """Return whether the accuracies of all runs count the scores of local classes only.
+
+    Raises:
+        CompareError: the runs differ in that; it ends with ``remedy``.
+    """
+    if len({member.summary.masked_test for member in members}) > 1:
+        values = "; ".join(f"{m.summary.run}: {json.dumps(m.summary.masked_test)}" for m in members)
+        raise CompareError(
+            f"runs differ in masked_test ({values}), so their accuracies mean different things; {remedy}"
+        )
+    return members[0].summary.masked_test
 
 
 def group(members: Sequence[Member], masked: bool = False) -> list[Group]:
@@ -135,8 +194,15 @@ def _shortest_labels(values: Sequence[Mapping[str, Any]], longest: int) -> list[
     return [dict(zip(chosen, name, strict=True)) for name in names]
 
 
+def differences(runs: Sequence[Mapping[str, Any]], absent: Any = None) -> dict[str, list[Any]]:
+    """Return the keys in which runs differ, and the value of each run; ``absent`` where it does not have the key."""
+    keys = dict.fromkeys(key for run in runs for key in run)
+    values = {key: [run.get(key, absent) for run in runs] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
 def varied(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the keys in which runs differ, and the value of each run; None where a run does not have the key.
+    """Return the keys in which runs differ, as ``differences`` does, besides those that follow from others.
 
     A parameter that only some runs have is no difference by itself if the name of what it belongs to differs. Nor is
     the hash of the dataset that a run of an earlier version lacks, or that differs because of another key.

@@ -4,7 +4,6 @@ Accuracies of one comparison mean one thing: all masked or all unmasked."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any, TypeVar
 from rich.table import Table
 
 from launcher import formatting
+from launcher.comparison import groups
+from launcher.comparison.groups import Member, common_mask
 from launcher.errors import CompareError
-from launcher.facts.summary import MetricSpread, Spread, Summary, current_summary, settings
+from launcher.facts.summary import MetricSpread, Spread
 from launcher.formatting.flat import flatten
-from p2pfl.run_folder.folder import RunFolder
 
 S = TypeVar("S", Spread, MetricSpread)
 
@@ -56,7 +56,7 @@ class Line:
     seconds: float
 
 
-def lines(folders: Sequence[RunFolder], masked: bool | None = None) -> list[Line]:
+def lines(members: Sequence[Member], masked: bool | None = None) -> list[Line]:
     """Return a line for each run, in the given order.
 
     Args:
@@ -65,19 +65,13 @@ def lines(folders: Sequence[RunFolder], masked: bool | None = None) -> list[Line
     Raises:
         CompareError: the runs differ in ``masked_test``, or one did not record the accuracy that is asked for.
     """
-    summaries = [current_summary(folder) for folder in folders]
     if masked is None:
-        if len({summary.masked_test for summary in summaries}) > 1:
-            values = "; ".join(f"{summary.run}: {json.dumps(summary.masked_test)}" for summary in summaries)
-            raise CompareError(
-                f"runs differ in masked_test ({values}), so their accuracies mean different things; give --masked or "
-                "--unmasked to compare the same one of all runs"
-            )
-        masked = summaries[0].masked_test
-    return [_line(summary, masked) for summary in summaries]
+        masked = common_mask(members, "give --masked or --unmasked to compare the same one of all runs")
+    return [_line(member, masked) for member in members]
 
 
-def _line(summary: Summary, masked: bool) -> Line:
+def _line(member: Member, masked: bool) -> Line:
+    summary = member.summary
     chosen, other = dict(summary.unmasked_accuracies), summary.masked_accuracies
     if masked:
         chosen, other = dict(other), chosen
@@ -103,20 +97,17 @@ def _line(summary: Summary, masked: bool) -> Line:
         metrics=summary.metrics if as_recorded else {},
         extra_metrics=extra_metrics,
         messages=sum(peer.messages_out for peer in summary.peers),
-        bytes_sent=sum(peer.bytes_out for peer in summary.peers),
-        seconds=summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0),
+        bytes_sent=member.bytes_sent,
+        seconds=member.seconds,
     )
 
 
-def differences(folders: Sequence[RunFolder]) -> dict[str, list[Any]]:
+def differences(members: Sequence[Member]) -> dict[str, list[Any]]:
     """Return the dotted keys of COMMON_KEYS and BUDGET_KEYS in which the runs differ, with the value of each run."""
-    runs = [dict(_compared(settings(folder))) for folder in folders]
-    keys = dict.fromkeys(key for run in runs for key in run)
-    values = {key: [run.get(key) for run in runs] for key in keys}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+    return groups.differences([dict(_compared(member.settings)) for member in members])
 
 
-def _compared(run: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _compared(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from flatten({key: run[key] for key in COMMON_KEYS if key in run})
     algorithm = run["algorithm"]
     unused = {"sgd": "betas", "adam": "momentum"}.get(algorithm.get("optimizer"))

@@ -101,8 +101,8 @@ def _figures(results: Results) -> dict[str, _Column]:
     kind = "masked" if results.masked else "unmasked"
     columns = {
         "seeds": _Column("seeds", _seeds),
-        "accuracy": _Column(f"{kind} %", lambda line: _percent(line.accuracy)),
-        "worst": _Column("worst 10 %", lambda line: _percent(line.worst_tenth)),
+        "accuracy": _Column(f"{kind} %", lambda line: percent_text(line.accuracy)),
+        "worst": _Column("worst 10 %", lambda line: percent_text(line.worst_tenth)),
         "sent": _Column("sent", lambda line: DASH if line.bytes_sent is None else size(line.bytes_sent.mean)),
         "time": _Column("time", lambda line: DASH if line.seconds is None else duration(line.seconds.mean)),
     }
@@ -110,10 +110,10 @@ def _figures(results: Results) -> dict[str, _Column]:
     if results.target is not None:
         columns["rounds"] = _Column(f"rounds to {percent(results.target)} %", _rounds)
     if several and results.bytes_budget is not None:
-        columns["at-bytes"] = _Column(f"% at {size(results.bytes_budget)}", lambda line: _percent(line.at_bytes))
+        columns["at-bytes"] = _Column(f"% at {size(results.bytes_budget)}", lambda line: percent_text(line.at_bytes))
     if several and results.seconds_budget is not None:
         columns["at-time"] = _Column(
-            f"% at {_seconds(results.seconds_budget)}", lambda line: _percent(line.at_seconds)
+            f"% at {_seconds(results.seconds_budget)}", lambda line: percent_text(line.at_seconds)
         )
     if several:
         columns["difference"] = _Column("Δ", lambda line: _difference(line, results))
@@ -216,7 +216,8 @@ def _seeds(line: GroupLine) -> str:
     return f"{len(line.seeds)} of {line.all_runs}"
 
 
-def _percent(figure: Statistic | None) -> str:
+def percent_text(figure: Statistic | None) -> str:
+    """``60.0 ± 10.0``: mean and standard deviation in percent; a dash for None."""
     if figure is None:
         return DASH
     return percent(figure.mean) + ("" if figure.std is None else f" ± {percent(figure.std)}")

@@ -1,16 +1,16 @@
 """``p2pfl report``: what one run did, or how several compare, as one self-contained HTML page and as figures.
 
-    numbers     reads numbers and names from records, which may come from other hosts
+    numbers     names and numbers as a page shows them
     history     the records of a run as columns: accuracy, losses, bytes, seconds, mixing weights, traffic
     events      faults, restarts, warnings
     learned     data partition, confusion matrices, projected embeddings and prototypes; needs the models
     findings    which peers stand out, and by what
     collect     all of these for one run
-    several     runs grouped by what differs between their run files, and paired tests
+    several     curves of groups of runs, and paired tests
     charts      Vega-Lite specifications
     sections    the sections of the page, as HTML
     page        the page: template, style, script and the bundled plotting library
-    papers      the figures by matplotlib, as PNG and PDF
+    papers      the charts as PNG and PDF
     command     what `p2pfl report`, and `report: true`, do
 
 Whatever comes from a run folder is data: text is escaped as HTML, JSON is kept out of the script, and the page's

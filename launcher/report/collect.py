@@ -13,10 +13,11 @@ from launcher.report.events import Events
 from launcher.report.findings import Finding
 from launcher.report.history import History
 from launcher.report.learned import Learned
-from launcher.report.numbers import mapping
 from p2pfl.errors import RunFolderError
+from p2pfl.run_folder import records
 from p2pfl.run_folder.files import read_json
 from p2pfl.run_folder.folder import RunFolder
+from p2pfl.run_folder.records import mapping
 
 SKIPPED = "left out by --without-models"
 
@@ -69,7 +70,7 @@ def collect(folder: RunFolder, *, models: bool = True) -> Collected:
         plain = settings(folder)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(f"{folder.root}: damaged: {type(error).__name__}: {error}") from None
-    recorded = history.read(_records(folder))
+    recorded = history.read(records.read(folder))
     logged = event_log.read(folder)
     skipped = Learned(absent=dict.fromkeys(("partition", "confusion", "points"), SKIPPED))
     found = learned.read(folder) if models else skipped
@@ -104,9 +105,3 @@ def _recorded(folder: RunFolder) -> dict[str, Any]:
         return read_json(folder.summary) or {}
     except RunFolderError:
         return {}
-
-
-def _records(folder: RunFolder) -> Any:
-    from p2pfl.api import open_run
-
-    return open_run(folder.root).records()

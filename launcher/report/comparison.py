@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from statistics import fmean, stdev
+from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 import yaml
 
 from launcher import formatting
+from launcher.comparison.groups import Group, Member
+from launcher.comparison.groups import differences as all_differences
 from launcher.comparison.lines import differences
-from launcher.comparison.tables import different_tests
+from launcher.comparison.statistics import Statistic
+from launcher.comparison.tables import DASH, different_tests, percent_text
 from launcher.comparison.test_sets import differing
-from launcher.facts.summary import Summary
+from launcher.formatting.flat import flatten
 from launcher.report import several
 from launcher.report.charts import Figures
 from launcher.report.page import document, escape, figure, findings, table, tiles
@@ -21,7 +25,7 @@ from launcher.report.page import document, escape, figure, findings, table, tile
 SIGNIFICANT = 0.05
 
 
-def body(groups: Sequence[several.Group], found: Sequence[several.Test], figures: Figures) -> str:
+def body(groups: Sequence[Group], found: Sequence[several.Test], figures: Figures) -> str:
     """Return the header, the sections and the footer."""
     members = [member for group in groups for member in group.members]
     drawn = (
@@ -43,9 +47,9 @@ def _nothing(why: str) -> str:
     return f'<p class="absent">Not shown: {escape(why)}.</p>'
 
 
-def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) -> str:
+def _verdicts(groups: Sequence[Group], found: Sequence[several.Test]) -> str:
     """Say which settings are the most accurate, the cheapest and the fastest, and whether that may be chance."""
-    accuracy = {group.name: fmean(values.values()) for group in groups if (values := group.by_seed())}
+    accuracy = {group.title: fmean(values.values()) for group in groups if (values := group.by_seed())}
     boxes = []
     sets = [group.test_set for group in groups]
     if accuracy and len(set(sets)) == 1:
@@ -58,26 +62,24 @@ def _verdicts(groups: Sequence[several.Group], found: Sequence[several.Test]) ->
         doubt = f"; not clearly more than {', '.join(rivals)}" if rivals else ""
         boxes.append(("Most accurate", best, f"{formatting.percent(accuracy[best])} % on average{doubt}"))
     for question, unit, of in (
-        ("Least traffic", formatting.size, _bytes),
-        ("Shortest", formatting.duration, _seconds),
+        ("Least traffic", formatting.size, attrgetter("bytes_sent")),
+        ("Shortest", formatting.duration, attrgetter("seconds")),
     ):
-        costs = {
-            group.name: fmean(of(member.summary) for member in group.counted) for group in groups if group.counted
-        }
+        costs = {group.title: fmean(of(member) for member in group.counted) for group in groups if group.counted}
         if costs:
             least = min(costs, key=costs.__getitem__)
             boxes.append((question, least, unit(costs[least])))
     unfinished = sum(not member.summary.finished for group in groups for member in group.members)
     remarks = [("bad", f"{unfinished} of the runs did not finish.")] if unfinished else []
     if len(set(sets)) > 1:
-        because = differing([group.members[0].compared for group in groups])
+        because = differing([group.members[0] for group in groups])
         remarks.append(("bad", different_tests(sets, because)))
     left_out = sum(not member.counts for group in groups for member in group.members)
     if left_out:
         text = f"Results and tests leave out {left_out} of the runs: no peer of theirs has finished."
         remarks.append(("look", text))
-    members = [member.folder for group in groups for member in group.members]
-    compared = {key for group in groups for key in group.keys} | {"seed"}
+    members = [member for group in groups for member in group.members]
+    compared = {key for group in groups for key in group.labels} | {"seed"}
     remarks += [
         ("look", f"The runs differ in {key}: {'; '.join(dict.fromkeys(map(json.dumps, values)))}.")
         for key, values in differences(members).items()
@@ -108,31 +110,20 @@ def _verdict(test: several.Test) -> tuple[str, str]:
     return "look", f"{text}, which may be chance (p = {test.corrected:.2g}, {pairs})."
 
 
-def _bytes(summary: Summary) -> float:
-    return sum(peer.bytes_out for peer in summary.peers)
-
-
-def _seconds(summary: Summary) -> float:
-    return summary.seconds or max((peer.seconds for peer in summary.peers), default=0.0)
-
-
-def _results(groups: Sequence[several.Group]) -> str:
+def _results(groups: Sequence[Group]) -> str:
     rows = []
     for group in groups:
-        summaries = [member.summary for member in group.counted]
-        values = list(group.by_seed().values())
-        worst = [summary.accuracy.worst_tenth for summary in summaries if summary.accuracy]
-        best = [summary.best.mean for summary in summaries if summary.best]
+        runs = group.counted
+        worst = [run.summary.accuracy.worst_tenth for run in runs if run.summary.accuracy]
+        best = [run.summary.best.mean for run in runs if run.summary.best]
         rows.append(
             [
-                group.name,
-                str(len(summaries)),
-                ", ".join(str(seed) for seed in sorted({summary.seed for summary in summaries})),
-                _spread(values),
-                _spread(worst),
-                _spread(best),
-                formatting.size(fmean(map(_bytes, summaries))) if summaries else formatting.percent(None),
-                formatting.duration(fmean(map(_seconds, summaries))) if summaries else formatting.percent(None),
+                group.title,
+                str(len(runs)),
+                ", ".join(str(seed) for seed in sorted({run.seed for run in runs})),
+                *(percent_text(Statistic.of(values)) for values in (group.by_seed().values(), worst, best)),
+                formatting.size(fmean(run.bytes_sent for run in runs)) if runs else DASH,
+                formatting.duration(fmean(run.seconds for run in runs)) if runs else DASH,
             ]
         )
     head = ["runs", "n", "seeds", "accuracy %", "worst tenth %", "best %", "sent", "time"]
@@ -144,13 +135,6 @@ def _results(groups: Sequence[several.Group]) -> str:
     )
 
 
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return formatting.percent(None)
-    deviation = f" ± {formatting.percent(stdev(values))}" if len(values) > 1 else ""
-    return formatting.percent(fmean(values)) + deviation
-
-
 def _tests(found: Sequence[several.Test]) -> str:
     if not found:
         return _nothing("there are no two settings with the same test set")
@@ -158,10 +142,8 @@ def _tests(found: Sequence[several.Test]) -> str:
         [
             f"{test.first} − {test.second}",
             f"{test.pairs} {test.unit}",
-            f"{100 * test.difference:+.2f}" if test.pairs else formatting.percent(None),
-            formatting.percent(None)
-            if test.low is None or test.high is None
-            else f"{100 * test.low:+.2f} to {100 * test.high:+.2f}",
+            f"{100 * test.difference:+.2f}" if test.pairs else DASH,
+            DASH if test.low is None or test.high is None else f"{100 * test.low:+.2f} to {100 * test.high:+.2f}",
             *map(_p, (test.t, test.corrected, test.wilcoxon)),
         ]
         for test in found
@@ -178,11 +160,12 @@ def _tests(found: Sequence[several.Test]) -> str:
 
 
 def _p(value: float | None) -> str:
-    return formatting.percent(None) if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
+    return DASH if value is None else f"{value:.3f}" if value >= 0.001 else f"{value:.1e}"
 
 
-def _differences(members: Sequence[several.Member]) -> str:
-    found = {key: values for key, values in several.differences(members).items() if key not in ("name", "out")}
+def _differences(members: Sequence[Member]) -> str:
+    flat = [dict(flatten(member.settings)) for member in members]
+    found = {key: values for key, values in all_differences(flat, "(none)").items() if key not in ("name", "out")}
     if not found:
         return "<p>Nothing: the run files are equal.</p>"
     names = [member.folder.root.name for member in members]
@@ -199,16 +182,16 @@ def _value(value: Any) -> str:
     return text if len(text) < 80 else text[:79] + "…"
 
 
-def _runs(groups: Sequence[several.Group]) -> str:
+def _runs(groups: Sequence[Group]) -> str:
     rows = [
         [
             str(member.folder.root),
-            group.name,
+            group.title,
             str(member.summary.seed),
-            formatting.percent(group.accuracy(member)),
+            formatting.percent(member.accuracy),
             f"{sum(peer.ended == 'finished' for peer in member.summary.peers)} of {len(member.summary.peers)}",
-            formatting.size(_bytes(member.summary)),
-            formatting.duration(_seconds(member.summary)),
+            formatting.size(member.bytes_sent),
+            formatting.duration(member.seconds),
         ]
         for group in groups
         for member in group.members

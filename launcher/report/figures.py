@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from launcher.comparison.groups import Group
 from launcher.report import charts, history, plots, several
 from launcher.report.charts import Figures
 from launcher.report.collect import Collected
@@ -209,12 +210,12 @@ def _costs(figures: Figures, run: Collected) -> None:
         figures.add(charts.time(order, shown), time=table)
 
 
-def of_several(groups: Sequence[several.Group]) -> Figures:
+def of_several(groups: Sequence[Group]) -> Figures:
     """Return the curves of several groups of runs."""
     figures = Figures()
     rows = [row for group in groups for row in several.curve(group)]
     if rows:
-        names = [group.name for group in groups]
+        names = [group.title for group in groups]
         table = {key: [rounded(row[key]) if key not in ("name",) else row[key] for row in rows] for key in rows[0]}
         figures.add(charts.compared(names), compared=table)
     return figures

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.report.numbers import mapping, name, number, peer_id, rounded
+from launcher.report.numbers import name, rounded
+from p2pfl.run_folder.records import Record
 
 MAX_ROWS = 6_000
 """Rows of peers and rounds that a page holds; of longer runs, rounds are left out evenly."""
@@ -60,72 +61,44 @@ class History:
         return list(dict.fromkeys(term for row in self.rows for term in row["loss"]))[:MAX_TERMS]
 
 
-def read(records: Iterable[Mapping[str, Any]]) -> History:
-    """Read the records of all peers, each peer's in the order of its rounds. Damaged ones are skipped."""
+def read(records: Iterable[Record]) -> History:
+    """Read the records of all peers, each peer's in the order of its rounds."""
     history = History()
-    elapsed: dict[int, float] = defaultdict(float)
-    sent: dict[int, float] = defaultdict(float)
+    sent: dict[int, int] = defaultdict(int)
     for record in records:
-        peer, t = peer_id(record.get("peer")), peer_id(record.get("t"))
-        if peer is None or t is None:
-            continue
-        _add_seconds(history, peer, mapping(record.get("seconds")))
-        passed = number(record.get("elapsed"))  # earlier versions did not record it
-        elapsed[peer] += number(mapping(record.get("seconds")).get("total")) or 0.0
-        sent[peer] += _add_traffic(history, peer, mapping(record.get("sent")))
-        for late in mapping(record.get("missing")).values():
-            for sender in map(peer_id, late if _is_list(late) else ()):
-                if sender is not None:
-                    history.missing[peer, sender] += 1
-        losses = {name(term): number(value) for term, value in mapping(record.get("loss")).items()}
+        peer, t = record.peer, record.t
+        seconds = record.numbers("seconds")
+        _add_seconds(history, peer, seconds)
+        for receiver, kind, counts in record.traffic():
+            into = history.kinds.setdefault(name(kind), [0.0, 0.0, 0.0])
+            into[:] = [a + b for a, b in zip(into, counts, strict=True)]
+            history.edges[peer, receiver] += counts[1] + counts[2]
+        sent[peer] += record.bytes_sent
+        for sender in record.missing:
+            history.missing[peer, sender] += 1
+        losses = {name(term): value for term, value in record.loss.items()}
         if None in losses.values():
             history.diverged.setdefault(peer, t)
-        for what, count in mapping(record.get("skipped")).items():
-            counts = history.skipped.setdefault(peer, {})
-            counts[name(what)] = counts.get(name(what), 0) + int(number(count) or 0)
-        age = number(mapping(record.get("diagnostics")).get("peak_age"))
-        if age is not None:
+        for what, count in record.numbers("skipped").items():
+            skipped = history.skipped.setdefault(peer, {})
+            skipped[name(what)] = skipped.get(name(what), 0) + int(count)
+        if (age := record.numbers("diagnostics").get("peak_age")) is not None:
             history.peak_age[peer] = age
-        spent = number(mapping(record.get("cost")).get("cpu_seconds")) or 0.0
-        history.cpu[peer] = history.cpu.get(peer, 0.0) + spent
-        row = {"peer": peer, "t": t, "accuracy": number(mapping(record.get("personal")).get("accuracy"))}
-        row["training"] = number(mapping(record.get("seconds")).get("training")) or 0.0
-        history.rows.append(
-            row | {"bytes": sent[peer], "seconds": elapsed[peer] if passed is None else passed, "loss": losses}
-        )
-        given = {peer_id(j): number(w) for j, w in mapping(record.get("weights")).items()}
-        if given:
-            history.weights[t][peer] = {j: w for j, w in given.items() if j is not None and w is not None}
+        history.cpu[peer] = history.cpu.get(peer, 0.0) + record.numbers("cost").get("cpu_seconds", 0.0)
+        row = {"peer": peer, "t": t, "accuracy": record.accuracy, "training": seconds.get("training", 0.0)}
+        history.rows.append(row | {"bytes": sent[peer], "seconds": record.elapsed, "loss": losses})
+        if record.weights:
+            history.weights[t][peer] = record.weights
     history.peers = sorted({row["peer"] for row in history.rows})
     return history
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
-
-
-def _add_seconds(history: History, peer: int, seconds: Mapping[str, Any]) -> None:
+def _add_seconds(history: History, peer: int, seconds: Mapping[str, float]) -> None:
     into = history.seconds.setdefault(peer, dict.fromkeys((*PHASES, "other"), 0.0))
-    known = {phase: number(seconds.get(phase)) or 0.0 for phase in PHASES}
+    known = {phase: seconds.get(phase, 0.0) for phase in PHASES}
     for phase, value in known.items():
         into[phase] += value
-    into["other"] += max(0.0, (number(seconds.get("total")) or 0.0) - sum(known.values()))
-
-
-def _add_traffic(history: History, peer: int, sent: Mapping[str, Any]) -> float:
-    """Add what a peer sent in a round; return its bytes."""
-    total = 0.0
-    for key, kinds in sent.items():
-        receiver = peer_id(key)
-        for kind, counts in mapping(kinds).items():
-            entry = [number(count) or 0.0 for count in counts] if _is_list(counts) else []
-            if receiver is None or len(entry) != 3:
-                continue
-            into = history.kinds.setdefault(name(kind), [0.0, 0.0, 0.0])
-            into[:] = [a + b for a, b in zip(into, entry, strict=True)]
-            history.edges[peer, receiver] += entry[1] + entry[2]
-            total += entry[1] + entry[2]
-    return total
+    into["other"] += max(0.0, seconds.get("total", 0.0) - sum(known.values()))
 
 
 def thinned(rounds: Sequence[int], most: int) -> list[int]:

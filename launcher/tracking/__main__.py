@@ -19,7 +19,7 @@ from launcher.facts.logs import has_ended
 from launcher.facts.summary import settings
 from launcher.formatting.flat import flatten
 from launcher.tracking.backends import BACKENDS, Backend, Tracked
-from launcher.tracking.follow import Means, scalars
+from launcher.tracking.follow import Means
 from launcher.tracking.processes import TRACKED
 from p2pfl import PeerId
 from p2pfl.errors import P2pflError
@@ -27,7 +27,7 @@ from p2pfl.file_locks import lock
 from p2pfl.process_title import set_title
 from p2pfl.run_folder.files import read_json, write_json
 from p2pfl.run_folder.folder import RunFolder
-from p2pfl.run_folder.record_file import RecordFile
+from p2pfl.run_folder.records import RecordFile
 from p2pfl.terminal import encode_as_utf8, printable
 
 POLL_INTERVAL = 2.0
@@ -105,9 +105,9 @@ def track(
         last = ended()  # and look once more
         for peer, file in files.items():
             for record in file.read():
-                values = scalars(record)
-                write(f"peer-{peer:02d}", record["t"], values)
-                means.add(peer, record["t"], values)
+                values = record.scalars()
+                write(f"peer-{peer:02d}", record.t, values)
+                means.add(peer, record.t, values)
         stopped = last and any(
             status is not None and status.phase == "stopped" for status in (f.status() for f in folder.peers())
         )

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from statistics import fmean, pstdev
-from typing import Any
 
 from p2pfl import PeerId
-from p2pfl.run_folder.tidy import row
 
 LAG = 10
 """A mean does not wait for peers that are this many rounds behind the first one: they may be dead."""
-SKIPPED = ("peer", "t")
-
-
-def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers of a record, by name."""
-    try:
-        flat = row(record)
-    except (AttributeError, TypeError, IndexError):  # a damaged record
-        return {}
-    return {
-        name: value
-        for name, value in flat.items()
-        if name not in SKIPPED and type(value) in (int, float) and math.isfinite(value)
-    }
 
 
 class Means:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from launcher.facts.logs import Entry, LogFile
 from launcher.facts.snapshot import Snapshot
 from p2pfl import PeerId
 from p2pfl.run_folder.folder import RunFolder, Status
-from p2pfl.run_folder.record_file import RecordFile
+from p2pfl.run_folder.records import Record, RecordFile
 
 NOTICES = 200
 """Most warnings that are kept."""
@@ -64,28 +62,17 @@ class Peer:
     def received(self) -> int:
         return 0 if self.status is None else self.status.bytes_in
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Add the record of a round; a resumed peer writes some again."""
-        t: int = record["t"]
-        personal, terms, weights = record.get("personal"), record.get("loss"), record.get("weights")
-        accuracy = personal.get("accuracy") if isinstance(personal, dict) else None
-        if accuracy is not None and _finite(accuracy):
-            self.accuracies[t] = accuracy
-        if isinstance(terms, dict) and terms:
-            loss = terms["ce"] if "ce" in terms else sum(term for term in terms.values() if _finite(term))
-            if _finite(loss):
-                self.losses[t] = loss
-        if isinstance(weights, dict):
-            self.weights = {
-                int(peer): weight for peer, weight in weights.items() if peer.isdigit() and _finite(weight)
-            }
-        missing = record.get("missing")
-        if isinstance(missing, dict):
-            self.absent[t] = sum(len(peers) for peers in missing.values() if isinstance(peers, list))
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+        if record.accuracy is not None:
+            self.accuracies[record.t] = record.accuracy
+        if terms := record.loss:
+            loss = terms["ce"] if "ce" in terms else sum(term for term in terms.values() if term is not None)
+            if loss is not None:
+                self.losses[record.t] = loss
+        if record.weights is not None:
+            self.weights = record.weights
+        self.absent[record.t] = len(record.missing)
 
 
 def level_of(line: str) -> str:
@@ -112,7 +99,7 @@ class RunState:
         for peer, file in zip(self.peers, self._files, strict=True):
             for record in file.read():
                 peer.add(record)
-                self.weights_read += record.get("weights") is not None
+                self.weights_read += record.weights is not None
             peer.status = self.folder.peer(peer.peer).status() or peer.status
         statuses = [peer.status for peer in self.peers if peer.status is not None]
         self.snapshot = Snapshot(len(self.peers), self.rounds, statuses)

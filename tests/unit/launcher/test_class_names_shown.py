@@ -112,27 +112,15 @@ def test_figures_of_a_report_show_names(run: Collected) -> None:
 
 
 @pytest.mark.exhaustive
-def test_figures_for_papers_draw_any_name(run: Collected, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_figures_for_papers_draw_any_name(run: Collected) -> None:
     partition = run.learned.partition
     assert partition is not None
-    names = ["\u732b", *NAMES[1:]]  # not in matplotlib's font
-    dataset = partition["dataset"] | {"class_names": names}
+    dataset = partition["dataset"] | {"class_names": ["\u732b", "@x", *NAMES[2:]]}
     run = replace(run, learned=replace(run.learned, partition=partition | {"dataset": dataset}))
-    drawn = papers.of_run(run)
-    from matplotlib.figure import Figure
-
-    texts = []
-    for name in ("partition", "confusion"):
-        figure = Figure()
-        drawn[name](figure)
-        axes = figure.axes[0]
-        texts.append([label.get_text() for label in axes.get_yticklabels()])
-        legend = axes.get_legend()
-        texts.append([text.get_text() for text in legend.get_texts()] if legend else [])
-    shown = ["\u732b", r"\$x_1\$", " _9", NAMES[3]]
-    assert texts[1:3] == [shown, shown]
-    papers.write({name: drawn[name] for name in ("partition", "confusion")}, tmp_path / "figures", None)
+    shown = dict(papers.specifications(figures.of_run(run)))
+    for name, column in (("partition", "label"), ("confusion", "true")):
+        assert {row[column] for row in shown[name]["datasets"][name]} >= {"\u732b", "@x"}
+        assert '"@x"' in json.dumps(shown[name]["layer" if name == "confusion" else "encoding"])
 
 
 @pytest.mark.parametrize(

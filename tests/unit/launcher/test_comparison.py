@@ -6,6 +6,7 @@ import math
 import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from launcher.comparison.tables import comma_separated, latex, latex_text, markd
 from launcher.comparison.test_sets import WasTested
 from launcher.errors import CompareError
 from launcher.formatting.flat import flatten
-from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import MakeFolder
 from tests.records import record, write_records
@@ -78,7 +78,8 @@ def test_holms_correction() -> None:
 
 def member(seed: int = 0, labels: dict[str, str] | None = None, **values: Any) -> Member:
     named = {key.replace("__", "."): v for key, v in values.items()}
-    return Member(RunFolder(Path("x")), seed, named, labels, WasTested.of(seed, named, {}))
+    summary: Any = SimpleNamespace(seed=seed)
+    return Member(RunFolder(Path("x")), summary, {}, named, labels, WasTested.of(seed, named, {}))
 
 
 def names(*members: Member) -> list[str]:
@@ -197,11 +198,10 @@ def test_recorded_seconds_since_the_start_count_before_sums(make_folder: MakeFol
     assert [p.seconds for p in curves.curve(folder, masked=False, as_recorded=True)] == [10.0, 30.0]
 
 
-def test_a_record_without_its_round_is_an_error(make_folder: MakeFolder) -> None:
+def test_a_record_without_its_round_is_left_out(make_folder: MakeFolder) -> None:
     folder = make_folder(peers=1)
-    write_records(folder, [{"peer": 0}])
-    with pytest.raises(RunFolderError, match=r"metrics.jsonl: damaged: a record without 't'"):
-        curves.curve(folder, masked=False, as_recorded=True)
+    write_records(folder, [{"peer": 0}, record(0, 1, 0.2, 1.0)])
+    assert [p.rounds for p in curves.curve(folder, masked=False, as_recorded=True)] == [2]
 
 
 # ---- formats -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from launcher.report import history
 from launcher.report.findings import find
 from launcher.report.learned import Learned
 from p2pfl.run_folder.folder import RunFolder, Status
+from p2pfl.run_folder.records import parse
 from tests.launcher_fixtures import MakeFolder
 from tests.records import write_records
 from tests.reports import HOSTILE, read, record
@@ -19,7 +20,7 @@ from tests.reports import HOSTILE, read, record
 
 
 def test_bytes_and_seconds_are_cumulative_and_elapsed_is_preferred() -> None:
-    found = history.read([record(0, 0), record(0, 1), record(1, 0, elapsed=7.5), record(1, 1, elapsed=9.0)])
+    found = history.read(parse([record(0, 0), record(0, 1), record(1, 0, elapsed=7.5), record(1, 1, elapsed=9.0)]))
     assert [(row["peer"], row["bytes"], row["seconds"]) for row in found.rows] == [
         (0, 110.0, 4.0),
         (0, 220.0, 8.0),
@@ -41,7 +42,7 @@ def test_bytes_and_seconds_are_cumulative_and_elapsed_is_preferred() -> None:
 def test_values_of_wrong_types_in_records_count_as_absent() -> None:
     broken = record(0, 0, loss={HOSTILE: None}, seconds="x", sent={"1": {"Head": "x"}, "y": 3}, weights={"0": "x"})
     broken |= {"personal": {"accuracy": True}, "missing": {"Head": [1, "x"], "Body": 7}, "elapsed": 10**400}
-    found = history.read([broken, {"peer": "a"}, {}, record(1, 0)])
+    found = history.read(parse([broken, {"peer": "a"}, {}, record(1, 0)]))
     assert [row["accuracy"] for row in found.rows] == [None, 0.6]
     assert [row["bytes"] for row in found.rows] == [0.0, 110.0]
     assert dict(found.missing) == {(0, 1): 1}
@@ -58,7 +59,7 @@ def test_thinning_keeps_the_first_and_the_last_round_and_the_limit() -> None:
 def test_a_long_history_is_thinned_but_keeps_evaluated_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MAX_ROWS", 40)
     records = [record(0, t, **({} if t % 50 == 49 else {"personal": None})) for t in range(400)]
-    table = history.columns(history.read(records), {0: None})
+    table = history.columns(history.read(parse(records)), {0: None})
     assert len(table["t"]) <= 40
     assert sum(value is not None for value in table["accuracy"]) == 8
     assert (table["t"][0], table["t"][-1]) == (0, 399)
@@ -67,13 +68,13 @@ def test_a_long_history_is_thinned_but_keeps_evaluated_rounds(monkeypatch: pytes
 def test_means_and_deviations_are_over_peers_and_stay_within_accuracies() -> None:
     rows = [record(0, 0, personal={"accuracy": 0.1}), record(1, 0, personal={"accuracy": 0.9})]
     rows += [record(0, 1, personal={"accuracy": 1.0}), record(1, 1, personal={"accuracy": 0.2})]
-    first, second = history.means(history.read(rows))
+    first, second = history.means(history.read(parse(rows)))
     assert [first["mean"], first["std"], first["t"]] == pytest.approx([0.5, 0.4, 0])
     assert [second["low"], second["high"]] == pytest.approx([0.2, 1.0])
 
 
 def test_frames_hold_weights_in_thousandths_by_group_and_mark_unknown_rows() -> None:
-    found = history.read([record(0, 0), record(1, 0), record(0, 1)])
+    found = history.read(parse([record(0, 0), record(1, 0), record(0, 1)]))
     assert history.frames(found, [1, 0]) == [
         {"t": 0, "cells": [500, 500, 250, 750]},
         {"t": 1, "cells": [-1, -1, 250, 750]},

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from launcher.comparison.groups import Group, differences
+from launcher.formatting.flat import flatten
 from launcher.report import command, comparison, several
-from launcher.report.several import Group
 from p2pfl.errors import RunFolderError
 from p2pfl.run_folder.folder import RunFolder
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -36,21 +37,21 @@ def make_runs(
 
 def test_runs_are_grouped_by_what_differs_besides_the_seed(make_folder: MakeFolder) -> None:
     runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9], momentum=0.9)]
-    members = several.read([(run, None) for run in runs])
-    assert several.differences(members) == {
+    groups = several.read([(run, None) for run in runs])
+    files = [dict(flatten(member.settings)) for group in groups for member in group.members]
+    assert differences(files, "(none)") == {
         "seed": [0, 1, 0, 1],
         "algorithm.lr": [0.1, 0.1, 0.2, 0.2],
         "algorithm.momentum": ["(none)", "(none)", 0.9, 0.9],
     }
-    groups = several.group(members)
-    assert [(group.name, len(group.members)) for group in groups] == [("lr=0.1", 2), ("lr=0.2", 2)]
+    assert [(group.title, len(group.members)) for group in groups] == [("lr=0.1", 2), ("lr=0.2", 2)]
     first = several.curve(groups[0])[0]
     assert (first["mean"], first["std"], first["seeds"]) == (pytest.approx(0.55), pytest.approx(0.0707, abs=1e-4), 2)
 
 
 def groups_of(make_folder: MakeFolder, one: list[float], two: list[float]) -> list[Group]:
     runs = [*make_runs(make_folder, 0.1, one), *make_runs(make_folder, 0.2, two)]
-    return several.group(several.read([(run, None) for run in runs]))
+    return several.read([(run, None) for run in runs])
 
 
 def test_settings_are_compared_by_paired_tests_over_common_seeds(make_folder: MakeFolder) -> None:
@@ -84,9 +85,9 @@ def test_runs_that_have_not_finished_are_in_neither_results_nor_tests_nor_curves
         assert status is not None
         peer.write_result(replace(result, phase="stopped"))
         peer.write_status(replace(status, phase="stopped"))
-    groups = several.group(several.read([(run, None) for run in runs]))
+    groups = several.read([(run, None) for run in runs])
     assert groups[0].by_seed() == {0: pytest.approx(0.51), 1: pytest.approx(0.61)}
-    assert set(groups[0].by_peer()) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert set(several._by_peer(groups[0])) == {(0, 0), (0, 1), (1, 0), (1, 1)}
     (test,) = several.tests(groups)
     assert test.pairs == 2
     assert [row["seeds"] for row in several.curve(groups[0])] == [2, 2, 2]
@@ -94,7 +95,7 @@ def test_runs_that_have_not_finished_are_in_neither_results_nor_tests_nor_curves
     text = comparison._verdicts(groups, [test])
     assert "1 of the runs did not finish." in text
     assert "leave out 1 of the runs: no peer of theirs has finished" in text
-    alone = several.group(several.read([(runs[2], None)]))  # nothing to say, but no error
+    alone = several.read([(runs[2], None)])  # nothing to say, but no error
     assert "Least traffic" not in comparison._verdicts(alone, [])
     assert "Mean over peers" in comparison._results(alone)
 
@@ -121,7 +122,7 @@ def test_only_peers_with_the_same_samples_are_paired(
         change(run, data={"dataset": {"name": "digits"}})
         record_tests(run, {0: "all", 1: "all"})
     change(two, **changed)
-    (test,) = several.tests(several.group(several.read([(one, None), (two, None)])))
+    (test,) = several.tests(several.read([(one, None), (two, None)]))
     assert (test.unit, test.pairs) == (unit, 1 if unit == "seeds" else 2)
 
 
@@ -132,8 +133,8 @@ def test_settings_with_other_test_samples_are_neither_tested_nor_ranked(
     runs = [*make_runs(make_folder, 0.1, [0.5, 0.6]), *make_runs(make_folder, 0.2, [0.7, 0.9])]
     for at, run in enumerate(runs):
         record_tests(run, {0: f"first-{at}", 1: f"second-{at}"})
-    groups = several.group(several.read([(run, None) for run in runs]))
-    assert [group.name for group in groups] == ["lr=0.1 (test set A)", "lr=0.2 (test set B)"]
+    groups = several.read([(run, None) for run in runs])
+    assert [group.title for group in groups] == ["lr=0.1 (test set A)", "lr=0.2 (test set B)"]
     assert several.tests(groups) == []
     command.write([(run, None) for run in runs], tmp_path / "x.html")
     text = Page((tmp_path / "x.html").read_text()).text

@@ -14,11 +14,11 @@ import pytest
 from launcher.tracking import backends
 from launcher.tracking.__main__ import none_runs, track
 from launcher.tracking.backends import Tracked
-from launcher.tracking.follow import LAG, Means, scalars
+from launcher.tracking.follow import LAG, Means
 from p2pfl.errors import RunFileError
 from p2pfl.run_file.load import from_dict
 from p2pfl.run_folder.folder import RunFolder
-from p2pfl.run_folder.record_file import RecordFile
+from p2pfl.run_folder.records import RecordFile, parse
 from p2pfl.session.metrics import truncate
 from tests.conftest import tree
 from tests.launcher_fixtures import Invoke, MakeFolder
@@ -42,9 +42,9 @@ def test_reads_each_record_once_and_only_when_complete(tmp_path: Path) -> None:
     file = RecordFile(path)
     assert file.read() == []
     path.write_text(record(0, 0) + record(0, 1)[:-5])
-    assert [found["t"] for found in file.read()] == [0]
+    assert [found.t for found in file.read()] == [0]
     path.write_text(record(0, 0) + record(0, 1))
-    assert [found["t"] for found in file.read()] == [1]
+    assert [found.t for found in file.read()] == [1]
     assert file.read() == []
 
 
@@ -54,13 +54,13 @@ def test_reads_from_the_beginning_when_a_resumed_peer_has_replaced_the_file(tmp_
     file = RecordFile(path)
     assert len(file.read()) == 3
     truncate(path, 1, logging.getLogger("p2pfl.null"))
-    assert [found["t"] for found in file.read()] == [0]
+    assert [found.t for found in file.read()] == [0]
 
 
 @pytest.mark.parametrize("line", ["{", "3", "[" * 5000, '{"t": "x"}', '{"peer": 0}', "\x00"])
 def test_skips_damaged_records(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line + "\n" + record(0, 4))
-    assert [found["t"] for found in RecordFile(tmp_path / "metrics.jsonl").read()] == [4]
+    assert [found.t for found in RecordFile(tmp_path / "metrics.jsonl").read()] == [4]
 
 
 def test_the_numbers_of_a_record_are_flat_and_finite() -> None:
@@ -73,7 +73,8 @@ def test_the_numbers_of_a_record_are_flat_and_finite() -> None:
         missing={"Head": [4, 5]},
         **{"global": None},
     )
-    assert scalars(json.loads(line)) == {
+    (found,) = parse([json.loads(line)])
+    assert found.scalars() == {
         "accuracy": 0.25,
         "test_loss": 1.0,
         "loss.ce": 2.0,
@@ -81,7 +82,6 @@ def test_the_numbers_of_a_record_are_flat_and_finite() -> None:
         "sent.bytes": 112,
         "missing": 2,
     }
-    assert scalars({"t": 0, "sent": 3}) == {}
 
 
 def test_means_wait_for_all_peers_but_not_for_one_that_is_far_behind() -> None:

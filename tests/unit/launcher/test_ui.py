@@ -22,6 +22,7 @@ from launcher.ui.app import LiveView, LogScreen, Peers, WeightsScreen
 from launcher.ui.drawing import Scales, columns_for, sparkline
 from launcher.ui.state import RunState
 from p2pfl.run_folder.folder import Status
+from p2pfl.run_folder.records import parse
 from tests.launcher_fixtures import Invoke, MakeFolder
 
 HOSTILE = "2026-11-21T02:41:00.000 WARNING neighbor \x1b[2Junreachable peer=1\n"
@@ -137,13 +138,13 @@ def test_warnings_of_peers_are_collected_with_their_escapes_neutralized(state: R
 @pytest.mark.parametrize(
     "record",
     [
-        {"t": 1, "personal": 3},
-        {"t": 1, "weights": {"x": 1, "1": "a"}},
-        {"t": 1, "loss": {"ce": None}, "missing": [1]},
+        {"peer": 0, "t": 1, "personal": 3},
+        {"peer": 0, "t": 1, "weights": {"x": 1, "1": "a"}},
+        {"peer": 0, "t": 1, "loss": {"ce": None}, "missing": [1]},
     ],
 )
 def test_damaged_records_do_not_end_the_view(state: RunState, record: dict[str, Any]) -> None:
-    state.peers[0].add(record)
+    state.peers[0].add(next(parse([record])))
     lines_of(state, 120)
     drawing.heat_map(state, 60, 30)
 
